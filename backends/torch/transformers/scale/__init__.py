@@ -1,4 +1,4 @@
-"""Costs of a folder that several devices share, from its graph and its plans: what each holds and sends.
+"""Costs of a model on several devices, from its graph and its plans: memory and communication of each device.
 
 Never here: the plans themselves (`shell`), loading, running.
 """

@@ -1,4 +1,4 @@
-"""Costs of a model that several devices share: memory of each, bytes between them, the bubble of the pipeline."""
+"""Costs of a model on several devices: memory of each, bytes between them, the bubble of the pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.passes.analysis.costs import cached, state_bytes
 from ....weights import StoredTensor
 from ..engines.plans import Plans
 from ..shell.base import BaseModel
-from .shards import PREFIX, shard_numbers, with_vocabulary
+from .shards import PREFIX, shard_elements, with_vocabulary
 from .split import Split, check
 from .stages import Stages
 from .traffic import Collective, collectives
@@ -22,8 +22,8 @@ from .traffic import Collective, collectives
 
 @dataclass(frozen=True)
 class StageCost:
-    """A device of a stage: bytes of its weights, of the cache of one token and of `Parallel.tokens` tokens, and of
-    states of recurrences; `flops` are those of the stage for that many tokens."""
+    """The costs of one device of a stage: bytes of its weights, of the cache of one token and of `Parallel.tokens`
+    tokens, and of recurrent states; `flops` are those of the whole stage for `Parallel.tokens` tokens."""
 
     layers: tuple[int, int]
     weights: int
@@ -35,8 +35,8 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Parallel:
-    """A model divided by `split`, its numbers in `dtype`, for one text of `tokens` tokens: a device of each stage, the
-    collectives of a token, and the share of time in which a stage waits for others."""
+    """The costs of a model divided by `split`, in `dtype`, for one sequence of `tokens` tokens: of a device of each
+    stage, the collectives of a token, and the share of time in which a stage waits (bubble)."""
 
     split: Split
     dtype: str
@@ -46,7 +46,7 @@ class Parallel:
     bubble: float
 
     def json(self) -> dict[str, Any]:
-        """Everything as plain data; bytes of collectives are of one token."""
+        """Return all costs as plain data; bytes of collectives are for one token."""
         data = asdict(self)
         data["split"]["devices"] = self.split.devices
         for collective, entry in zip(self.collectives, data["collectives"], strict=True):
@@ -63,10 +63,10 @@ def estimate(
     item: int,
     tokens: int,
 ) -> Parallel:
-    """The costs of `split`, of the `tensors` that a folder stores, where a number takes `item` bytes.
+    """Return the costs of `split` for the stored `tensors` of a folder; an activation element takes `item` bytes.
 
     Raises:
-        WeftError: naming what cannot be divided so.
+        WeftError: naming a part that cannot be divided in this way.
     """
     check(split, base, plans)
     lowered = base.lowered
@@ -75,24 +75,24 @@ def estimate(
     for key, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if key.startswith(PREFIX) or lowered.head is None:
-            numbers = shard_numbers(key.removeprefix(PREFIX), shape, split, tables)
-        else:  # of the head: divided as logits are
-            numbers = math.prod(shape) * -(-shape[0] // split.tp) // shape[0]
+            elements = shard_elements(key.removeprefix(PREFIX), shape, split, tables)
+        else:  # the head is divided as the logits are
+            elements = math.prod(shape) * -(-shape[0] // split.tp) // shape[0]
         for stage in stages.of_key(key):
-            weights[stage] += -(-numbers * tensor.dtype.bits // 8)
+            weights[stage] += -(-elements * tensor.dtype.bits // 8)
     places = stages.of_nodes()
     binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
     costs = []
     for stage in range(split.pp):
         nodes = [node for node, place in places.items() if place == stage]
-        one, all_tokens = _caches(nodes, plans, split.tp, tokens)
+        per_token, all_tokens = _caches(nodes, plans, split.tp, tokens)
         flops = sum(sizes.evaluate(node.op.node_cost(node).flops, binding) for node in nodes)
         layers = stages.layers(stage)
         costs.append(
             StageCost(
                 (layers.start, layers.stop),
                 weights[stage],
-                item * one,
+                item * per_token,
                 item * all_tokens,
                 state_bytes(nodes, item),
                 flops,
@@ -105,18 +105,19 @@ def estimate(
 
 
 def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
-    """Numbers that a device keeps of one token and of `tokens` tokens: divided attention keeps its own heads."""
-    one = whole = 0
+    """Return the cached elements on one device, of one token and of `tokens` tokens; divided attention caches only its
+    share of the heads."""
+    per_token = total = 0
     for node in nodes:
         for width, window in cached([node]):
             share = width // (tp if node.scope in plans.units else 1)
-            one += share
-            whole += share * min(window or tokens, tokens)
-    return one, whole
+            per_token += share
+            total += share * min(window or tokens, tokens)
+    return per_token, total
 
 
 def bubble(work: Sequence[int], microbatches: int) -> float:
-    """The share of time in which a device waits, of stages with so much `work` for each of `microbatches` that follow
-    each other (GPipe, Huang 2019, arXiv 1811.06965): (p − 1) / (m + p − 1) for equal stages."""
+    """Return the share of time in which a device waits, for stages with the given `work` per microbatch and a number of
+    `microbatches` (GPipe, Huang 2019, arXiv 1811.06965): (p − 1) / (m + p − 1) for p equal stages."""
     busy, slowest = sum(work), max(work)
     return 1 - microbatches * busy / (len(work) * (busy + (microbatches - 1) * slowest)) if busy else 0.0

@@ -1,4 +1,4 @@
-"""The part of each tensor that one device holds, as transformers divides it by the plans of a config."""
+"""The shard of each tensor on one device, as transformers divides it by the plans of a config."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..lower.lower import Lowered
 from .split import Split
 
 COLUMNS, ROWS, TABLE, EXPERTS = ("colwise", "packed_colwise"), "rowwise", "embedding_rowwise", "grouped_gemm"
-PREFIX = "model."  # of the base model in a model with a head
+PREFIX = "model."  # of keys of the base model in a model with a head
 
 
-def shard_numbers(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
-    """Count the numbers of the tensor `key` on the device that holds most of it."""
+def shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the number of elements of the tensor `key` on the device with the largest shard."""
     degree, axis = divided_axis(key, len(shape), split, plans)
     if axis is None:
         return math.prod(shape)
@@ -23,7 +23,7 @@ def shard_numbers(key: str, shape: Sequence[int], split: Split, plans: Mapping[s
 
 
 def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]) -> tuple[int, int | None]:
-    """The number of devices that share the tensor `key`, and the axis that they divide; None if each has all of it."""
+    """Return the number of devices that share the tensor `key`, and the divided axis; None if it is replicated."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
     whole_experts = plans.get("base_model_ep_plan", {}) if split.ep > 1 else {}
@@ -41,9 +41,9 @@ def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[
 
 
 def with_vocabulary(plans: Mapping[str, Mapping[str, Any]], lowered: Lowered) -> dict[str, dict[str, Any]]:
-    """`plans` with the rule that transformers adds for the embedding, by its name; the head has one in its class."""
-    found = {name: dict(plan) for name, plan in plans.items()}
-    tensor = found.get("base_model_tp_plan", {})
+    """Return `plans` with the entry that transformers adds for an embedding called embed_tokens."""
+    extended = {name: dict(plan) for name, plan in plans.items()}
+    tensor = extended.get("base_model_tp_plan", {})
     if tensor and lowered.emitter.embedding == "embed_tokens":
-        found["base_model_tp_plan"] = {"embed_tokens": TABLE, **tensor}
-    return found
+        extended["base_model_tp_plan"] = {"embed_tokens": TABLE, **tensor}
+    return extended

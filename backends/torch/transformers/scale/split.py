@@ -1,4 +1,4 @@
-"""The degrees of parallelism, and the splits that a model refuses."""
+"""The degrees of parallelism, and checks that a model can be divided by them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXAMPLE = "tp=8,ep=8,pp=2"
 
 @dataclass(frozen=True)
 class Split:
-    """Devices: `tp` share the linear maps of a layer, `ep` the experts, `pp` the layers; `microbatches` follow each
-    other through the stages. Where `ep` is larger than `tp`, ep / tp groups have texts of their own."""
+    """Degrees of parallelism: `tp` devices share the linear maps of a layer, `ep` the experts, `pp` the layers;
+    `microbatches` pass through the stages. If `ep` is larger than `tp`, ep / tp groups have separate sequences."""
 
     tp: int = 1
     ep: int = 1
@@ -38,40 +38,40 @@ class Split:
         """Parse ``tp=8,ep=8,pp=2``.
 
         Raises:
-            WeftError: if the text is another.
+            WeftError: for an unknown name, a name given twice, or a value that is not a whole number from 1.
         """
-        known, found = [f.name for f in fields(cls)], dict[str, int]()
+        names, degrees = [f.name for f in fields(cls)], dict[str, int]()
         for part in text.split(","):
             name, _, number = (word.strip() for word in part.partition("="))
-            if name not in known:
-                raise WeftError(f"--parallel knows no {name!r}; give some of {', '.join(known)}, such as {EXAMPLE}")
+            if name not in names:
+                raise WeftError(f"--parallel knows no {name!r}; give some of {', '.join(names)}, such as {EXAMPLE}")
             if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 10**6:
                 raise WeftError(f"--parallel {part.strip()!r}: {name} takes a whole number from 1, such as {EXAMPLE}")
-            if name in found:
+            if name in degrees:
                 raise WeftError(f"--parallel gives {name} twice; give it once, such as {EXAMPLE}")
-            found[name] = int(number)
-        return cls(**found)
+            degrees[name] = int(number)
+        return cls(**degrees)
 
 
 def check(split: Split, base: BaseModel, plans: Plans) -> None:
-    """Refuse what cannot be divided so.
+    """Check that a model can be divided by `split`.
 
     Raises:
-        WeftError: naming the part and its number.
+        WeftError: naming the part that cannot be divided and its size.
     """
     lowered, name = base.lowered, base.lowered.graph.name
     if split.tp > 1:
-        _each(split.tp, "tp", [*_divided(lowered, plans, experts=split.ep == 1)], name)
+        _check_parts(split.tp, "tp", [*_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
             reason = next(iter(plans.whole.values()))
             raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
     if split.ep > 1:
-        _each(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.graph)], name)
+        _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.graph)], name)
         if not lowered.emitter.experts:
             raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
         if split.ep % split.tp:
             raise WeftError(
-                f"ep={split.ep} is no multiple of tp={split.tp}: experts are whole on a device; take ep={split.tp}"
+                f"ep={split.ep} is not a multiple of tp={split.tp}: experts are whole on a device; take ep={split.tp}"
             )
     if split.pp > 1:
         if plans.one_stage:
@@ -81,19 +81,19 @@ def check(split: Split, base: BaseModel, plans: Plans) -> None:
             raise WeftError(f"pp={split.pp} needs a layer for each stage, and {name} has {len(base.stack)}")
 
 
-def _each(degree: int, what: str, parts: list[tuple[int, str, str]], name: str) -> None:
-    """Refuse the first of `parts` (how many, of what, where) that `degree` devices cannot share evenly."""
+def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], name: str) -> None:
+    """Raise WeftError for the first of `parts` (count, kind, path) that `degree` devices cannot share evenly."""
     for count, kind, where in parts:
         if count % degree:
-            most = math.gcd(*(n for n, _, _ in parts))
+            divisor = math.gcd(*(n for n, _, _ in parts))
             raise WeftError(
-                f"{what}={degree} cannot share the {count} {kind} of {LAYER.sub('.*', where)} in {name} evenly; "
-                f"{what} must divide {most}"
+                f"{option}={degree} cannot share the {count} {kind} of {LAYER.sub('.*', where)} in {name} evenly; "
+                f"{option} must divide {divisor}"
             )
 
 
-def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
-    """Parts that tensor parallelism shares out: how many, of what, where."""
+def _tensor_parts(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
+    """Yield the count, kind and path of each part that tensor parallelism divides."""
     weights = lowered.base.weights
     for node in lowered.graph.nodes:
         if node.op is ops.attention and node.scope in plans.units:
@@ -111,7 +111,7 @@ def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[in
 
 
 def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
-    """Each mixture of `graph`: how many experts, how wide, and where."""
+    """Yield the number of experts, their hidden width and the path of each mixture of `graph`."""
     for node in graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required("up").shape)

@@ -13,22 +13,23 @@ from .shards import PREFIX
 
 @dataclass(frozen=True)
 class Stages:
-    """`count` stages of as many layers each, the first ones with one more where some are left over, as transformers
-    divides them from 5.24 on."""
+    """`count` pipeline stages with equal numbers of layers, one more in the first stages if some remain, as
+    transformers divides them from 5.24 on."""
 
     lowered: Lowered
     base: BaseModel
     count: int
 
     def layers(self, stage: int) -> range:
-        """The layers of a stage."""
+        """Return the indices of the layers of a stage."""
         number = len(self.base.stack or ())
         each, rest = divmod(number, self.count)
         start = stage * each + min(stage, rest)
         return range(start, start + each + (stage < rest))
 
     def of_path(self, path: str) -> int:
-        """The stage that has what is called `path` in the base model; the first for what precedes the layers."""
+        """Return the stage of the module at `path` in the base model: the first for the embedding, the last for modules
+        outside of the layers."""
         layer = self._layer(path)
         if layer is not None:
             return next(s for s in range(self.count) if layer in self.layers(s))
@@ -36,7 +37,8 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def of_key(self, key: str) -> list[int]:
-        """The stages that hold the tensor `key`; a table that is also the head is on the first and the last."""
+        """Return the stages that hold the tensor `key`; a table that is tied to the head is on the first and the
+        last."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
@@ -44,15 +46,15 @@ class Stages:
         return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
 
     def of_nodes(self) -> dict[Node, int]:
-        """The stage of each node; nodes between layers are those of the layer before them."""
-        found, current = {}, 0
+        """Return the stage of each node; nodes between layers belong to the layer before them."""
+        stages, current = {}, 0
         for node in self.lowered.graph.nodes:
             layer = self._layer(node.scope)
             current = current if layer is None else self.of_path(node.scope)
-            found[node] = self.count - 1 if layer is None and self._behind(node) else current
-        return found
+            stages[node] = self.count - 1 if layer is None and self._is_head(node) else current
+        return stages
 
-    def _behind(self, node: Node) -> bool:
+    def _is_head(self, node: Node) -> bool:
         return self.lowered.head is not None and node in self.lowered.head.nodes
 
     def _layer(self, path: str) -> int | None:

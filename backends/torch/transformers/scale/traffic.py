@@ -1,4 +1,4 @@
-"""Collectives of one forward pass, with the bytes that each is about for one token."""
+"""Collectives of one forward pass, with the size of each in bytes per token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SEND, BROADCAST = "send", "broadcast"
 
 @dataclass(frozen=True)
 class Collective:
-    """A message of `size` bytes a token among `degree` devices of the `group` tp, ep or pp, for what `path` makes.
+    """A collective on `size` bytes per token among `degree` devices of the `group` tp, ep or pp, for the result of
+    `path`.
 
-    `size` is that of the whole tensor: what is summed, or what is whole in the end, or all that one device sends.
+    `size` is that of the whole tensor: the sum, the gathered result, or all that one device sends.
     """
 
     kind: str
@@ -34,27 +35,27 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends, by the algorithms that move least: an all-reduce of n devices is a reduce-scatter
-        and an all-gather, each of (n − 1) / n of the tensor."""
-        others = (self.degree - 1) / self.degree
-        return self.size * {ALL_REDUCE: 2 * others, ALL_GATHER: others, ALL_TO_ALL: others}.get(self.kind, 1.0)
+        """Return the bytes that a device sends with optimal algorithms: an all-reduce among n devices is a
+        reduce-scatter and an all-gather, each of (n − 1) / n of the tensor."""
+        share = (self.degree - 1) / self.degree
+        return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
 
 def collectives(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
-    """The collectives of a forward pass whose numbers take `item` bytes, in the order of the stages."""
-    found = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
-    found += _vocabulary(lowered, plans, split, stages, item)
+    """Return the collectives of a forward pass with elements of `item` bytes, ordered by stage."""
+    messages = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
+    messages += _vocabulary(lowered, plans, split, stages, item)
     if split.pp > 1:
         width = item * _width(lowered)
-        found += [Collective(SEND, "pp", split.pp, s, "hidden states", width) for s in range(split.pp - 1)]
+        messages += [Collective(SEND, "pp", split.pp, s, "hidden states", width) for s in range(split.pp - 1)]
         if lowered.head is not None:
             vocab = item * _vocab(lowered)
-            found.append(Collective(BROADCAST, "pp", split.pp, split.pp - 1, "logits", vocab))
-    return sorted(found, key=lambda c: c.stage)
+            messages.append(Collective(BROADCAST, "pp", split.pp, split.pp - 1, "logits", vocab))
+    return sorted(messages, key=lambda c: c.stage)
 
 
 def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """An all-reduce behind each linear map by rows, and behind experts that are divided within."""
+    """Yield an all-reduce after each linear map by rows, and after experts with divided weights."""
     if split.tp == 1:
         return
     for unit in plans.units.values():
@@ -68,8 +69,8 @@ def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: 
 
 
 def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Whole experts: an all-reduce where the devices of a group have the same tokens; else each token is sent to its
-    experts and comes back, and devices that have the same tokens send a part each and gather the rest."""
+    """Yield the collectives of whole experts: an all-reduce if all devices have the same tokens; else two all-to-alls,
+    to the experts and back, in which devices with the same tokens send a share each, and an all-gather of these."""
     if split.ep == 1:
         return
     for node in (n for n in lowered.graph.nodes if n.op is ops.moe):
@@ -87,7 +88,7 @@ def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterat
 
 
 def _vocabulary(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Rows of the embedding are summed, logits gathered."""
+    """Yield the all-reduce of a divided embedding, and the all-gather of the logits."""
     if split.tp == 1:
         return
     table = lowered.emitter.embedding

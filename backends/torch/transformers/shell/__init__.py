@@ -1,4 +1,4 @@
 """The files of a model for transformers: classes, configuration, plans for several devices.
 
-Never here: what an op computes.
+Never here: the computation of an op.
 """

@@ -1,4 +1,4 @@
-"""A base model as classes: of a whole model, or of one side of an encoder-decoder."""
+"""The classes of a base model: a whole model, or one side of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .classes import ShellWriter, read_config
 from .initial import experts_lines, initial_lines
 from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
 
-TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # of sides, in the names of classes
-OUTPUTS = {  # those that no class of transformers has
+TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # the sides in names of classes
+OUTPUTS = {  # outputs without a field in classes of transformers; the texts become comments
     LOSS: "what its routers add to the loss",
     "sentence_embedding": "one vector for each text [batch, width]",
 }
@@ -24,8 +24,8 @@ OUTPUTS = {  # those that no class of transformers has
 
 @dataclass
 class BaseModel:
-    """The classes of a base model, written by `writer`; `method` is its forward, called `name`, and `stack` are its
-    layers, whose classes `blocks` are. `reused` classes are those of the other side, too."""
+    """The classes of a base model, written by `writer`: `method` is the forward of its class `name`, which returns a
+    `returned`; `stack` are its layers, with the classes `blocks`."""
 
     lowered: Lowered
     name: str
@@ -37,40 +37,40 @@ class BaseModel:
 
     @property
     def path(self) -> str:
-        """Return its place in the whole base model, with a dot behind it."""
+        """Return its path in the whole base model, with a dot at the end; "" for a model with one side."""
         return f"{self.lowered.side}." if self.lowered.side else ""
 
     @property
     def count_field(self) -> str:
-        """The field of a config that counts its layers."""
+        """Return the field of a config with the number of its layers."""
         return self.writer.count_field
 
     @property
     def block_types(self) -> str:
-        """The field of a config that tells the class of each layer."""
+        """Return the field of a config with the class of each layer."""
         return f"{'encoder_' * self.is_second}block_types"
 
     @property
     def is_second(self) -> bool:
-        """Return whether names of fields say that it is the encoder of an encoder-decoder."""
+        """Return whether its fields have the prefix encoder: it is the encoder of an encoder-decoder."""
         return self.lowered.side not in ("", DECODER)
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each of its caches."""
+        """Return the kind of each of its caches."""
         return cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
     def tells_kinds(self) -> bool:
-        """Return whether a config must say the kinds of its caches: where it has a window and does not, transformers
-        supposes that all layers have it, and SGLang that none has."""
+        """Return whether a config must list the kinds of its caches: by default, transformers assumes that all layers
+        have the config's window, and SGLang that none has."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
 
     @property
     def inner(self) -> dict[str, Method]:
-        """The methods of its classes, but for itself and those of the other side."""
+        """Return the methods of its classes, except its own and classes that it reuses from the other side."""
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
 
     @property
@@ -84,13 +84,15 @@ class BaseModel:
 
     @property
     def own(self) -> Class:
-        """Its own class."""
+        """Return its own class."""
         return self.writer.classes[self.name]
 
 
 def base_model(lowered: Lowered, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
-    """Write the classes of a base model of the architecture called `name`, whose config is of class `config`; `usual`
-    is the deviation that most weights are drawn with. Classes that `others` have, too, are not written again."""
+    """Write the classes of a base model of the architecture called `name`, with a config of class `config`.
+
+    `usual` is the most common standard deviation of initial weights. Classes of the base models `others` are reused.
+    """
     e, program = lowered.emitter, lowered.base
     top, title = structure(program), f"{name}{TITLES[lowered.side]}"
     if not e.shared:
@@ -101,11 +103,11 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
-    for other in others:
-        writer.known |= other.writer.known | other.writer.written
+    for base in others:
+        writer.known |= base.writer.known | base.writer.written
     caching = [] if stack is None else [c for c in stack.calls if cache_numbers(c.callee, e).count]
-    alone = stack is None or cache_numbers(top, e).count in (0, len(caching), len(stack))
-    writer.count_field = "num_hidden_layers" if alone and (stack is None or stack.caches == 1) else "num_blocks"
+    only_layers = stack is None or cache_numbers(top, e).count in (0, len(caching), len(stack))
+    writer.count_field = "num_hidden_layers" if only_layers and (stack is None or stack.caches == 1) else "num_blocks"
     if lowered.side == "encoder":
         writer.count_field = "encoder_layers"
     writer.write(top)
@@ -114,7 +116,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
 
 
 def plain_output(lowered: Lowered) -> str:
-    """The class of transformers for the outputs of a base model."""
+    """Return the name of the class of transformers for the outputs of a base model."""
     if lowered.emitter.crosses:
         return "BaseModelOutputWithPastAndCrossAttentions"
     if "pooler_output" in lowered.base.outputs:
@@ -123,7 +125,7 @@ def plain_output(lowered: Lowered) -> str:
 
 
 def finish_classes(base: BaseModel) -> None:
-    """Let the methods of all classes read the numbers of a config."""
+    """Rewrite the lines of all classes so that methods read sizes from attributes or from the config."""
     for c in base.classes:
         members = {
             line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
@@ -133,27 +135,27 @@ def finish_classes(base: BaseModel) -> None:
 
 
 def initial_values(base: BaseModel, usual: float) -> list[str]:
-    """The lines of ``_init_weights`` for the classes of a base model."""
+    """Return the lines of ``_init_weights`` for the classes of a base model."""
     methods, weights = {**base.inner, base.name: base.method}, base.lowered.base.weights
     return [*initial_lines(methods, weights, usual), *experts_lines(base.lowered.emitter.experts, weights, usual)]
 
 
 def own_facts(base: BaseModel) -> list[str]:
-    """The attributes of the class of a base model by which transformers knows what to record."""
+    """Return the attributes of the class of a base model that list the outputs for transformers to record."""
     blocks = sorted(set(base.blocks))
     recorded = [f'"hidden_states": {_recorders(dict.fromkeys(blocks, 0))}'] if blocks else []
     attending: dict[str, dict[str, int]] = {}
     for name, method in base.writer.methods.items():
-        for statement, told in attends(method, base.lowered.emitter) if method is not base.method else ():
+        for statement, facts in attends(method, base.lowered.emitter) if method is not base.method else ():
             if len(statement.results) == 2 and statement.results[1] in method.outputs:
-                kind = "cross_attentions" if told.node in base.lowered.emitter.crosses else "attentions"
+                kind = "cross_attentions" if facts.node in base.lowered.emitter.crosses else "attentions"
                 attending.setdefault(kind, {})[name] = method.outputs.index(statement.results[1])
     recorded += [f'"{kind}": {_recorders(places, True)}' for kind, places in attending.items()]
     return [f"_can_record_outputs = {{{', '.join(recorded)}}}"] if recorded else []
 
 
 def _recorders(places: dict[str, int], always: bool = False) -> str:
-    """The classes whose outputs at these places are recorded."""
+    """Return the text of the recorders of outputs at the given index of each class."""
     if len(places) == 1 and not always:
         return next(iter(places))
     entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]
@@ -161,10 +163,10 @@ def _recorders(places: dict[str, int], always: bool = False) -> str:
 
 
 def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
-    """The attributes of all classes of an architecture by which transformers knows what they can do."""
+    """Return the attributes of all classes of an architecture that declare their capabilities to transformers."""
     bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]
-    features = set().union(*(told.features for e in emitters for told in e.attending.values()))
+    features = set().union(*(facts.features for e in emitters for facts in e.attending.values()))
     blocks = sorted({name for base in bases for name in base.blocks})
     plain = not features & {"softcap", "s_aux"}
     lines = ["supports_gradient_checkpointing = True"] if blocks else []

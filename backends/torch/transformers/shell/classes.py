@@ -1,4 +1,4 @@
-"""Classes of models for transformers: constructors that read a config, methods that hand on caches and arguments."""
+"""Classes of models for transformers: constructors that read a config, methods that pass caches and arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAST = "past_key_values"
 
 
 class ShellBody(Writer):
-    """Writes the forward of one method, which hands on the cache and further arguments."""
+    """Writes the forward of one method, which passes on the cache and further arguments."""
 
     trains = False
     stream = "hidden_states"
@@ -34,26 +34,26 @@ class ShellBody(Writer):
         if not self.top or not self.writer.returned:
             return super().result(outputs)
         past = self.token(self.writer.emitter.past)
-        made = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
-        if LOSS in made and self.writer.emitter.side == ENCODER:  # generating repeats it as it does rows
-            made[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
-        texts = [f"{name}={text}" for name, text in made.items()]
-        if self.writer.keeps_any:  # by place: the second is called past_key_values, and from transformers 5.24 on cache
-            texts[:1] = [next(iter(made.values())), past]
+        outputs_by_name = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
+        if LOSS in outputs_by_name and self.writer.emitter.side == ENCODER:  # `generate` repeats it like batch rows
+            outputs_by_name[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
+        texts = [f"{name}={text}" for name, text in outputs_by_name.items()]
+        if self.writer.keeps_any:  # positional: past_key_values is called cache from transformers 5.24 on
+            texts[:1] = [next(iter(outputs_by_name.values())), past]
         return f"{self.writer.returned}({', '.join(texts)})"
 
     def _name_states(self) -> None:
-        """All layers keep what they keep in one cache."""
+        """Name no states, because all layers share one cache."""
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
         return self._index(item) if slot == INDEX else PAST
 
     def _index(self, item: Statement) -> str:
         offset = self.writer.offsets(self.method)[item]
-        return self._numbered(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
+        return self._cache_number(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
 
-    def _numbered(self, offset: int, first: str = "layer_idx") -> str:
-        """The number of a cache, that of the method's first one being `first`."""
+    def _cache_number(self, offset: int, first: str = "layer_idx") -> str:
+        """Return the text of the cache number `first` + `offset`; only the offset in the top method."""
         if self.top:
             return str(offset)
         return f"{first} + {offset}" if offset else first
@@ -62,33 +62,33 @@ class ShellBody(Writer):
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
-        keeps = item.slots or (self.writer.emitter.cached and self.writer.listed(item.path))
-        more = [f"{PAST}={past}"] if keeps else []
+        keeps = item.slots or (self.writer.emitter.cached and self.writer.is_layer(item.path))
+        arguments = [f"{PAST}={past}"] if keeps else []
         if (
             self.top
             and self.writer.emitter.attending
             and self.writer.emitter.decodes
             and self.writer.emitter.positions not in item.inputs
         ):
-            more.append(f"position_ids={self.token(self.writer.emitter.positions)}")
-        if self.writer.told(item.callee):
-            more.append(f"layer_idx={self._numbered(self.writer.offsets(self.method)[item])}")
-        return [*more, "**kwargs"]
+            arguments.append(f"position_ids={self.token(self.writer.emitter.positions)}")
+        if self.writer.takes_number(item.callee):
+            arguments.append(f"layer_idx={self._cache_number(self.writer.offsets(self.method)[item])}")
+        return [*arguments, "**kwargs"]
 
     def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        first, handed = loop.calls[0], self.state_arguments(loop.calls[0])
-        if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers are given it already
-            handed = [h for h in handed if not h.startswith("position_ids=")]
-        if not self.writer.told(first.callee):
-            return handed
+        first, arguments = loop.calls[0], self.state_arguments(loop.calls[0])
+        if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers have it as an input
+            arguments = [a for a in arguments if not a.startswith("position_ids=")]
+        if not self.writer.takes_number(first.callee):
+            return arguments
         starts = [self.writer.offsets(self.method)[c] for c in loop.calls]
         steps = {b - a for a, b in itertools.pairwise(starts)}
         if len(steps) == 1 and (step := steps.pop()) > 0:
-            bounds = self._numbered(starts[0]), self._numbered(starts[-1] + step)
+            bounds = self._cache_number(starts[0]), self._cache_number(starts[-1] + step)
             sources.append(("layer_idx", f"range({', '.join(bounds)}{f', {step}' if step > 1 else ''})"))
         else:
-            sources.append(("layer_idx", f"({', '.join(map(self._numbered, starts))})"))
-        return ["layer_idx=layer_idx" if h.startswith("layer_idx=") else h for h in handed]
+            sources.append(("layer_idx", f"({', '.join(map(self._cache_number, starts))})"))
+        return ["layer_idx=layer_idx" if a.startswith("layer_idx=") else a for a in arguments]
 
     def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
@@ -106,9 +106,9 @@ class ShellBody(Writer):
 
 
 @dataclass(frozen=True)
-class Written:
-    """A class as `written`: whether it is told the number of its cache, and takes more arguments; how its weights are
-    `drawn`."""
+class WrittenClass:
+    """A class as `written`; whether its constructor takes a cache number (`indexed`), whether its forward takes a cache
+    and keyword arguments (`takes`), and the lines that initialize its weights (`drawn`)."""
 
     written: Class
     indexed: bool
@@ -117,7 +117,7 @@ class Written:
 
 
 class ShellWriter(ClassWriter):
-    """Writes the classes of a base model for transformers, called `top`; `outputs` are those of the model."""
+    """Writes the classes of a base model for transformers, whose own class is called `top` and returns a `returned`."""
 
     body: type[Writer]
 
@@ -129,43 +129,44 @@ class ShellWriter(ClassWriter):
         self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
         self.outputs = program.outputs
         self.keeps_any = bool(e.cached)
-        self.count_field = "num_hidden_layers"  # which number of a config counts the layers of the stack
-        self.table = "BLOCKS"  # of the classes of layers
-        self.usual = RANGE  # the deviation that most weights are drawn with
-        self.known: dict[str, Written] = {}  # classes of other base models
-        self.written: dict[str, Written] = {}
-        self.reused: set[str] = set()  # known ones that serve here, too
-        self.methods: dict[str, Method] = {}  # by the name of their class
+        self.count_field = "num_hidden_layers"  # the field of a config with the number of layers
+        self.table = "BLOCKS"  # the table of the classes of layers
+        self.usual = RANGE  # the most common standard deviation of initial weights
+        self.known: dict[str, WrittenClass] = {}  # classes of other base models
+        self.written: dict[str, WrittenClass] = {}
+        self.reused: set[str] = set()  # known ones that are used here
+        self.methods: dict[str, Method] = {}  # by name of their class
         self._numbers: dict[Method, CacheNumbers] = {}
         body = type("Body", (ShellBody,), {"writer": self})
         self.body = body
 
     @property
     def kinds(self) -> str:
-        """The property of a config that tells the class of each layer."""
+        """Return the property of a config with the class of each layer."""
         return self.table.lower()
 
     # -- caches
 
     def numbers(self, method: Method) -> CacheNumbers:
-        """The numbers of the caches of a method."""
+        """Return the numbers of the caches of a method."""
         if method not in self._numbers:
             self._numbers[method] = cache_numbers(method, self.emitter, self.stack if method.path == TOP else None)
         return self._numbers[method]
 
     def offsets(self, method: Method) -> dict[object, int]:
-        """The number of the cache of each statement and call of a method, counted within it."""
+        """Map each statement and call of a method to the number of its first cache within the method."""
         return self.numbers(method).first
 
-    def told(self, method: Method) -> bool:
-        """Return whether a method is told the number of its first cache in every call: layers share its weights."""
+    def takes_number(self, method: Method) -> bool:
+        """Return whether every call passes the number of the first cache to a method, because layers share its
+        weights."""
         return self.emitter.shared and self.numbers(method).count > 0
 
     def indexed(self, method: Method) -> bool:
-        """Return whether a class is told the number of its first cache."""
+        """Return whether the constructor of a class takes the number of its first cache."""
         return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
 
-    def listed(self, path: str) -> bool:
+    def is_layer(self, path: str) -> bool:
         """Return whether the module at `path` is a layer."""
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
 
@@ -173,41 +174,43 @@ class ShellWriter(ClassWriter):
         return self.stack is not None and loop.calls is self.stack.calls
 
     def takes(self, method: Method) -> bool:
-        """Return whether a method takes a cache and further arguments: as another layer of the stack does."""
-        if self.listed(method.path) and self.stack is not None:
+        """Return whether a method takes a cache and keyword arguments; all layers of a stack do if one does."""
+        if self.is_layer(method.path) and self.stack is not None:
             return any(self._asks(c.callee) for c in self.stack.calls)
         return self._asks(method)
 
     def _asks(self, method: Method) -> bool:
-        """Return whether anything in a method attends, or keeps something."""
-        own = any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items)
-        return own or bool(method.slots) or any(map(self._asks, method.modules.values()))
+        """Return whether a method or an inner one computes attention or has states."""
+        attending = any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items)
+        return attending or bool(method.slots) or any(map(self._asks, method.modules.values()))
 
     # -- classes
 
     def write(self, method: Method) -> str:
-        for item in method.items:  # what a part makes is called as the part is
+        for item in method.items:  # the result of an attention block is named after the block
             if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
-                *_, made = (result for result in item.results if result.name != "weights")  # behind keys for others
-                made.name = item.path.rpartition(".")[2]
+                *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
+                output.name = item.path.rpartition(".")[2]
         name = super().write(method)
         if name in self.written or name in self.reused:
             return name
         self.methods[name] = method
-        told = Written(self.classes[name], self.indexed(method), self.takes(method), self._drawn(name, method))
-        if self.known.get(name) == told:
+        new = WrittenClass(
+            self.classes[name], self.indexed(method), self.takes(method), self._initial_lines(name, method)
+        )
+        if self.known.get(name) == new:
             self.reused.add(name)
         elif name in self.known:
-            name = self._renamed(name, method)
-        self.written[name] = replace(told, written=self.classes[name])
+            name = self._rename(name, method)
+        self.written[name] = replace(new, written=self.classes[name])
         return name
 
-    def _drawn(self, name: str, method: Method) -> list[str]:
-        """List the lines that draw the initial values of the weights of a class."""
+    def _initial_lines(self, name: str, method: Method) -> list[str]:
+        """Return the lines that initialize the weights of a class."""
         return initial_lines({name: method}, self.weights, self.usual)
 
-    def _renamed(self, name: str, method: Method) -> str:
-        """Another name for a class whose `name` another base model has for something else."""
+    def _rename(self, name: str, method: Method) -> str:
+        """Rename a class whose `name` another base model has for a different class, and return the new name."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
         while fresh in self.known or fresh in self.names.values():
             fresh = f"{new}{sum(n.startswith(new) for n in (*self.known, *self.names.values())) + 1}"
@@ -221,15 +224,15 @@ class ShellWriter(ClassWriter):
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         lines = _ShellConstructor(self, method).write(method, inner, set())
-        own = attends(method, self.emitter)
-        inline = [told for statement, told in own if "self.scaling" in statement.text]
+        attentions = attends(method, self.emitter)
+        inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
         if inline and method.path != TOP:
-            told = inline[0]  # of several, which share its weights
-            causal, number = told.causal, "layer_idx" if self.indexed(method) else "None"
+            facts = inline[0]  # several share its weights
+            causal, number = facts.causal, "layer_idx" if self.indexed(method) else "None"
             first = [
                 f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
-                f"self.num_key_value_groups = {told.groups}",
-                f"self.scaling = {told.scaling}",
+                f"self.num_key_value_groups = {facts.groups}",
+                f"self.scaling = {facts.scaling}",
             ]
             return [*first, *lines]
         if self.indexed(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
@@ -240,7 +243,7 @@ class ShellWriter(ClassWriter):
         return [*self.inputs]
 
     def state(self, method: Method) -> str:
-        number = "layer_idx: int, " if self.told(method) else ""
+        number = "layer_idx: int, " if self.takes_number(method) else ""
         return f"{number}{PAST}: Cache | None"
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
@@ -260,9 +263,9 @@ class _ShellConstructor(Constructor):
 
     def construct(self, place: str, name: str) -> str:
         method = self.writer.methods.get(name)
-        if method is None:  # what only holds parts
+        if method is None:  # a module without a forward
             return f"{name}()"
-        if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.listed(method.path)):
+        if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.is_layer(method.path)):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"
         offset = self.offsets.get(place, 0)
@@ -272,19 +275,19 @@ class _ShellConstructor(Constructor):
     def construct_list(self, place: str, names: Sequence[str]) -> str:
         stack = self.writer.stack
         if self.method.path != TOP or stack is None or place != stack.path or stack.caches is None:
-            made = [self.construct(f"{place}.{i}", name) for i, name in enumerate(names)]
-            if len({*made}) == 1:
-                return f"nn.ModuleList({made[0]} for _ in range({len(made)}))"
-            return f"nn.ModuleList([{', '.join(made)}])"
+            modules = [self.construct(f"{place}.{i}", name) for i, name in enumerate(names)]
+            if len({*modules}) == 1:
+                return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
+            return f"nn.ModuleList([{', '.join(modules)}])"
         start = self.offsets.get(f"{place}.0", 0)
         index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
         index = f"{start} + {index}" if start else index
         count = f"range(config.{self.writer.count_field})"
         if self.writer.emitter.shared:
-            made = [f"{name}(config)" for name in names]
-            if len({*made}) == 1:
-                return f"nn.ModuleList({made[0]} for _ in range({len(made)}))"
-            return f"nn.ModuleList([{', '.join(made)}])"
+            modules = [f"{name}(config)" for name in names]
+            if len({*modules}) == 1:
+                return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
+            return f"nn.ModuleList([{', '.join(modules)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
         each = f"for layer_idx, kind in enumerate(config.{self.writer.kinds})"
@@ -295,15 +298,17 @@ FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 
 
 def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
-    """Let the `lines` of a method, changed in place, read the numbers of a config that `init` keeps under their names;
-    or from the config that the module has, if no names are `taken`."""
+    """Rewrite ``config.x`` in the `lines` of a method, in place: to ``self.x``, which `init` then sets, or to
+    ``self.config.x`` if x is in `taken`, or `taken` is None."""
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
-    own = [] if taken is None else [name for name in used if name not in taken]
-    whole = [name for name in used if name not in own]
-    lines[:] = [FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in own else f"self.config.{m[1]}", line) for line in lines]
+    attributes = [] if taken is None else [name for name in used if name not in taken]
+    from_config = [name for name in used if name not in attributes]
+    lines[:] = [
+        FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in attributes else f"self.config.{m[1]}", line) for line in lines
+    ]
     if init == ["pass"] and used:
         init.clear()
     place = next((i + 1 for i, line in enumerate(init) if line.startswith("self.config")), 0)
-    if whole and taken is not None and not place:
+    if from_config and taken is not None and not place:
         init.insert(0, "self.config = config")
-    init[place:place] = [f"self.{name} = config.{name}" for name in own]
+    init[place:place] = [f"self.{name} = config.{name}" for name in attributes]

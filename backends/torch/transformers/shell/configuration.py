@@ -1,4 +1,4 @@
-"""The text of configuration_*.py, and config.json: every number of an architecture."""
+"""The source of configuration_*.py, and the fields of config.json: every size of an architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Property(NamedTuple):
 
 @dataclass
 class Configuration:
-    """A config: the `text` of its class, and what config.json says, both with all `fields`."""
+    """A config: the `text` of its class, its `fields` for config.json, and the `plans` of parallelism."""
 
     text: str
     fields: dict[str, Any]
@@ -39,29 +39,29 @@ class Configuration:
 def write_configuration(
     modeling: Modeling, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
 ) -> Configuration:
-    """The class of the config of the model called `name`, whose file ends in `stem`; `more` are facts beside the
-    numbers of the architecture."""
+    """Return the config of the model called `name`, whose file name ends in `stem`; `more` are fields other than the
+    sizes of the architecture."""
     lowered = modeling.bases[0].lowered
     fields: dict[str, Any] = dict(lowered.fields.values)
     layers, tables, properties = dict[str, Any](), list[str](), list[Property]()
     for base in modeling.bases:
-        found, named, told = _layers(base)
-        layers, tables, properties = layers | found, tables + named, properties + told
+        side_layers, side_tables, side_properties = _layers(base)
+        layers, tables, properties = layers | side_layers, tables + side_tables, properties + side_properties
     order = ("vocab_size", "hidden_size")
-    numbers = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
-    shown = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in numbers.items() if not isinstance(v, list)}
-    shown |= {k: ("list[str] | None", "None") for k, v in numbers.items() if isinstance(v, list)}
+    values = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
+    defaults = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in values.items() if not isinstance(v, list)}
+    defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
     text = template("configuration.py.j2").render(
         title=lowered.whole.name,
         config=f"{name}Config",
         doc=f"The numbers of {name}Model; a smaller one has other numbers.",
         model_type=stem,
         plans={k: {key: _plan(value) for key, value in plan.items()} for k, plan in plans.items()},
-        fields=shown,
+        fields=defaults,
         tables=tables,
         properties=properties,
     )
-    return Configuration(format_source(text), numbers, {k: dict(v) for k, v in plans.items()})
+    return Configuration(format_source(text), values, {k: dict(v) for k, v in plans.items()})
 
 
 def _plan(value: Any) -> str:
@@ -79,12 +79,12 @@ def _annotation(value: Any) -> str:
 
 
 def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
-    """The fields that tell of layers, the tables of blocks by their names, where there are several, and what follows
-    from the number of layers."""
+    """Return the fields that describe the layers, the lines of tables for several classes of layers, and the properties
+    that depend on the number of layers."""
     stack, count = base.stack, base.count_field
     if stack is None:
-        alone = _alone(base)
-        return {count: max(1, len(base.kinds))}, [], [] if alone is None else [alone]
+        single = _fixed_kinds(base)
+        return {count: max(1, len(base.kinds))}, [], [] if single is None else [single]
     fields: dict[str, Any] = {count: len(stack)}
     tables, properties = [], []
     if len({*base.blocks}) > 1:
@@ -96,8 +96,8 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
         doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
         properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
     if base.tells_kinds:
-        each, named = _each(base, stack)
-        tables += named
+        each, table_lines = _each(base, stack)
+        tables += table_lines
         properties.append(Property("layer_types", "list[str]", CACHES_DOC, _types(base, stack, each)))
     if count == "num_blocks":
         properties.append(
@@ -107,13 +107,13 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
 
 
 def _counting(base: BaseModel) -> int | None:
-    """The number of the cache that counts tokens, where it is one of states."""
+    """Return the number of the recurrent cache that must count tokens; None if a KV cache does."""
     e = base.lowered.emitter
     return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
 
 
-def _alone(base: BaseModel) -> Property | None:
-    """The kinds of the caches of a model without a list of layers."""
+def _fixed_kinds(base: BaseModel) -> Property | None:
+    """Return the property with the kinds of the caches of a model without a list of layers; None if it needs none."""
     kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(base.kinds)]
     if not base.tells_kinds:
         return None
@@ -121,24 +121,24 @@ def _alone(base: BaseModel) -> Property | None:
 
 
 def _each(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
-    """The text of the kinds of the caches of all layers, and the table that it reads, if any."""
+    """Return the expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
     e = base.lowered.emitter
     inside = {n: block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
     if len(inside) == 1:
         return f"{_strings(next(iter(inside.values())))} * self.{base.count_field}", []
-    entries = ", ".join(f'"{name}": {_strings(found)}' for name, found in inside.items())
+    entries = ", ".join(f'"{name}": {_strings(kinds)}' for name, kinds in inside.items())
     table = f"CACHES = {{{entries}}}  # of each block, as transformers calls them"
     return f"[cache for kind in self.{base.writer.kinds} for cache in CACHES[kind]]", [table]
 
 
 def _types(base: BaseModel, stack: Stack, each: str) -> list[str]:
-    """The lines of the property `layer_types`."""
+    """Return the lines of the property `layer_types`."""
     parts = [_strings(part) if part else "" for part in around(base.method, base.lowered.emitter, stack)]
-    whole = " + ".join(filter(None, (parts[0], each, parts[1])))
+    kinds = " + ".join(filter(None, (parts[0], each, parts[1])))
     if (counting := _counting(base)) is None:
-        return [f"return {whole}"]
+        return [f"return {kinds}"]
     mark = f'"{COUNTING}" if i == {counting} else kind'
-    return [f"kinds = {whole}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too"]
+    return [f"kinds = {kinds}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too"]
 
 
 def _strings(kinds: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ def _strings(kinds: Sequence[str]) -> str:
 
 
 def _period(names: Sequence[str]) -> list[str]:
-    """The shortest run of `names` that, repeated, makes them."""
+    """Return the shortest prefix of `names` whose repetition yields them."""
     for size in range(1, len(names) + 1):
         if all(names[i] == names[i % size] for i in range(len(names))):
             return [*names[:size]]
@@ -156,4 +156,4 @@ def _period(names: Sequence[str]) -> list[str]:
 def states_each(lowered: Lowered) -> int:
     """Return the largest number of states that the recurrences of a layer keep."""
     scopes = lowered.emitter.states.values()
-    return max((sum(n for _, n in known.values()) for known in scopes), default=0)
+    return max((sum(n for _, n in states.values()) for states in scopes), default=0)

@@ -1,4 +1,4 @@
-"""Initial values of weights, as an architecture declares them: the lines of ``_init_weights``."""
+"""Initial values of weights, as declared by an architecture: the lines of ``_init_weights``."""
 
 from __future__ import annotations
 
@@ -12,53 +12,55 @@ from ...codegen.method_writer import attribute
 from ...codegen.structure import Method
 from ...program.statements import Submodule, relative
 
-RANGE = 0.02  # where nothing else is said, as everywhere in transformers
+RANGE = 0.02  # the default of transformers
 
 
 def initializer_range(weights: Iterable[Param]) -> float:
-    """The deviation that most matrices are drawn with."""
-    found = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
-    return found.most_common(1)[0][0] if found else RANGE
+    """Return the most common standard deviation of initial weights."""
+    deviations = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
+    return deviations.most_common(1)[0][0] if deviations else RANGE
 
 
 def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """The lines for all weights whose initial values are not those that transformers gives their modules; `methods` are
-    those of the classes."""
+    """Return the lines for weights whose initial values differ from the defaults of transformers; `methods` maps
+    classes to their methods."""
     lines = []
     for name, method in methods.items():
-        own: list[str] = []
-        for path, held in method.holds.items():
+        class_lines: list[str] = []
+        for path, member in method.holds.items():
             local = attribute("module", relative(path, method.path))
-            if isinstance(held, Submodule):
+            if isinstance(member, Submodule):
                 parts = {
-                    f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _module_default(held, leaf, usual))
-                    for leaf in held.holds
+                    f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _module_default(member, leaf, usual))
+                    for leaf in member.holds
                 }
             else:
-                parts = {local: (None if held.constant else weights.get(path), None)}
+                parts = {local: (None if member.constant else weights.get(path), None)}
             for place, (param, default) in parts.items():
-                text = None if param is None else _drawn(param, usual)
+                text = None if param is None else _initialize(param, usual)
                 if text is not None and text != default:
-                    own.append(f"    init.{text.format(place)}")
-        if own:
-            lines += [f"if isinstance(module, {name}):", *own]
+                    class_lines.append(f"    init.{text.format(place)}")
+        if class_lines:
+            lines += [f"if isinstance(module, {name}):", *class_lines]
     return lines
 
 
 def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """The same for the stacked weights of mixtures, whose classes `experts` gives by path."""
+    """Return the lines for the stacked weights of mixtures; `experts` maps paths to classes."""
     lines = []
     for kind in dict.fromkeys(experts.values()):
         home = next(path for path, name in experts.items() if name == kind)
-        held = {k.rpartition(".")[2]: p for k, p in weights.items() if k.startswith(f"{home}.")}
+        stacks = {k.rpartition(".")[2]: p for k, p in weights.items() if k.startswith(f"{home}.")}
         lines.append(f"if isinstance(module, {kind}):")
-        lines += [f"    init.{_drawn(p, usual) or 'zeros_({})'}".format(f"module.{name}") for name, p in held.items()]
+        lines += [
+            f"    init.{_initialize(p, usual) or 'zeros_({})'}".format(f"module.{name}") for name, p in stacks.items()
+        ]
     return lines
 
 
-def _module_default(held: Submodule, leaf: str, usual: float) -> str | None:
-    """The initial values that transformers gives the weight `leaf` of a module."""
-    kind = held.init.partition("(")[0]
+def _module_default(module: Submodule, leaf: str, usual: float) -> str | None:
+    """Return transformers' default initialization of the weight `leaf` of a module; None if it has none."""
+    kind = module.init.partition("(")[0]
     if kind in ("nn.Linear", "nn.Embedding", "ScaledEmbedding"):
         return f"normal_({{}}, std={usual!r})" if leaf == "weight" else "zeros_({})"
     if kind in ("nn.RMSNorm", "nn.LayerNorm"):
@@ -66,8 +68,8 @@ def _module_default(held: Submodule, leaf: str, usual: float) -> str | None:
     return None
 
 
-def _drawn(param: Param, usual: float) -> str | None:
-    """A call of `transformers.initialization` that makes the initial values of a weight ``{}``."""
+def _initialize(param: Param, usual: float) -> str | None:
+    """Return a call of `transformers.initialization` for a weight ``{}``; None to leave it as it is."""
     recipe = param.recipe
     match recipe:
         case Normal():
@@ -81,17 +83,17 @@ def _drawn(param: Param, usual: float) -> str | None:
             return "ones_({})"
         case Full():
             return f"constant_({{}}, {recipe.value!r})"
-    if isinstance(recipe, Concat) and (drawn := _drawn_parts(recipe)) is not None:
-        return drawn
-    made = _made(recipe)
-    if made is not None:
-        return f"copy_({{0}}, {made})"
-    # Read from a checkpoint: what it was before training is not known.
+    if isinstance(recipe, Concat) and (call := _initialize_parts(recipe)) is not None:
+        return call
+    values = _expression(recipe)
+    if values is not None:
+        return f"copy_({{0}}, {values})"
+    # Read from a checkpoint: its values before training are unknown.
     return f"normal_({{}}, std={usual!r})" if len(param.shape) > 1 else None
 
 
-def _drawn_parts(recipe: Concat) -> str | None:
-    """A call for parts that are drawn alike."""
+def _initialize_parts(recipe: Concat) -> str | None:
+    """Return the call for a concatenation of normal parts with equal parameters; None for others."""
     alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
     if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
         return None
@@ -102,14 +104,15 @@ def _drawn_parts(recipe: Concat) -> str | None:
 FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softplus": "{}.expm1().log()"}
 
 
-def _made(recipe: Recipe) -> str | None:
-    """An expression for initial values made by functions of others, of the shape of the weight ``{0}``."""
+def _expression(recipe: Recipe) -> str | None:
+    """Return an expression for initial values that are functions of random values, in the shape of the weight ``{0}``;
+    None without one."""
     match recipe:
         case Uniform():
             return f"torch.empty_like({{0}}).uniform_({recipe.low!r}, {recipe.high!r})"
         case Normal():
             return f"torch.empty_like({{0}}).normal_({recipe.mean!r}, {recipe.std!r})"
-        case Map() if recipe.fn in FUNCTIONS and (inner := _made(recipe.item)) is not None:
+        case Map() if recipe.fn in FUNCTIONS and (inner := _expression(recipe.item)) is not None:
             return FUNCTIONS[recipe.fn].format(inner)
         case Concat() if all(isinstance(p, Full) and p.value == i + 1 for i, p in enumerate(recipe.parts)):
             return "torch.arange(1.0, 1 + {0}.shape[-1]).expand_as({0})"

@@ -1,4 +1,4 @@
-"""The stack of layers of a base model: which class each layer has, and which caches."""
+"""The stack of layers of a base model, and the numbers and kinds of its caches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ...codegen.structure import Call, Loop, Method
 from ...program.statements import CacheSlot, Program, Statement, Var
 from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
 
-NO_CACHE = "moe"  # what transformers calls a layer without a cache
+NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 
 
 @dataclass
 class Stack:
-    """The list of modules at `path` whose `calls` are the layers of a model, one after the other.
+    """The list of modules at `path` whose `calls` are the layers of a model, in order.
 
-    `caches` is how many caches of keys, or of states, a layer has; None where layers differ in more than one.
+    `caches` is the number of caches in each layer, where a layer may also have 0 instead of 1; None if layers differ.
     """
 
     path: str
@@ -27,7 +27,7 @@ class Stack:
 
 
 def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
-    """The layers of the model `top`: its longest loop over a whole list of modules; None if it has none."""
+    """Return the layers of the model `top`: its longest loop over a complete list of modules; None if it has none."""
     loops = [item for item in top.items if isinstance(item, Loop)]
     fitting = []
     for loop in loops:
@@ -40,16 +40,16 @@ def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
 
 
 def loop_single_layers(top: Method, program: Program) -> None:
-    """Let a list of one module be run in a loop, too: a config may ask for more of them."""
+    """Replace the call of a list's only module by a loop, because a config may ask for more layers."""
     shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
     for i, item in enumerate(top.items):
         stem, _, number = item.path.rpartition(".") if isinstance(item, Call) else ("", "", "")
         if not isinstance(item, Call) or number != "0" or len(item.results) != 1:
             continue
         listed = [p for p in (*top.modules, *top.holds) if p.startswith(f"{stem}.")]
-        made = shapes.get(item.results[0])
-        alike = [j for j, o in enumerate(item.inputs) if isinstance(o, Var) and made in (o.shape, shapes.get(o))]
-        if made is not None and listed == [item.path] and len(alike) == 1:
+        shape = shapes.get(item.results[0])
+        alike = [j for j, o in enumerate(item.inputs) if isinstance(o, Var) and shape in (o.shape, shapes.get(o))]
+        if shape is not None and listed == [item.path] and len(alike) == 1:
             top.items[i] = Loop([item], alike)
 
 
@@ -60,8 +60,8 @@ def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
 
 @dataclass
 class CacheNumbers:
-    """The numbers of the caches of a method, counted within it: of each statement that keeps something, and the first
-    of each call; how many there are of its `own` text, and of a `source`, which are kept under the same numbers."""
+    """The numbers of the caches of a method: `first` maps each statement with a cache, and each call, to its first
+    number; `own` is the number of caches of self-attention, `source` of cross-attention, which share numbers."""
 
     first: dict[object, int] = field(default_factory=dict)
     own: int = 0
@@ -72,7 +72,7 @@ class CacheNumbers:
         return max(self.own, self.source)
 
     def add(self, item: object, own: int, source: int) -> None:
-        """Number what needs so many of both."""
+        """Assign the next numbers to `item`, which has `own` and `source` caches."""
         if own and source:
             self.own = self.source = self.count
         self.first[item] = self.own if own or not source else self.source
@@ -80,8 +80,8 @@ class CacheNumbers:
 
 
 def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -> CacheNumbers:
-    """Number the caches of a method: one for each attention, and one for all recurrences of a module, until one runs
-    again. Each layer of the `stack` has numbers of its own, at least one."""
+    """Return the numbers of the caches of a method: one for each attention, and one for all recurrences of a module
+    until one repeats. Each layer of the `stack` has at least one number."""
     numbers = CacheNumbers()
     states: set[int] = set()
     shared = 0
@@ -110,41 +110,41 @@ def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -
 
 
 def keeps(statement: Statement) -> bool:
-    """Return whether a statement keeps something from call to call."""
+    """Return whether a statement has a cache or state."""
     return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
 def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:
-    """The statements of a method itself that attend."""
+    """Return the statements of a method, without inner methods, that compute attention, with their facts."""
     return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
 
 
 def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> list[str]:
-    """The kind of each cache of a method, in their order; also for layers of the `stack` without one."""
+    """Return the kind of each cache of a method, in order; layers of the `stack` without a cache have `NO_CACHE`."""
     numbers = cache_numbers(method, e, stack)
     kinds = [NO_CACHE] * numbers.count
     for item, first in numbers.first.items():
         if isinstance(item, Call):
-            found = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
-            kinds = [found[i] if found.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
+            inner = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
+            kinds = [inner[i] if inner.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
         elif isinstance(item, Statement) and item not in e.crossed:
             kinds[first] = RECURRENT if item in e.recurrent else _kind(item, e)
     return kinds
 
 
 def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
-    """The kinds of the caches before and behind those of the stack."""
+    """Return the kinds of the caches before and after those of the stack."""
     place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
     before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
     return cache_kinds(before, e), cache_kinds(after, e)
 
 
 def block_kinds(block: Method, e: ShellEmitter) -> list[str]:
-    """The kinds of the caches of one block; of one without any, what stands for none."""
+    """Return the kinds of the caches of one block; [`NO_CACHE`] if it has none."""
     return cache_kinds(block, e) or [NO_CACHE]
 
 
 def _kind(statement: Statement, e: ShellEmitter) -> str:
-    """The kind of the cache of an attention."""
+    """Return the kind of the cache of an attention."""
     mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
     return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL

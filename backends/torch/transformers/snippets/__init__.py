@@ -1,4 +1,4 @@
-"""Functions that models for transformers are made of besides those of plain PyTorch; a source holds those it uses.
+"""Snippets of models for transformers, in addition to those of plain PyTorch; a source contains those that it uses.
 
-Never here: what needs weft; what depends on one model.
+Never here: code that needs weft, or depends on one model.
 """

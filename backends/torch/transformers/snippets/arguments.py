@@ -1,4 +1,4 @@
-"""Arguments of a call that a model does not name: its cache by a newer name, and what attention functions read."""
+"""Arguments of a call that a model does not declare: the cache under a newer name, and those of attention functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 PAGES = () if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else PagedAttentionCache  # read by attention
-PASSED = {  # objects that others read, or that mean nothing here
+PASSED = {  # objects that other functions read, or that have no meaning here
     *("attention_instances", "forward_batch"),  # vLLM and SGLang, to their attention functions
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),  # flash attention
     *("read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"),  # generate_batch
@@ -27,8 +27,8 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 
 
 def cache_of(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the cache of a call, which transformers passes as `cache` from 5.24 on; before, attention functions find
-    pages under that name. Raise a TypeError for two caches, or for one that is not of transformers."""
+    """Return the cache of a call, which transformers passes as `cache` from 5.24 on; earlier versions pass paged caches
+    under that name to attention functions. Raise a TypeError for two caches, or one that is not of transformers."""
     cache = None if isinstance(kwargs.get("cache"), PAGES) else kwargs.pop("cache", None)
     if cache is not None and past_key_values is not None:
         raise TypeError("give one cache, as past_key_values or as cache")

@@ -13,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 def eager_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scaling · q kᵀ + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as [batch,
-    seq, heads, width]; and the softmax [batch, heads, seq, n]."""
+    """Return softmax(scaling · q kᵀ + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as
+    [batch, seq, heads, width]; and the softmax [batch, heads, seq, n]."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.mT * scaling
@@ -36,8 +36,8 @@ def eager_scored_attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scores + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as [batch, seq,
-    heads, width]; and the softmax [batch, heads, seq, n].
+    """Return softmax(scores + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as [batch,
+    seq, heads, width]; and the softmax [batch, heads, seq, n].
 
     Scores s = scaling · q kᵀ become softcap · tanh(s / softcap); `position_bias` [1, heads, seq, n] is added; `s_aux`
     [heads] are scores of one more key for each head, whose value is 0.
@@ -58,7 +58,7 @@ def eager_scored_attention(
 
 
 class SoftmaxAttention(nn.Module):
-    """The product of softmax attention with a cache of its own: where a module attends more than once."""
+    """Softmax attention with a cache of its own, for modules with several attentions."""
 
     def __init__(
         self, config: Any, layer_idx: int | None, num_key_value_groups: int, scaling: float, is_causal: bool = True
@@ -77,8 +77,8 @@ class SoftmaxAttention(nn.Module):
         layer_idx: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Attend as `eager_scored_attention` does, also to the keys and values of earlier calls, which are kept under
-        `layer_idx`, or the module's own number: [batch, seq, heads · width]."""
+        """Return the attention of `eager_scored_attention`, also over keys and values of earlier calls, as [batch, seq,
+        heads · width]; the cache keeps them under `layer_idx`, by default the module's own number."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx, kwargs=kwargs)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
@@ -87,7 +87,8 @@ class SoftmaxAttention(nn.Module):
 
 
 def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
-    """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j of layers that keep all: [1, seq, n]."""
+    """Return j − i for the tokens i of a call, x [batch, seq, ...], and the keys j of layers with a full cache: [1,
+    seq, n]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
         sliding, linear = past_key_values.is_sliding, past_key_values.is_linear

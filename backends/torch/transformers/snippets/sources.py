@@ -1,4 +1,4 @@
-"""Caches of decoders that read a source: what an encoder made of it, beside their own."""
+"""Caches of decoders with cross-attention: keys and values of the encoder's output, next to their own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from transformers import Cache, EncoderDecoderCache
 
 
 def own(cache: Cache | None) -> Cache | None:
-    """The part of a cache that holds what a decoder keeps of its own text."""
+    """Return the self-attention part of a cache."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
 def crossed(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of a source, [batch, kv_heads, source, width]: made by the first call of a text, and kept."""
+    """Return keys and values of the source, [batch, kv_heads, source, width]: computed by `make` in the first call,
+    then cached."""
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):
@@ -30,11 +31,11 @@ def crossed(
 
 
 def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
-    """The tokens that a decoder reads to predict `labels` [batch, seq]: a start token, then all but the last; -100,
-    which no loss counts, is read as padding.
+    """Return the tokens that a decoder reads to predict `labels` [batch, seq]: `start`, then all but the last; -100,
+    which no loss counts, becomes `pad`.
 
     Raises:
-        ValueError: if no token is known to start with.
+        ValueError: if `start` is None.
     """
     if start is None:
         raise ValueError("give decoder_input_ids: the config has no decoder_start_token_id")
@@ -44,6 +45,7 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """The sum of the losses of the routers of an encoder, one for each row, and of a decoder; None if none has any."""
+    """Return the sum of the router losses of an encoder, one for each row, and of a decoder; None if neither has
+    one."""
     known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None

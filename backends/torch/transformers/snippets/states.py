@@ -9,19 +9,19 @@ from transformers import Cache
 
 
 def count_tokens(cache: Cache, x: Tensor) -> None:
-    """Count the tokens of a call, x [batch, seq, width]: states of recurrences do not, keys of one number do."""
+    """Count the tokens of a call, x [batch, seq, width], by an update with keys of width 1: recurrent states do not."""
     layer_idx = next(i for i, layer in enumerate(cache.layers) if hasattr(layer, "keys"))
     nothing = x.new_zeros(x.shape[0], 1, x.shape[1], 1)
     cache.update(nothing, nothing, layer_idx)
 
 
 def shown(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
+    """Return x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
     return x if mask is None else x.masked_fill(mask[..., None] == 0, 0)
 
 
 def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int = 1) -> Any:
-    """The states of a layer, `count` of them from the `first` on, after the calls so far; None at the start."""
+    """Return the states of a layer after the calls so far, `count` of them from number `first`; None at the start."""
     if cache is None:
         return None
     layer = cache.layers[layer_idx]
@@ -32,7 +32,7 @@ def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int 
 
 
 def keep_states(cache: Cache | None, layer_idx: int, made: tuple[Tensor, Any], first: int = 0) -> Tensor:
-    """The result of a recurrence, of which `made` also holds the state or states after it: they are kept."""
+    """Store the states in `made`, a recurrence's result and its state or states after it, and return the result."""
     y, after = made
     if cache is not None:
         for i, state in enumerate(after if isinstance(after, tuple) else (after,), first):

@@ -85,7 +85,7 @@ def test_bubbles(work: list[int], microbatches: int, share: float) -> None:
         ("tp=3", PLAIN, "tp=3 cannot share the 4 key/value heads of layers.*.attn in decoder evenly; tp must divide 4"),
         ("ep=2", PLAIN, "ep=2 divides experts, and decoder has none; leave ep out"),
         ("ep=3", SPARSE, "ep=3 cannot share the 8 experts of layers.*.ffn.experts in decoder evenly; ep must divide 8"),
-        ("tp=4,ep=2", SPARSE, "ep=2 is no multiple of tp=4: experts are whole on a device; take ep=4"),
+        ("tp=4,ep=2", SPARSE, "ep=2 is not a multiple of tp=4: experts are whole on a device; take ep=4"),
         ("pp=3", PLAIN, "pp=3 needs a layer for each stage, and decoder has 2"),
         ("tp=2", Block(Mamba(32, state=4)), "tp=2 divides nothing of decoder: it has no attention"),
         ("tp=5", Block(Attention(5, head_dim=4, rope=RoPE()), MLP(24)), "cannot share the 24 hidden units of layers"),
