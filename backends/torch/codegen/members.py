@@ -31,8 +31,7 @@ class Constructor:
     # -- writing
 
     def write(self, method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-        """Return the lines; `inner` maps paths of the method's modules to their classes, and `tables` are the paths of
-        embedding weights."""
+        """Return the lines; `inner` maps paths of modules to their classes, `tables` are paths of embedding weights."""
         tree: dict[str, Any] = {}
         entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
         for path, member in method.holds.items():

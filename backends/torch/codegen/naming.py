@@ -27,8 +27,7 @@ class Line:
 
 
 class Names:
-    """The names of the values in `lines`, where `tokens` are their placeholders; a value that passes through a loop is
-    called `stream`."""
+    """Names of the values in `lines`, which have placeholders `tokens`; a value that passes a loop is called `stream`."""
 
     def __init__(
         self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"

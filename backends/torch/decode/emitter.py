@@ -90,8 +90,7 @@ class StepEmitter(Emitter):
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
     def _counting(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return the text that advances the cache by the tokens of a call and yields its previous length, and its
-        operands."""
+        """Return the text, and its operands, that advances the cache by a call and yields its previous length."""
         cache = self.give("cache", "", "Cache")
         if not self.reads_prompts:
             return "{0}.advance(1)", cache
@@ -146,8 +145,7 @@ class StepEmitter(Emitter):
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
     def pack_params(self, params: Sequence[Param]) -> Operand | None:
-        """Return `params` concatenated along their rows, as a tensor next to their modules; None if these are not
-        siblings."""
+        """Return `params` concatenated along their rows, as one tensor; None if their modules are not siblings."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.weight(params[0])
@@ -183,8 +181,7 @@ class StepEmitter(Emitter):
         return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
 
     def _find_plain_norm(self, kind: str, eps: float) -> str:
-        """Return the path of a norm without weights; norms of one scope, kind and ε share it, as a scope may run
-        again."""
+        """Return the path of a norm without weights; norms of one scope, kind and ε share it (scopes may repeat)."""
         assert self.node is not None
         epsilons = self._norms.setdefault((self.node.scope, kind), [])
         if eps not in epsilons:

@@ -23,8 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _Divergence(torch.autograd.Function):
-    """Compute Σ KL(p ‖ q) over rows, for the distributions p of the teacher's and q of the student's logits [rows,
-    vocab]."""
+    """Compute Σ KL(p ‖ q) over rows of logits [rows, vocab], p from the teacher and q from the student."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:

@@ -135,8 +135,7 @@ class Student:
             change.zero_()
 
     def healed(self) -> Graph:
-        """Return a copy of the graph with the current scales, norms and biases, and the original codes and zero
-        points."""
+        """Return a copy of the graph with the current scales, norms and biases; codes and zero points are unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
             recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)

@@ -80,9 +80,9 @@ def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
     renamed = {name: _rename_parts(name, below) for name in names if name}
     for name in graph.params:
         if f"{name}." in tree:  # a tensor has no children
-            taken = {new for old, new in renamed.items() if old != name}
+            new_names = {new for old, new in renamed.items() if old != name}
             renamed[name] += "_"
-            while renamed[name] in taken:
+            while renamed[name] in new_names:
                 renamed[name] += "_"
     return renamed
 

@@ -163,8 +163,8 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
 
 def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
     """Emit keys, values and mask of a cross-attention, computed in the first call with a cache and reused later."""
-    text_k, operands_k = e.folded(k, 2)
-    text_v, operands_v = e.folded(v, 2 + len(operands_k))
+    text_k, operands_k = e.inline(k, 2)
+    text_v, operands_v = e.inline(v, 2 + len(operands_k))
     encoded = next(o for o in operands_k if isinstance(o, Var))
     encoded.name, encoded.type = "encoded", "Tensor | None"
     operands: list[Operand] = [CacheSlot("cross", "CrossCache()", "CrossCache"), encoded, *operands_k, *operands_v]

@@ -50,7 +50,6 @@ class Call:
         return self
 
     def emit(self, e: Emitter, after: str = "", name: str = "", replaces: Given | None = None) -> Var:
-        """Emit the call, followed by the text `after`, and return its result, which may reuse the name of the operand
-        `replaces`."""
+        """Emit the call, followed by the text `after`; the result may reuse the name of the operand `replaces`."""
         index = None if replaces is None else self.operands.index(replaces)
         return e.emit(f"{self}{after}", *self.operands, name=name, replaces=index)

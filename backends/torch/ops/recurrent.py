@@ -58,7 +58,7 @@ def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
 
 @lowering(ops.causal_conv)
 def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
-    x, weight, bias = e.shown(node.required("x")), node.required("weight"), node.operand("bias")
+    x, weight, bias = e.zero_padding(node.required("x")), node.required("weight"), node.operand("bias")
     # A table, such as that of a shift by one token, stays f32 when weights are cast.
     fixed = isinstance(weight, Param) and weight.recipe.constant
     taps = e.emit("{0}.to({1}.dtype)", weight, x, name="taps") if fixed else weight
@@ -75,7 +75,7 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
     operands = [node.operand(o.name) for o in node.op.operands[:6]]
     mamba2 = node.op is ops.ssd
     function = ("run_mamba2" if mamba2 else "run_mamba") if e.calls_kernels else node.op.name
-    call = Call(function).give(operands[0], e.shown(node.required("delta")), *operands[2:], PAST)
+    call = Call(function).give(operands[0], e.zero_padding(node.required("delta")), *operands[2:], PAST)
     if mamba2:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
     return carried(e, node, call)
@@ -85,9 +85,9 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     changes, decay = node.op is ops.gated_delta_rule, node.operand("decay")
     q, k, v = (node.required(name) for name in "qkv")
-    call = Call("linear_recurrence").give(q, e.shown(k), e.shown(v) if changes else v)
-    beta = e.shown(node.required("beta")) if changes else None
-    call.named(gates=None if decay is None else e.shown(decay), beta=beta).arguments.append(f"past={PAST}")
+    call = Call("linear_recurrence").give(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
+    beta = e.zero_padding(node.required("beta")) if changes else None
+    call.named(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(f"past={PAST}")
     return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
 
@@ -109,7 +109,7 @@ def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
     if mask is not None:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
-    keys = e.shown(k)
+    keys = e.zero_padding(k)
     assert isinstance(keys, Var)
     positions, frequencies = node.operand("positions"), node.operand("frequencies")
     if positions is None or frequencies is None:

@@ -153,8 +153,7 @@ def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
 
 
 def _variables(step: Step) -> dict[str, str]:
-    """Map states, tokens and constants to variables of the function over many tokens; its other variables have a
-    prefix."""
+    """Map states, tokens and constants to variables of the function over many tokens, without clashes."""
     reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name

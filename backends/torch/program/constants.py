@@ -11,8 +11,7 @@ from weft.ir.types.dtypes import DType
 
 
 def formula(recipe: Recipe) -> str | None:
-    """Return a Python expression that computes `recipe` on the device of the tensor ``{0}``; None without a short
-    one."""
+    """Return a Python expression that computes `recipe` on the device of ``{0}``; None without a short one."""
     if isinstance(recipe, AlibiSlopes):
         return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
     if not isinstance(recipe, RopeFrequencies):

@@ -87,7 +87,7 @@ class Emitter:
 
     # -- states
 
-    def shown(self, value: Value | Operand) -> Value | Operand:
+    def zero_padding(self, value: Value | Operand) -> Value | Operand:
         """Return `value` [batch, seq, width] as recurrences read it; subclasses zero the padding."""
         return value
 
@@ -106,8 +106,7 @@ class Emitter:
         return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return all keys and values that the attention `node` reads: those that `make` emits, once for all attentions
-        that share a cache."""
+        """Return all keys and values that `node` reads: `make` emits them, once for all that share a cache."""
         first = keeper(node)
         if first not in self._keys:
             self._keys[first] = make()
@@ -205,7 +204,7 @@ class Emitter:
         """Return whether `var` is a result of `hoist` or `hoist_many`."""
         return any(s.early and var in s.results for s in self.program.statements)
 
-    def folded(self, var: Var, first: int) -> tuple[str, list[Operand]]:
+    def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
         """Inline the statements of the current scope that compute `var`: return one text, its placeholders numbered
         from `first`, and its operands."""
         s = next((s for s in self.program.statements if var in s.results), None)
@@ -214,7 +213,7 @@ class Emitter:
         texts, operands = [], list[Operand]()
         for o in s.operands:
             text, used = (
-                self.folded(o, first + len(operands)) if isinstance(o, Var) else (f"{{{first + len(operands)}}}", [o])
+                self.inline(o, first + len(operands)) if isinstance(o, Var) else (f"{{{first + len(operands)}}}", [o])
             )
             texts.append(f"({text})" if not re.fullmatch(r"\{\d+\}", text) else text)
             operands += used

@@ -25,8 +25,7 @@ MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.lin
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the layout in which `weight`, of a linear map, stays; or why it is dequantized instead, "" if it was never
-    to stay in blocks."""
+    """Return the layout in which `weight` stays; or why it is dequantized, "" for weights never kept in blocks."""
     layout = kept_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED

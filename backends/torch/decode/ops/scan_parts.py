@@ -62,8 +62,7 @@ def _copy(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> No
 
 
 class Axes:
-    """The axes of `step`: classes of dimensions that its ops iterate over together. Dimensions of size 1 belong to
-    none."""
+    """The axes of `step`: classes of dimensions, except those of size 1, that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:
         self._joined: dict[Axis, Axis] = {}

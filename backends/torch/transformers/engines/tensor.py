@@ -137,8 +137,7 @@ def _only_reader(node: Node) -> Node | None:
 
 
 def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
-    """Return the styles of the norms between a projection and the attention, or why an op there prevents the
-    division."""
+    """Return the styles of the norms between a projection and the attention, or why they stay whole."""
     styles = {}
     for node in branch.between:
         weights = [v for v in node.inputs[1:] if isinstance(v, Param)]

@@ -141,8 +141,8 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
     if not e.cached:
         return k, v
     assert isinstance(k, Var) and isinstance(v, Var)
-    text_k, operands_k = e.folded(k, 2)
-    text_v, operands_v = e.folded(v, 2 + len(operands_k))
+    text_k, operands_k = e.inline(k, 2)
+    text_v, operands_v = e.inline(v, 2 + len(operands_k))
     text = f"crossed({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
     outputs = e.many(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
     e.crossed.add(e.program.statements[-1])
@@ -150,8 +150,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
 
 
 def _record(e: ShellEmitter, attending: Attending) -> None:
-    """Record the last statement as `attending`; its softmax is returned to the outer block, where transformers reads
-    it."""
+    """Record the last statement as `attending`, and pass its softmax to the outer block for transformers."""
     statement, node = e.program.statements[-1], attending.node
     e.attending[statement] = attending
     outer = node.scope.rpartition(".")[0]

@@ -68,7 +68,7 @@ class Attending:
         return bool(self.node.attrs["causal"])
 
     @property
-    def held(self) -> tuple[str, str, bool]:
+    def module_facts(self) -> tuple[str, str, bool]:
         """Return the facts that are attributes of its module."""
         return self.scaling, self.groups, self.causal
 
@@ -93,8 +93,8 @@ class ShellEmitter(Emitter):
         without = {"token_type_ids", HIDDEN, SHOWN} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
         )
-        given = {name: kind for name, kind in GIVEN.items() if name not in without}
-        self.given = {name: Var(name, type=kind, default="None") for name, kind in given.items()}
+        arguments = {name: kind for name, kind in GIVEN.items() if name not in without}
+        self.given = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
         self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
@@ -144,23 +144,23 @@ class ShellEmitter(Emitter):
 
     def _begin(self) -> None:
         """Emit defaults for omitted arguments of a call; `embed` does this for embeddings."""
-        given = self.given
+        arguments = self.given
         if not self.decodes:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
-            self._first(text, (given["position_ids"], self.embeds), self.positions, 0)
+            self._first(text, (arguments["position_ids"], self.embeds), self.positions, 0)
             return
-        made = "DynamicCache(config=self.config)"
-        made = f"EncoderDecoderCache({made}, DynamicCache())" if self.crosses else made
-        text = f"{made} if {{0}} and {{1}} is None else {{1}}"
-        self._first(text, (given["use_cache"], given["past_key_values"]), self.past, 1)
+        cache = "DynamicCache(config=self.config)"
+        cache = f"EncoderDecoderCache({cache}, DynamicCache())" if self.crosses else cache
+        text = f"{cache} if {{0}} and {{1}} is None else {{1}}"
+        self._first(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
         if self.crosses:
             self._first("own({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
         counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
-        self._first(counted, (self.past, given["position_ids"]), past)
+        self._first(counted, (self.past, arguments["position_ids"]), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
         self._first(
-            f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0
+            f"{arange} if {{0}} is None else {{0}}", (arguments["position_ids"], self.embeds, past), self.positions, 0
         )
         if self.cached and not self.counts:
             # After the positions, which need the previous count.
@@ -195,7 +195,7 @@ class ShellEmitter(Emitter):
     def _first(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
-    def shown(self, value: Value | Operand) -> Operand:
+    def zero_padding(self, value: Value | Operand) -> Operand:
         """Emit `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
         mask = self.padding()
         return self.emit("shown({0}, {1})", value, mask, replaces=0)
@@ -225,7 +225,7 @@ class ShellEmitter(Emitter):
         result = self.emit(update, *operands, CACHE, INDEX)
         self.recurrent[self.program.statements[-1]] = first
         if node.op is ops.linear_attention:  # before the first visible key it divides by 0
-            shown = self.shown(result)
+            shown = self.zero_padding(result)
             assert isinstance(shown, Var)
             return shown
         return result
@@ -328,8 +328,7 @@ OVERRIDES: dict[Op, Lower] = {}
 
 
 def lowers(*ops: Op) -> Callable[[Lower], Lower]:
-    """Register the decorated function as the lowering of `ops` for transformers; if it returns None, the lowering of
-    the target torch is used."""
+    """Register a function as the lowering of `ops`; where it returns None, the lowering of target torch is used."""
 
     def register(lower: Lower) -> Lower:
         OVERRIDES.update(dict.fromkeys(ops, lower))

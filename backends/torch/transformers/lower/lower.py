@@ -58,7 +58,7 @@ class Lowered:
     def tied(self) -> dict[str, str]:
         """Map weights of the head to the weights of its base model that they are tied to."""
         weights = {} if self.head is None else self.head.weights
-        return {k: name for k, p in weights.items() for name, other in self.base.weights.items() if other is p}
+        return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
 
 def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
@@ -76,7 +76,7 @@ def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
 def _lower_side(
     forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
 ) -> Lowered:
-    whole, graph = forms[MODEL], forms[side or MODEL]
+    model, graph = forms[MODEL], forms[side or MODEL]
     hidden, head = _head(graph)
     e = ShellEmitter(graph, Names(graph, fields), fields, head, side, apart)
     e.program.functions |= functions
@@ -87,7 +87,7 @@ def _lower_side(
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     new = {name: text for name, text in e.program.functions.items() if name not in functions}
     if "task" in graph.meta:
-        return _with_task(whole, graph, side, e, outputs, states, fields, masks, new)
+        return _with_task(model, graph, side, e, outputs, states, fields, masks, new)
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=new)
     above = None
     if head is not None:
@@ -100,7 +100,7 @@ def _lower_side(
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(whole, graph, side, base, above, states, fields, e, masks)
+    return Lowered(model, graph, side, base, above, states, fields, e, masks)
 
 
 def _with_task(
@@ -141,7 +141,7 @@ def _unlike(lowered: Lowered) -> bool:
     for method in structure(lowered.base).walk():
         for item in method.items:
             facts = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
-            if facts is not None and attributes.setdefault(method.key, facts.held) != facts.held:
+            if facts is not None and attributes.setdefault(method.key, facts.module_facts) != facts.module_facts:
                 return True
     return False
 

@@ -119,9 +119,9 @@ def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
         ]
     lines += ["", "    return {"]
     for mask in masks:
-        given = {RECURRENT: "*given[:4]", BOTH: "*given[:3]"}.get(mask.kind, "*given")
+        arguments = {RECURRENT: "*given[:4]", BOTH: "*given[:3]"}.get(mask.kind, "*given")
         if mask.kind in STANDARD:
-            lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}({given}),')
+            lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}({arguments}),')
         else:
             maker = "create_causal_mask(*given" if mask.causal else "create_bidirectional_mask(*given[:3]"
             lines.append(f'        "{mask.kind}": {maker}, and_mask_function={mask.kind}),')

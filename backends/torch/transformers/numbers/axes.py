@@ -57,7 +57,7 @@ class Axes:
         self._names[root] = name
         return True
 
-    def named(self, axis: Axis | None) -> Size | None:
+    def name_of(self, axis: Axis | None) -> Size | None:
         """Return the name of the class of `axis`, an expression over fields; None without one."""
         return None if axis is None or self.number(axis) is None else self._names.get(self._root(axis))
 
@@ -78,7 +78,7 @@ class Axes:
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
-        total, part_names = self.named((total_value, axis)), [self.named((p, axis)) for p in parts]
+        total, part_names = self.name_of((total_value, axis)), [self.name_of((p, axis)) for p in parts]
         if None not in part_names:
             return self.name((total_value, axis), sizes.total(s for s in part_names if s is not None))
         if total is None or part_names.count(None) != 1:
@@ -97,7 +97,7 @@ class Axes:
         sizes_ = [self.number(axis) for axis in (outer, inner, merged)]
         if None in sizes_ or (sizes_[0] or 0) * (sizes_[1] or 0) != sizes_[2]:
             return False
-        a, b, product = self.named(outer), self.named(inner), self.named(merged)
+        a, b, product = self.name_of(outer), self.name_of(inner), self.name_of(merged)
         if a is not None and b is not None:
             return self.name(merged, a * b)
         if product is None:

@@ -59,7 +59,7 @@ class Names:
 
     def size(self, value: Value, axis: int) -> Name | Size:
         """Return the size of an axis, as a `Name` if its class has a name."""
-        size, named = value.shape[axis], self.axes.named((value, axis % len(value.shape)))
+        size, named = value.shape[axis], self.axes.name_of((value, axis % len(value.shape)))
         return Name(size, named) if isinstance(named, Poly) else size
 
     def attr(self, node: Node, attr: str) -> Any:
@@ -185,13 +185,13 @@ def _remaining_widths(axes: Axes, fields: Fields) -> None:
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
             weight = node.operand("weight") if node.op is ops.linear else None
-            if isinstance(weight, Param) and axes.named((weight, axis)) is None and axes.number((weight, axis)):
+            if isinstance(weight, Param) and axes.name_of((weight, axis)) is None and axes.number((weight, axis)):
                 local = weight.name.removesuffix(".weight").rpartition(".")[2]
                 axes.name((weight, axis), fields.size(f"{local}_{ending}", weight.shape[axis]))
                 axes.deduce(fields.values)
     for param in params_of(axes.graph):
         for axis, size in enumerate(param.shape):
-            if not param.recipe.constant and axes.named((param, axis)) is None and axes.number((param, axis)):
+            if not param.recipe.constant and axes.name_of((param, axis)) is None and axes.number((param, axis)):
                 stem = param.name.removesuffix(".weight").rpartition(".")[2]
                 axes.name((param, axis), fields.size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
 
@@ -259,8 +259,7 @@ def _name_rotated(names: Names, node: Node) -> None:
 
 
 def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
-    """Return the attention that reads `value`, directly or through at most `depth` unary ops, and the operand's
-    name."""
+    """Return the attention that reads `value`, also through up to `depth` unary ops, and the operand's name."""
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name

@@ -105,8 +105,7 @@ def estimate(
 
 
 def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
-    """Return the cached elements on one device, of one token and of `tokens` tokens; divided attention caches only its
-    share of the heads."""
+    """Return the elements that a device caches of one and of `tokens` tokens; of divided attention, its own heads."""
     per_token = total = 0
     for node in nodes:
         for width, window in cached([node]):

@@ -37,8 +37,7 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def of_key(self, key: str) -> list[int]:
-        """Return the stages that hold the tensor `key`; a table that is tied to the head is on the first and the
-        last."""
+        """Return the stages that hold the tensor `key`; a table tied to the head is on the first and the last."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]

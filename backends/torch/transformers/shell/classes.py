@@ -158,11 +158,10 @@ class ShellWriter(ClassWriter):
         return self.numbers(method).first
 
     def takes_number(self, method: Method) -> bool:
-        """Return whether every call passes the number of the first cache to a method, because layers share its
-        weights."""
+        """Return whether calls pass the number of its first cache to a method, as layers share its weights."""
         return self.emitter.shared and self.numbers(method).count > 0
 
-    def indexed(self, method: Method) -> bool:
+    def takes_index(self, method: Method) -> bool:
         """Return whether the constructor of a class takes the number of its first cache."""
         return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
 
@@ -196,7 +195,7 @@ class ShellWriter(ClassWriter):
             return name
         self.methods[name] = method
         new = WrittenClass(
-            self.classes[name], self.indexed(method), self.takes(method), self._initial_lines(name, method)
+            self.classes[name], self.takes_index(method), self.takes(method), self._initial_lines(name, method)
         )
         if self.known.get(name) == new:
             self.reused.add(name)
@@ -228,14 +227,14 @@ class ShellWriter(ClassWriter):
         inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
         if inline and method.path != TOP:
             facts = inline[0]  # several share its weights
-            causal, number = facts.causal, "layer_idx" if self.indexed(method) else "None"
+            causal, number = facts.causal, "layer_idx" if self.takes_index(method) else "None"
             first = [
                 f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
                 f"self.num_key_value_groups = {facts.groups}",
                 f"self.scaling = {facts.scaling}",
             ]
             return [*first, *lines]
-        if self.indexed(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
+        if self.takes_index(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
 
@@ -265,7 +264,9 @@ class _ShellConstructor(Constructor):
         method = self.writer.methods.get(name)
         if method is None:  # a module without a forward
             return f"{name}()"
-        if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.is_layer(method.path)):
+        if self.writer.emitter.shared or (
+            not self.writer.takes_index(method) and not self.writer.is_layer(method.path)
+        ):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"
         offset = self.offsets.get(place, 0)

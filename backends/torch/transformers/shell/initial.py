@@ -22,8 +22,7 @@ def initializer_range(weights: Iterable[Param]) -> float:
 
 
 def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines for weights whose initial values differ from the defaults of transformers; `methods` maps
-    classes to their methods."""
+    """Return the lines for weights that transformers initializes otherwise; `methods` are by class name."""
     lines = []
     for name, method in methods.items():
         class_lines: list[str] = []
@@ -105,8 +104,7 @@ FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softpl
 
 
 def _expression(recipe: Recipe) -> str | None:
-    """Return an expression for initial values that are functions of random values, in the shape of the weight ``{0}``;
-    None without one."""
+    """Return an expression for initial values computed from random ones, shaped as ``{0}``; None without one."""
     match recipe:
         case Uniform():
             return f"torch.empty_like({{0}}).uniform_({recipe.low!r}, {recipe.high!r})"

@@ -158,16 +158,15 @@ def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
 
 
 def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
-    """Map keys of tied weights to the keys of the weights that they equal: of the model with its `head`, or of the base
-    model."""
+    """Map keys of tied weights to the keys they share, in the base model or in the model with its `head`."""
     above = sides[0].head
     keys, prefix = keys_by_name(sides), "" if above is None else "model."
     trained = [(f"{prefix}{key}", name) for key, param, name in _weights_by_key(sides) if not is_table(param)]
     tied = {key: keys[name] for key, name in trained if keys[name] != key}
     if not head:
-        return {key.removeprefix(prefix): other.removeprefix(prefix) for key, other in tied.items()}
+        return {key.removeprefix(prefix): target.removeprefix(prefix) for key, target in tied.items()}
     named = {} if above is None else {key: keys[sides[0].names[param.name]] for key, param in above.weights.items()}
-    return tied | {key: other for key, other in named.items() if key != other}
+    return tied | {key: target for key, target in named.items() if key != target}
 
 
 def is_table(param: Param) -> bool:
@@ -186,7 +185,7 @@ def _weights_by_key(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]
 
 def _is_indexed(base: BaseModel, method: Method) -> bool:
     """Return whether the constructor of a method's class takes the number of its first cache."""
-    return not base.lowered.emitter.shared and (base.writer.indexed(method) or base.writer.is_layer(method.path))
+    return not base.lowered.emitter.shared and (base.writer.takes_index(method) or base.writer.is_layer(method.path))
 
 
 def _shares_embedding(sides: Sequence[Lowered]) -> bool:

@@ -87,8 +87,7 @@ class SoftmaxAttention(nn.Module):
 
 
 def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
-    """Return j − i for the tokens i of a call, x [batch, seq, ...], and the keys j of layers with a full cache: [1,
-    seq, n]."""
+    """Return j − i [1, seq, n] for tokens i of a call, x [batch, seq, ...], and keys j of layers with full caches."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
         sliding, linear = past_key_values.is_sliding, past_key_values.is_linear

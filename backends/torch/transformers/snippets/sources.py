@@ -18,8 +18,7 @@ def own(cache: Cache | None) -> Cache | None:
 def crossed(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values of the source, [batch, kv_heads, source, width]: computed by `make` in the first call,
-    then cached."""
+    """Return keys and values of the source, [batch, kv_heads, source, width], computed by `make` in the first call only."""
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):
@@ -45,7 +44,6 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """Return the sum of the router losses of an encoder, one for each row, and of a decoder; None if neither has
-    one."""
+    """Return the sum of the router losses of an encoder, one per row, and a decoder; None without any."""
     known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None
