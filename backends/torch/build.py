@@ -42,7 +42,7 @@ class TorchFolder:
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
         graph, self._dtype = forms[""], dtype
         if has_cache(graph):
-            raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
+            raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and passes that need it")
         check_writes(graph)
         settings = {name: getattr(options, name) for name in options.listed()}
         float8 = settings[CACHE_DTYPE] == "fp8"

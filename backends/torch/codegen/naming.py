@@ -27,7 +27,7 @@ class Line:
 
 
 class Names:
-    """Names of the values in `lines`, which have placeholders `tokens`; a value that passes a loop is called `stream`."""
+    """Names of the values in `lines`, which have placeholders `tokens`; one that passes a loop is called `stream`."""
 
     def __init__(
         self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"

@@ -52,7 +52,7 @@ def recipe(node: Node, role: str) -> tuple[Recipe, str]:
         return HeadScales(column, heads, width, (), _recipe_of(branch.norm, "bias")), ""
     x = branch.linear.required("x").producer
     if x is None or x.op not in NORMS:
-        return Full(1.0, (heads,)), f"{role} is a linear map of what no norm has made"
+        return Full(1.0, (heads,)), f"{role} is a linear map without a norm before it"
     weight, *biases = (_slice_rows(branch, packed) for packed in (branch.weight, branch.bias) if packed is not None)
     return HeadScales(weight, heads, width, _recipe_of(x, "weight"), tuple(biases)), ""
 

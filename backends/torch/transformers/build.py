@@ -57,7 +57,9 @@ class TransformersFolder:
     def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
         graph, self._legal = forms[""], forms[MODEL]
         if has_cache(graph):
-            raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+            raise WeftError(
+                "target transformers has caches of its own: leave out the pass kv-cache, and passes that need it"
+            )
         if any(map(is_quantized, graph.params.values())):
             raise WeftError(
                 "target transformers stores weights as floats: leave out --weights and the pass quantize, or write "

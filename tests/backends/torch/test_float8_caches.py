@@ -160,7 +160,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     unnormed = replace(attends(), block=replace(attends().block, arrangement="post")).graph()
     for graph, words in (
         (latent, "keeps its latents as they are"),
-        (unnormed, "a scale of 1: k is a linear map of what"),
+        (unnormed, "a scale of 1: k is a linear map without"),
     ):
         assert any(words in note for note in describe_limits(graph)), describe_limits(graph)
         build_module(graph, float8_caches=True)

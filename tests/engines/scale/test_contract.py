@@ -129,8 +129,8 @@ def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("gpt", "positions makes what enters its layers"),
-        ("variant/embedding norm", "embed_norm makes what enters its layers"),
+        ("gpt", "positions computes the input of its layers"),
+        ("variant/embedding norm", "embed_norm computes the input of its layers"),
         ("variant/repeated", "it has no list of layers, or its layers share weights"),
         ("variant/norms without weights", "more than modules follows its layers"),
     ],

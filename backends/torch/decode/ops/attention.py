@@ -78,7 +78,7 @@ def _refusal(node: Node) -> str | None:
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"
     if a["cache_bits"] is not None:
-        return "no kernel reads a cache of whole numbers"
+        return "no kernel reads a cache of integers"
     if node.operand("key_mask") is not None:
         return "it has a key mask"
     return refusal(node.operand("bias"), a["pattern"], a["keep_first"], node.operand("v") is None)

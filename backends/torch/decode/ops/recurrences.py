@@ -76,7 +76,7 @@ def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 
 def _call_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
-    """Return the call of a function that computes the `products` of a step; `arguments` has the texts of its inputs."""
+    """Return the call of a function that computes the `products` of a step; `arguments` maps its inputs to text."""
     doc = "What a recurrence multiplies by weights before the rest of its step, of"
     function = e.function("products", function_text(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)

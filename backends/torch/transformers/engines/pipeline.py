@@ -39,7 +39,7 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     }
     entering = loop.calls[0].inputs[loop.chained[0]]
     if before or copies.get(entering, entering) is not e.embeds:
-        return f"{', '.join(sorted(before)) or 'more than the embedding'} makes what enters its layers"
+        return f"{', '.join(sorted(before)) or 'more than the embedding'} computes the input of its layers"
     if any(
         v in _dependent_values(e.embeds, items[:place], lowered) for c in loop.calls for v in _other_operands(c, loop)
     ):

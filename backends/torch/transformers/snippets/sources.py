@@ -18,7 +18,7 @@ def own(cache: Cache | None) -> Cache | None:
 def crossed(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values of the source, [batch, kv_heads, source, width], computed by `make` in the first call only."""
+    """Return keys and values of the source, [batch, kv_heads, source, width], computed in the first call only."""
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):

@@ -101,7 +101,7 @@ def test_what_cannot_be_divided_is_refused(split: str, block: Block, message: st
 
 
 def test_positions_beside_the_embedding_are_one_stage() -> None:
-    with pytest.raises(WeftError, match="needs stages, and decoder is one: positions makes what enters its layers"):
+    with pytest.raises(WeftError, match="needs stages, and decoder is one: positions computes the input of its layers"):
         costs("pp=2", *[Block(Attention(4), MLP(24))] * 2, positions=LearnedPositions(20))
 
 
