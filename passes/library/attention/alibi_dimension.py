@@ -1,4 +1,4 @@
-"""ALiBi without a bias: as one more dimension of queries and keys."""
+"""ALiBi without a bias: one more dimension of queries and keys."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...edits.edit import changed, drop
 
 @dataclass(frozen=True)
 class AlibiAsDimension(Pass):
-    """Add ALiBi's slopes to queries and the positions of keys to keys, instead of a bias to all scores.
+    """Append ALiBi's slopes to the queries and the key positions to the keys, instead of adding a bias to all scores.
 
-    The bias m·(j − i) differs from m·j by m·i, the same for all keys of a row, which softmax does not notice; and m·j
-    is scale·(m · j/scale), the product of one more number of q and one more of k. So attention needs no bias of
-    [heads, seq, keys], and kernels without one will do. In float32 or less, positions in the thousands cost digits of
-    the scores.
+    The bias m·(j − i) differs from m·j by m·i, which is constant over the keys of a row, so softmax cancels it; and m·j
+    is scale·(m · j/scale), the product of one extra feature of q and one of k. So attention needs no bias
+    [heads, seq, keys], and kernels without a bias operand work. In float32 or less, positions in the thousands cost
+    digits of the scores.
 
-    Condition: scores are shifted by a number per row without consequence. Refused for |i − j|, which is no product,
-    under a soft cap, with sinks (they are not shifted along), where slopes are computed, and where there are caches.
+    Condition: a constant added to a row of scores has no effect. Refused for |i − j|, which does not factorize, under a
+    soft cap, with sinks (they are not shifted along), if the slopes are computed, and if there are caches.
 
     Source: Press 2022, Train Short, Test Long (arXiv 2108.12409); softmax(s + c) = softmax(s).
 
@@ -43,60 +43,60 @@ class AlibiAsDimension(Pass):
     name = "alibi-as-dimension"
     effect = "exact"
     purpose = "Fold into weights"
-    tradeoff = "heads are one number longer, also in a cache, instead of a bias for every score"
+    tradeoff = "heads are one feature longer, also in a cache, instead of a bias for every score"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         biases: dict[Node, None] = {}
         for node in graph.nodes:
             bias = node.operand("bias") if node.op is ops.attention else None
-            maker = None if bias is None else bias.producer
-            if maker is None or maker.op is not ops.alibi:
+            alibi = None if bias is None else bias.producer
+            if alibi is None or alibi.op is not ops.alibi:
                 continue
-            if (reason := _refusal(node, maker)) is not None:
+            if (reason := _find_obstacle(node, alibi)) is not None:
                 trace.refuse(self.name, node.output.name, reason)
                 continue
             trace.fired(self.name, node.output.name)
-            _lengthen(node, maker)
-            biases[maker] = None
+            _append_bias(node, alibi)
+            biases[alibi] = None
         drop(graph, biases)
 
 
-def _refusal(node: Node, maker: Node) -> str | None:
-    """Say why the bias of `node`, made by `maker`, cannot become a dimension of the heads."""
-    if maker.attrs["symmetric"]:
-        return "its bias by |i − j| is no product of something of the query and something of the key"
+def _find_obstacle(node: Node, alibi: Node) -> str | None:
+    """Return why the bias of the attention `node`, the output of `alibi`, cannot become a feature; None if it can."""
+    if alibi.attrs["symmetric"]:
+        return "its bias by |i − j| is not a product of a feature of the query and one of the key"
     if node.attrs["cache_bits"] is not None:
-        return "its cache has scales of keys as they are; run it before quantize-cache"
+        return "its cache has scales for the present keys; run it before quantize-cache"
     if node.attrs["softcap"] is not None:
         return "its soft cap bends scores before the bias is added"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
     if node.attrs["scale"] == 0:
-        return "its scale is 0: nothing that is part of q and k is seen"
-    if not isinstance(maker.operand("slopes"), Param):
+        return "its scale is 0: features of q and k have no effect"
+    if not isinstance(alibi.operand("slopes"), Param):
         return "its slopes are computed"
     if node.operand("past_k") is not None:
         return "it has a cache of its keys; run alibi-as-dimension before kv-cache"
     return None
 
 
-def _lengthen(node: Node, maker: Node) -> None:
-    """Give the heads of `node` the dimension that the bias made by `maker` is."""
-    (q, k), (slopes, _, keys) = node.inputs[:2], maker.inputs
+def _append_bias(node: Node, alibi: Node) -> None:
+    """Append the slopes and key positions of the node `alibi` to the heads of the attention `node`; drop its bias."""
+    (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     assert q is not None and k is not None and slopes is not None and keys is not None
     factor = 1 / math.sqrt(q.width // heads) if scale is None else scale
     with node.graph.inserting(before=node):
         at = ops.affine(ops.cast(keys, to=k.type.dtype), by=1 / factor)
-        q = _joined(q, heads, ops.reshape(slopes, shape=(1, 1, heads, 1)))
-        k = _joined(k, kv_heads, ops.unsqueeze(at, axes=(2, 3)))
-    # The scale is spelled out: its default would follow the longer heads.
+        q = _append_feature(q, heads, ops.reshape(slopes, shape=(1, 1, heads, 1)))
+        k = _append_feature(k, kv_heads, ops.unsqueeze(at, axes=(2, 3)))
+    # The scale is explicit: the default would follow the longer heads.
     changed(node, {"q": q, "k": k, "bias": None}, scale=factor)
 
 
-def _joined(x: Value, heads: int, more: Value) -> Value:
-    """x [batch, n, heads·d] with a number behind every head's, from `more` [batch or 1, n or 1, heads or 1, 1]."""
+def _append_feature(x: Value, heads: int, feature: Value) -> Value:
+    """Append `feature` [batch or 1, n or 1, heads or 1, 1] to every head of x [batch, n, heads·d]."""
     lead = (*x.shape[:2], heads)
-    apart = ops.reshape(x, shape=(*lead, x.width // heads))
-    longer = ops.concat(apart, ops.expand(more, shape=(*lead, 1)), axis=3)
+    by_head = ops.reshape(x, shape=(*lead, x.width // heads))
+    longer = ops.concat(by_head, ops.expand(feature, shape=(*lead, 1)), axis=3)
     return ops.reshape(longer, shape=(*x.shape[:2], x.width + heads))

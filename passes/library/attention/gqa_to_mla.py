@@ -1,4 +1,4 @@
-"""Multi-head latent attention made of grouped attention."""
+"""Converting grouped-query attention to multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ...analysis.projections import Branch, branch_of, rows, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
-from ..heads.head_layout import Layout, misfit
+from ..heads.head_layout import Layout, find_obstacle
 
-_OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the form sets
+_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `expanded` sets
 
 
 @dataclass(frozen=True)
 class GqaToMla(Pass):
-    """Make keys and values of all heads from one latent: grouped attention as multi-head latent attention.
+    """Convert grouped-query to multi-head latent attention: keys and values of all heads are computed from one latent.
 
-    The latent is what the KV heads were, c = [W_K; W_V] x, of rank kv_heads·(d + dv), and W_UK, W_UV copy it to the
-    query heads that read each. Every GQA is an MLA of that rank; as one, its W_UK and W_UV can be trained to be more
-    than copies, and mla-absorb keeps a cache as small as before. Rotated parts of keys are one for all heads in MLA, as
-    they are with one KV head: they stay beside the latent.
+    The latent is the old keys and values, c = [W_K; W_V] x, of rank kv_heads·(d + dv); W_UK and W_UV copy it to the
+    query heads of each group. Every GQA is an MLA of that rank; after the conversion W_UK and W_UV can be trained to be
+    more than copies, and mla-absorb keeps the cache as small as before. MLA shares the rotary part of keys among all
+    heads, as a single KV head does: it stays next to the latent.
 
-    Condition: k and v come from linears of one value, q from a linear, with nothing but rotations between. Refused
-    where several KV heads are rotated, each by itself (mha-to-gqa makes one of them); where heads are rotated whole,
-    which leaves nothing to a latent; and where every query head has a KV head to itself.
+    Condition: k and v come from linears of one value, q from a linear, with only rotations between. Refused if several
+    KV heads are rotated separately (mha-to-gqa merges them into one); if heads are rotated entirely, which leaves no
+    features for a latent; and if every query head has its own KV head.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 
@@ -52,75 +52,75 @@ class GqaToMla(Pass):
     effect = "exact"
     purpose = "Convert heads, cut heads and layers"
     see = ("mha-to-gqa",)
-    tradeoff = "keys and values are copied to every query head by products, until W_UK and W_UV are trained or absorbed"
+    tradeoff = "matrix products copy keys and values to every query head, until W_UK and W_UV are trained or absorbed"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             if node.op is not ops.attention or node.operand("v") is None:
                 continue
-            at = node.output.name
+            name = node.output.name
             if (reason := _convert(node)) is not None:
-                trace.refuse(self.name, at, reason)
+                trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, at)
+                trace.fired(self.name, name)
 
 
 def _convert(node: Node) -> str | None:
-    """Let the attention `node` attend to keys and values made from a latent, or say why it cannot."""
+    """Replace the attention `node` by latent attention; return None, or why that is impossible."""
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run gqa-to-mla before kv-cache"
     if node.attrs["cache_bits"] is not None:
         return "its cache has scales of its KV heads; run gqa-to-mla before quantize-cache"
     if heads == kv_heads:
-        return "every query head has a KV head to itself"
+        return "every query head has its own KV head"
     branches: dict[str, Branch] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
         ropes = sum(n.op is ops.rope for n in branch.between)
-        same = Layout(tuple(range(count)), branch.start.width // count)
-        if (reason := misfit(branch, same)) is not None or not branch.plain or ropes > (role != "v"):
+        unchanged = Layout(tuple(range(count)), branch.start.width // count)
+        if (reason := find_obstacle(branch, unchanged)) is not None or not branch.plain or ropes > (role != "v"):
             return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
         branches[role] = branch
     x, d = branches["k"].linear.inputs[0], branches["k"].start.width // kv_heads
     if x is None or branches["v"].linear.inputs[0] is not x:
-        return "its keys and values are made of different values"
+        return "its keys and values are computed from different values"
     frequencies = None if branches["k"].rope is None else branches["k"].rope.operand("frequencies")
-    turned = 0 if frequencies is None else 2 * frequencies.width
-    if turned and kv_heads > 1:
-        return f"its {kv_heads} KV heads are rotated each by itself; mha-to-gqa{{kv_heads=1}} makes one of them"
-    if turned == d:
-        return "its keys are rotated whole, which leaves nothing to a latent"
+    rotary = 0 if frequencies is None else 2 * frequencies.width
+    if rotary and kv_heads > 1:
+        return f"its {kv_heads} KV heads are rotated separately; mha-to-gqa{{kv_heads=1}} merges them into one"
+    if rotary == d:
+        return "its keys are rotated entirely, which leaves no features for a latent"
     q, k, v = (unpacked(node, role) for role in "qkv")
-    own, dv, groups = d - turned, v.start.width // kv_heads, [h * kv_heads // heads for h in range(heads)]
-    rank = kv_heads * (own + dv)
+    plain_dim, dv, groups = d - rotary, v.start.width // kv_heads, [h * kv_heads // heads for h in range(heads)]
+    rank = kv_heads * (plain_dim + dv)
     with node.graph.inserting(before=node):
-        still = [(g * d + turned, (g + 1) * d) for g in range(kv_heads)]
-        latent = _linear([(k, still), (v, [(0, kv_heads * dv)])], "latent")
-        up_k = _copies(k, rank, [(g * own, (g + 1) * own) for g in groups], "k_up")
-        first = kv_heads * own
-        up_v = _copies(v, rank, [(first + g * dv, first + (g + 1) * dv) for g in groups], "v_up")
+        plain_spans = [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]
+        latent = _emit_linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
+        up_k = _copy_spans(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
+        k_rank = kv_heads * plain_dim
+        up_v = _copy_spans(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
         plain, q_rope, k_rope = node.inputs[0], None, None
-        if turned:
-            plain = _linear([(q, [(h * d + turned, (h + 1) * d) for h in range(heads)])], "q")
-            q_rope = _rotated(q, [(h * d, h * d + turned) for h in range(heads)], "q_rope")
-            k_rope = _rotated(k, [(0, turned)], "k_rope")
-        attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+        if rotary:
+            plain = _emit_linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
+            q_rope = _emit_rotary(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
+            k_rope = _emit_rotary(k, [(0, rotary)], "k_rope")
+        attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
         assert plain is not None
         y = expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
-    gone = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
+    old_nodes = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
     replace_uses(node.output, y)
-    drop(node.graph, gone)
+    drop(node.graph, old_nodes)
     return None
 
 
 Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
-def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
-    """One linear that makes the rows of branches, which read the same value."""
+def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
+    """Emit one linear whose rows are the given spans of the branches' linears, which must read the same value."""
     (first, _), *_ = parts
     graph = first.linear.graph
     weights, biases, count = list[Recipe](), list[Recipe](), 0
@@ -132,21 +132,23 @@ def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
             biases.append(Full(0.0, (stop - start,)) if b is None else rows(b.recipe, start, stop, graph.reader))
     shape = count, int(first.weight.shape[1])
     weight, bias = derive(first.weight, Concat(tuple(weights)), shape, scoped(graph, f"{name}.weight")), None
-    given = next((branch.bias for branch, _ in parts if branch.bias is not None), None)
-    if given is not None:
-        bias = derive(given, Concat(tuple(biases)), (count,), scoped(graph, f"{name}.bias"))
+    bias_param = next((branch.bias for branch, _ in parts if branch.bias is not None), None)
+    if bias_param is not None:
+        bias = derive(bias_param, Concat(tuple(biases)), (count,), scoped(graph, f"{name}.bias"))
     return ops.linear(first.linear.inputs[0], weight, bias, name=name)
 
 
-def _rotated(branch: Branch, spans: Spans, name: str) -> Value:
-    """The rotated rows of a branch, a span for each head, by themselves."""
+def _emit_rotary(branch: Branch, spans: Spans, name: str) -> Value:
+    """Emit a linear for the rotary rows of a branch (one span per head) and its RoPE; return the rotated value."""
     rope = branch.rope
     assert rope is not None
-    return ops.rope(_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)})
+    return ops.rope(
+        _emit_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)}
+    )
 
 
-def _copies(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
-    """The weight that copies spans of a latent of `rank` numbers, one after the other."""
+def _copy_spans(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
+    """Return the weight [rows, rank] that copies spans of a latent of `rank` features, concatenated."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank
     return derive(branch.weight, recipe, shape, scoped(branch.linear.graph, f"{name}.weight"))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: over keys and values of all heads, or over the latent that they are made from."""
+"""Multi-head latent attention: conversions between keys and values of all heads and the latent they come from."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ...analysis.projections import is_zero, rows, take_apart
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
-from ..heads.head_layout import taken
+from ..heads.head_layout import take_rows
 
-_OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
+_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
 
 
 @dataclass(frozen=True)
 class MlaAbsorb(Pass):
-    """Attend to the latent that keys and values are made from, instead of to those: as one KV head of its width.
+    """Attend to the latent from which keys and values are computed, as one KV head of the latent's width.
 
     With k_h = [W_UK,h c; k_r] and v_h = W_UV,h c, scores are q_h·W_UK,h c = (W_UK,hᵀ q_h)·c, and Σ α v_h is
-    W_UV,h Σ α c. So W_UK goes to the queries and W_UV behind the attention, and the cache holds c and the rotary part
-    k_r only. Packed W_UK and W_UV, in one block or head by head, are taken apart by recipe.
+    W_UV,h Σ α c. So W_UK moves to the queries and W_UV moves after the attention, and the cache holds only c and the
+    rotary part k_r. Packed W_UK and W_UV, in one block or head by head, are split by recipe.
 
-    Condition: keys and values come from linears without bias of one value, narrower than the keys, that nothing else
-    reads (else see slim-attention); what else keys have, the rotary part, is one value for all heads and stands behind.
-    Refused where there are caches.
+    Condition: keys and values come from linears without bias of one value, narrower than the keys, that has no other
+    readers (else see slim-attention); the rotary part of keys, if any, is shared by all heads and comes last. Refused
+    if there are caches.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -57,27 +57,27 @@ class MlaAbsorb(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if (latent := _made_from(node)) is None:
+            if (latent := _find_latent(node)) is None:
                 continue
             if latent.shared is None and not latent.alone:
                 continue  # ordinary attention
             keys = node.attrs["kv_heads"] * latent.k_rows.shape[1]
             reason = latent.reason
             if reason is None and latent.latent.width >= keys:
-                reason = f"its keys, {keys} numbers, are no longer than the {latent.latent.width} they are made from"
+                reason = f"its keys of {keys} features are no wider than their source of {latent.latent.width}"
             _absorb(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
 class SlimAttention(Pass):
-    """Attend to the input of the key and value projections itself, so that a cache holds it instead of both.
+    """Attend to the input x of the key and value projections, so that the cache holds x instead of keys and values.
 
-    Without positions in the keys k_h = W_K,h x and v_h = W_V,h x make x a latent like that of MLA: scores are
-    (W_K,hᵀ q_h)·x, results W_V,h Σ α x. Of multi-head attention the cache is half as large, without loss. (The paper
-    caches K, as long as x, and V = K W_K⁻¹ W_V; x needs no inverse.)
+    Without positions in the keys, k_h = W_K,h x and v_h = W_V,h x make x a latent like that of MLA: scores are
+    (W_K,hᵀ q_h)·x, results W_V,h Σ α x. For multi-head attention the cache halves, without loss. (The paper caches K,
+    as wide as x, and V = K W_K⁻¹ W_V; x needs no inverse.)
 
     Condition: keys and values come from linears without bias (see drop-k-bias, v-bias-to-o-bias) of one value, which is
-    shorter than both together; RoPE, and norms of keys, stand in the way. Refused where there are caches.
+    narrower than both together; RoPE and norms of keys prevent the pass. Refused if there are caches.
 
     Source: Graef 2025, Slim attention (arXiv 2503.05840).
 
@@ -104,25 +104,25 @@ class SlimAttention(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if (latent := _made_from(node)) is None:
+            if (latent := _find_latent(node)) is None:
                 continue
-            both = sum(v.width for v in node.inputs[1:3] if v is not None)
+            kv_width = sum(v.width for v in node.inputs[1:3] if v is not None)
             width = latent.latent.width + (0 if latent.shared is None else latent.shared.width)
             reason = latent.reason
-            if reason is None and width >= both:
-                reason = f"its keys and values, {both} numbers, are no longer than the {width} they are made from"
+            if reason is None and width >= kv_width:
+                reason = f"its keys and values of {kv_width} features are no wider than their source of {width}"
             _absorb(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
 class MlaExpand(Pass):
-    """Make the keys and values of all heads from the latent, and attend to them: the inverse of mla-absorb.
+    """Compute the keys and values of all heads from the latent, and attend to them: the inverse of mla-absorb.
 
-    W_UK moves from the queries to the latent, W_UV from behind the attention to the latent: fewer FLOPs where many
-    queries meet the same keys, as in a prefill or a training step, and an attention that any kernel knows.
+    W_UK moves from the queries to the latent, W_UV from the attention's output to the latent: fewer FLOPs if many
+    queries attend to the same keys, as in a prefill or a training step, and an attention that any kernel supports.
 
-    Condition: an attention whose keys are a latent, W_UKᵀ applied to the queries head by head, W_UV alone to the
-    result. Refused where there are caches: they would hold other things.
+    Condition: an attention whose keys are a latent, with W_UKᵀ applied to the queries head by head, and W_UV the only
+    reader of the result. Refused if there are caches: their contents would change.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -144,24 +144,25 @@ class MlaExpand(Pass):
     effect = "exact"
     purpose = "Fold into weights"
     see = ("mla-absorb",)
-    tradeoff = "keys and values of every head are made, and cached, instead of one latent"
+    tradeoff = "keys and values of every head are computed, and cached, instead of one latent"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             if node.op is not ops.attention or node.operand("v") is not None:
                 continue
-            at = node.output.name
+            name = node.output.name
             if (reason := _expand(node)) is not None:
-                trace.refuse(self.name, at, reason)
+                trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, at)
+                trace.fired(self.name, name)
 
 
 @dataclass(frozen=True)
 class _Latent:
     """Factorized keys and values of an attention: rows of two linears of `latent`, and a `shared` rotary part.
 
-    `k_rows` [kv_heads, d] and `v_rows` [kv_heads, dv] say which. `reason` is why it stays so.
+    `k_rows` [kv_heads, d] and `v_rows` [kv_heads, dv] index those rows. `reason` explains why the attention must stay
+    as it is; None if it can attend to the latent.
     """
 
     latent: Value
@@ -174,49 +175,53 @@ class _Latent:
 
     @property
     def alone(self) -> bool:
-        """Return whether the latent has no other readers."""
+        """Return whether only these keys and values are computed from the latent."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
         read = set(self.latent.users) == set(linears) and not self.latent.is_output
-        return read and all(len(own) == linear.output.width for linear, own in linears.items())
+        return read and all(len(used_rows) == linear.output.width for linear, used_rows in linears.items())
 
 
-def _made_from(node: Node) -> _Latent | None:
-    """The latent of the attention `node`; None if its keys and values are not made so."""
+def _find_latent(node: Node) -> _Latent | None:
+    """Return the latent of the attention `node`; None if its keys and values do not factorize through one."""
     k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
     kv_heads = node.attrs["kv_heads"]
-    of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
-    k_from, v_from = ([x for x in of if x.producer and x.producer.op is ops.linear] for of in (of_k, of_v))
-    if len(k_from) != 1 or len(v_from) != 1 or len(of_v) != 1 or len(of_k) > 2:
+    k_sources, v_sources = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
+    k_from, v_from = (
+        [x for x in sources if x.producer and x.producer.op is ops.linear] for sources in (k_sources, v_sources)
+    )
+    if len(k_from) != 1 or len(v_from) != 1 or len(v_sources) != 1 or len(k_sources) > 2:
         return None
     k_linear, v_linear = k_from[0].producer, v_from[0].producer
     assert k_linear is not None and v_linear is not None
-    latent, places = k_linear.inputs[0], of_k.pop(k_from[0])
+    latent, k_index = k_linear.inputs[0], k_sources.pop(k_from[0])
     if latent is None or v_linear.inputs[0] is not latent:
         return None
-    own = int((places[0] > 0).sum())
-    together = (places[:, :own] > 0).all() and not places[:, own:].any()
-    shared = next(iter(of_k), None)
+    key_dim = int((k_index[0] > 0).sum())
+    is_contiguous = (k_index[:, :key_dim] > 0).all() and not k_index[:, key_dim:].any()
+    shared = next(iter(k_sources), None)
     if shared is not None:
         expected = np.arange(1, shared.width + 1)
-        together &= (of_k[shared][:, own:] == expected).all() if shared.width == places.shape[1] - own else False
-    if not together:
+        is_contiguous &= (
+            (k_sources[shared][:, key_dim:] == expected).all() if shared.width == k_index.shape[1] - key_dim else False
+        )
+    if not is_contiguous:
         return None
-    k_rows, v_rows, reason = places[:, :own] - 1, of_v[v_from[0]] - 1, None
+    k_rows, v_rows, reason = k_index[:, :key_dim] - 1, v_sources[v_from[0]] - 1, None
     if node.operand("past_k") is not None:
         reason = "it has a cache of its keys and values; run the pass before kv-cache"
-    elif _biased(k_linear, k_rows) or _biased(v_linear, v_rows):
-        reason = "its keys or values have a bias beside what they are made from"
+    elif _has_bias(k_linear, k_rows) or _has_bias(v_linear, v_rows):
+        reason = "its keys or values have a bias"
     elif not all(isinstance(n.operand("weight"), Param) for n in (k_linear, v_linear)):
         reason = "the weights of its keys or values are computed"
     return _Latent(latent, k_linear, v_linear, k_rows, v_rows, shared, reason)
 
 
-def _biased(linear: Node, index: Array) -> bool:
-    """Return whether rows `index` of `linear` have a nonzero bias."""
+def _has_bias(linear: Node, index: Array) -> bool:
+    """Return whether the rows `index` of `linear` have a nonzero bias."""
     bias = linear.operand("bias")
     if not isinstance(bias, Param):
         return bias is not None
@@ -224,64 +229,73 @@ def _biased(linear: Node, index: Array) -> bool:
 
 
 def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
-    """Let `node` attend to the latent, unless there is a `reason` not to."""
+    """Let the attention `node` attend to the latent; with a `reason` not to, record a refusal of the pass `rule`."""
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
         return
     trace.fired(rule, node.output.name)
     graph, heads, q = node.graph, node.attrs["heads"], node.operand("q")
     assert q is not None
-    attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+    attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
     shared = latent.shared
     with graph.inserting(before=node):
-        ups = (_up(latent.k_linear, latent.k_rows, heads, "k_up"), _up(latent.v_linear, latent.v_rows, heads, "v_up"))
-        plain, turned = _parted(q, heads, latent.k_rows.shape[1])
-        y = absorbed(plain, turned, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
-    _replace(node, node.output, y, (plain, turned, latent.latent, shared))
+        ups = (
+            _up_projection(latent.k_linear, latent.k_rows, heads, "k_up"),
+            _up_projection(latent.v_linear, latent.v_rows, heads, "v_up"),
+        )
+        plain, rotary = _split_heads(q, heads, latent.k_rows.shape[1])
+        y = absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
+    _replace(node, node.output, y, (plain, rotary, latent.latent, shared))
 
 
-def _up(linear: Node, wanted: Array, heads: int, name: str) -> Param:
-    """The weight [heads·d, rank] whose rows `wanted` by KV head make what `heads` query heads read."""
+def _up_projection(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
+    """Return the weight [heads·d, rank] of an up-projection to `heads` query heads.
+
+    `head_rows` [kv_heads, d] are the rows of `linear` for each KV head, `name` the scope-local name of the parameter.
+    """
     weight = linear.operand("weight")
     assert isinstance(weight, Param)
     # Every query head gets the rows of its KV head, as ⌊h · kv_heads / heads⌋.
-    index = wanted[np.arange(heads) * len(wanted) // heads].reshape(-1).tolist()
+    index = head_rows[np.arange(heads) * len(head_rows) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
         return weight
     return derive(
-        weight, taken(weight.recipe, index), (len(index), weight.width), scoped(linear.graph, f"{name}.weight")
+        weight, take_rows(weight.recipe, index), (len(index), weight.width), scoped(linear.graph, f"{name}.weight")
     )
 
 
-def _parted(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
-    """The first numbers of each of the heads side by side in x, and the others, [batch, n, heads·w] each."""
-    each = x.width // heads
-    if first == each:
+def _split_heads(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
+    """Split every head of x [batch, n, heads·w] after `first` features; return both parts, again with heads merged."""
+    head_width = x.width // heads
+    if first == head_width:
         return x, None
     lead = (*x.shape[:2], heads)
-    joined = x.producer.inputs[0] if x.producer and x.producer.op is ops.reshape else None
-    node = joined.producer if joined is not None and len(joined.shape) == 4 else None
+    merged = x.producer.inputs[0] if x.producer and x.producer.op is ops.reshape else None
+    node = merged.producer if merged is not None and len(merged.shape) == 4 else None
     parts = list(node.inputs) if node is not None and node.op is ops.concat and node.attrs["axis"] % 4 == 3 else []
-    if [p.shape for p in parts if p is not None] != [(*lead, first), (*lead, each - first)]:
-        parts = list(ops.split.emit(ops.reshape(x, shape=(*lead, each)), sizes=(first, each - first)))
-    plain, turned = (_side_by_side(p) for p in parts if p is not None)
-    return plain, turned
+    if [p.shape for p in parts if p is not None] != [(*lead, first), (*lead, head_width - first)]:
+        parts = list(ops.split.emit(ops.reshape(x, shape=(*lead, head_width)), sizes=(first, head_width - first)))
+    plain, rotary = (_merge_heads(p) for p in parts if p is not None)
+    return plain, rotary
 
 
-def _side_by_side(part: Value) -> Value:
-    """[batch, n, heads, w] as [batch, n, heads·w]; what was so before is taken as it was."""
+def _merge_heads(part: Value) -> Value:
+    """Reshape [batch, n, heads, w] to [batch, n, heads·w]; return the source instead if it already had that shape."""
     shape = (*part.shape[:2], int(part.shape[2]) * part.width)
-    before = part.producer.inputs[0] if part.producer and part.producer.op is ops.reshape else None
-    return before if before is not None and before.shape == shape else ops.reshape(part, shape=shape)
+    source = part.producer.inputs[0] if part.producer and part.producer.op is ops.reshape else None
+    return source if source is not None and source.shape == shape else ops.reshape(part, shape=shape)
 
 
-def _replace(node: Node, old: Value, new: Value, known: tuple[Value | None, ...]) -> None:
-    """Let `new` be `old`, and drop what only `old` needed, pieces of packed linears too."""
+def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
+    """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
+
+    A packed linear is split first if only some of its pieces lose their readers.
+    """
     graph = node.graph
-    gone = backward_slice([old], known)
+    old_nodes = backward_slice([old], sources)
     replace_uses(old, new)
-    drop(graph, gone)
-    for split in [n for n in gone if not n.erased and n.op is ops.split]:
+    drop(graph, old_nodes)
+    for split in [n for n in old_nodes if not n.erased and n.op is ops.split]:
         source = split.inputs[0]
         alone = source is not None and source.producer is not None and source.producer.op is ops.linear
         if alone and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
@@ -289,7 +303,7 @@ def _replace(node: Node, old: Value, new: Value, known: tuple[Value | None, ...]
 
 
 def _expand(node: Node) -> str | None:
-    """Let the latent attention `node` attend to keys and values of all heads, or say why it cannot."""
+    """Let the latent attention `node` attend to keys and values of all heads; return None, or why it cannot."""
     heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
     assert q is not None and k is not None
     if node.operand("past_k") is not None:
@@ -301,33 +315,33 @@ def _expand(node: Node) -> str | None:
     after = node.output.users
     by_head = len(node.output.uses) == 1 and not node.output.is_output and after[0].op is ops.head_linear
     if not by_head or after[0].attrs["inverse"] or after[0].attrs["heads"] != heads:
-        return "no W_UV, head by head, alone reads its result"
+        return "its result is not read by W_UV, head by head, alone"
     first = np.arange(1, heads * rank + 1).reshape(heads, rank)
-    makers = (x.producer for x, n in gathered(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first))
-    maker = next((n for n in makers if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
-    if maker is None or maker.attrs["heads"] != heads:
-        return "no W_UKᵀ, head by head, makes its queries"
-    (plain, up_k), up_v = maker.inputs, after[0].inputs[1]
+    candidates = (x.producer for x, n in gathered(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first))
+    k_up = next((n for n in candidates if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
+    if k_up is None or k_up.attrs["heads"] != heads:
+        return "its queries do not come from W_UKᵀ, head by head"
+    (plain, up_k), up_v = k_up.inputs, after[0].inputs[1]
     assert plain is not None and up_k is not None and up_v is not None
-    attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+    attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
     if attrs["scale"] is None:
         # The default scale would follow the new width of the heads.
         attrs["scale"] = 1 / math.sqrt(q.width // heads)
     with node.graph.inserting(before=node):
-        latent, shared = _cut(k, rank)
-        turned = None if shared is None else _parted(q, heads, rank)[1]
-        y = expanded(plain, turned, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
-    _replace(after[0], after[0].output, y, (plain, turned, latent, shared))
+        latent, shared = _split_features(k, rank)
+        rotary = None if shared is None else _split_heads(q, heads, rank)[1]
+        y = expanded(plain, rotary, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
+    _replace(after[0], after[0].output, y, (plain, rotary, latent, shared))
     return None
 
 
-def _cut(x: Value, first: int) -> tuple[Value, Value | None]:
-    """The first numbers of x [batch, n, width], and the others."""
+def _split_features(x: Value, first: int) -> tuple[Value, Value | None]:
+    """Split the last axis of x [batch, n, width] after `first` features; return both parts."""
     if first == x.width:
         return x, None
     parts = x.producer.inputs if x.producer is not None and x.producer.op is ops.concat else ()
     if [p.width for p in parts if p is not None] != [first, x.width - first]:
         parts = ops.split.emit(x, sizes=(first, x.width - first))
-    one, other = parts
-    assert one is not None
-    return one, other
+    head, tail = parts
+    assert head is not None
+    return head, tail

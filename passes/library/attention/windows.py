@@ -22,12 +22,12 @@ from ...core.oracle import attend
 from ...core.trace import Trace
 from ..cache.kv_cache import within_positions
 
-LONGEST_TRIAL = 40  # tokens; what reaches farther is tried with smaller numbers
-Sees = Callable[[int, int], bool]  # of the positions of a query and a key
+LONGEST_CHECK = 40  # tokens; passes with a longer range are checked with smaller arguments
+Visibility = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
 
 
 def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
-    """Give the attentions of `layers` the attributes `attrs`."""
+    """Set the attributes `attrs` on the attentions of `layers`, and record changes and refusals of the pass `name`."""
     for node in chosen(graph, layers, name):
         if node.op is not ops.attention:
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
@@ -36,22 +36,27 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
             trace.fired(name, node.output.name)
 
 
-def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, sees: Sees, tokens: int) -> None:
-    """Over texts of `tokens`, attentions whose attributes `after` differ see what `sees` says."""
-    old = {n.output.name: n.attrs for n in before.nodes}
-    changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old.get(n.output.name)]
-    inputs = texts(before, equivalence, tokens)
-    meanings = {n.output.name: partial(attend, sees) for n in changed}
+def check_masks(
+    before: Graph, after: Graph, equivalence: EquivalenceCheck, is_visible: Visibility, tokens: int
+) -> None:
+    """Check that attentions whose attributes the pass changed see exactly the keys for which `is_visible` is true.
+
+    The graphs run on sequences of `tokens` tokens.
+    """
+    old_attrs = {n.output.name: n.attrs for n in before.nodes}
+    changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
+    inputs = sample_inputs(before, equivalence, tokens)
+    meanings = {n.output.name: partial(attend, is_visible) for n in changed}
     equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
 
-def texts(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
-    """Inputs of `tokens` tokens, or as many as there are positions for."""
-    source = min(tokens, graph.meta.get("max_source_positions") or tokens)
-    return equivalence.inputs(graph, seq=within_positions(graph, tokens), source=source)
+def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
+    """Return random inputs of `tokens` tokens, or fewer if the model has fewer positions."""
+    source_tokens = min(tokens, graph.meta.get("max_source_positions") or tokens)
+    return equivalence.inputs(graph, seq=within_positions(graph, tokens), source=source_tokens)
 
 
-def at_least(name: str, least: int, **arguments: int) -> None:
+def check_minimum(name: str, least: int, **arguments: int) -> None:
     """Raise WeftError in the name of the pass `name` if an argument is below `least`."""
     for argument, value in arguments.items():
         if value < least:
@@ -60,15 +65,15 @@ def at_least(name: str, least: int, **arguments: int) -> None:
 
 @dataclass(frozen=True)
 class SlidingWindow(Pass):
-    """Let every query see only the `size` nearest keys, itself among them, and the first `keep_first` of the text.
+    """Restrict every query to the `size` nearest keys, itself included, and the first `keep_first` of the sequence.
 
-    Query i sees key j if i − j < size (|i − j| < size where attention is not causal) or j < keep_first. Trained models
-    lean on the first tokens, whatever they say: with a few of them in sight a text may grow far beyond the window.
-    Distances stay those of the text, where StreamingLLM counts them in its cache. `layers` says which layers: all,
-    even, odd, numbers ("0-5, 8"), or a pattern ("local*5 + global").
+    Query i sees key j if i − j < size (|i − j| < size if attention is not causal) or j < keep_first. Trained models
+    attend to the first tokens whatever their content (attention sinks): if a few stay visible, a sequence may grow far
+    beyond the window. Distances count positions in the sequence, while StreamingLLM counts them in its cache. `layers`
+    selects the layers: all, even, odd, indices ("0-5, 8"), or a pattern ("local*5 + global").
 
-    Condition: nothing changes for texts of at most `size` tokens. A window that is narrower already stays as it is, and
-    so do sparse patterns.
+    Condition: nothing changes for sequences of at most `size` tokens. Narrower windows stay as they are, and so do
+    sparse patterns.
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
@@ -87,49 +92,49 @@ class SlidingWindow(Pass):
     effect = "conditional"
     purpose = "Positions and windows"
     see = ("local-global", "attention-pattern", "rolling-buffer")
-    tradeoff = "the first keys are kept beside those of the window"
+    tradeoff = "the cache keeps the first keys in addition to the window"
     size: int
     layers: Layers = "all"
     keep_first: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        at_least(self.name, 1, size=self.size)
-        at_least(self.name, 0, keep_first=self.keep_first)
+        check_minimum(self.name, 1, size=self.size)
+        check_minimum(self.name, 0, keep_first=self.keep_first)
         for node in chosen(graph, self.layers, self.name):
-            at, window = node.output.name, node.attrs.get("window")
+            name, window = node.output.name, node.attrs.get("window")
             if node.op is not ops.attention:
-                trace.refuse(self.name, at, f"{node.op.name} has no window")
+                trace.refuse(self.name, name, f"{node.op.name} has no window")
             elif node.attrs["pattern"] != "dense":
-                trace.refuse(self.name, at, f"its pattern {node.attrs['pattern']} says what it sees")
+                trace.refuse(self.name, name, f"its pattern {node.attrs['pattern']} defines its visible keys")
             elif window is not None and window < self.size:
-                trace.refuse(self.name, at, f"its window of {window} keys is narrower")
+                trace.refuse(self.name, name, f"its window of {window} keys is narrower")
             elif (window, node.attrs["keep_first"]) != (self.size, self.keep_first):
                 node.attrs.update(window=self.size, keep_first=self.keep_first)
-                trace.fired(self.name, at)
+                trace.fired(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Texts within the window are unchanged; longer texts match the definition (for wide windows, that of
-        a window of three)."""
+        """Check that sequences within the window give the same outputs and longer ones match the definition (wide
+        windows are checked as a window of three)."""
         lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
-        # Of a sound only the samples can be chosen, not the frames that attention sees.
+        # The length of audio is chosen in samples, not in the frames that attention sees.
         chosen_lengths = all(names(length).isdisjoint(SECOND) for length in lengths)
         if chosen_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
-            inputs = texts(before, equivalence, min(self.size, LONGEST_TRIAL))
+            inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
             equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
-        tried = self if self.size + 3 <= LONGEST_TRIAL else replace(self, size=3, keep_first=min(self.keep_first, 2))
-        after = after if tried is self else applied_to(before, tried)
-        size, keep_first = tried.size, tried.keep_first
+        tested = self if self.size + 3 <= LONGEST_CHECK else replace(self, size=3, keep_first=min(self.keep_first, 2))
+        after = after if tested is self else apply_pass(before, tested)
+        size, keep_first = tested.size, tested.keep_first
         check_masks(before, after, equivalence, lambda i, j: abs(i - j) < size or j < keep_first, size + 3)
 
 
 @dataclass(frozen=True)
 class Dilate(Pass):
-    """Let every query see `size` keys with gaps: itself and every `stride`-th before it.
+    """Restrict every query to `size` keys with gaps: itself and every `stride`-th key before it.
 
-    Query i sees keys i, i − stride, …, i − (size − 1)·stride (and as far ahead where attention is not causal): a window
+    Query i sees keys i, i − stride, …, i − (size − 1)·stride (and as far ahead if attention is not causal): a window
     that reaches `stride` times as far for the same work.
 
-    Condition: the model becomes another one; what the attentions of `layers` saw before does not count.
+    Condition: the model changes; earlier windows and patterns of the attentions in `layers` are overwritten.
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150.
 
@@ -154,31 +159,31 @@ class Dilate(Pass):
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        at_least(self.name, 1, size=self.size, stride=self.stride)
-        seen = {"window": self.size * self.stride, "pattern": "dilated", "stride": self.stride}
-        restrict(graph, trace, self.name, self.layers, **seen, summary=1, keep_first=0)
+        check_minimum(self.name, 1, size=self.size, stride=self.stride)
+        attrs = {"window": self.size * self.stride, "pattern": "dilated", "stride": self.stride}
+        restrict(graph, trace, self.name, self.layers, **attrs, summary=1, keep_first=0)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Queries see the keys that the definition lists (with wide gaps or windows, those of narrower ones)."""
-        tried = self
-        if self.size * self.stride + 3 > LONGEST_TRIAL:
-            tried = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
-            after = applied_to(before, tried)
-        distances = [n * tried.stride for n in range(tried.size)]
-        check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, tried.size * tried.stride + 3)
+        """Check that queries see the keys of the definition (wide gaps or windows are checked as narrower ones)."""
+        tested = self
+        if self.size * self.stride + 3 > LONGEST_CHECK:
+            tested = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
+            after = apply_pass(before, tested)
+        distances = [n * tested.stride for n in range(tested.size)]
+        check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, tested.size * tested.stride + 3)
 
 
 @dataclass(frozen=True)
 class AttentionPattern(Pass):
-    """Let every query see the keys of a sparse pattern.
+    """Restrict every query to the keys of a sparse pattern.
 
     `dilated`: i − j is divisible by `stride`. `strided`: i − j < stride, or divisible by it. `fixed`: key and query are
     in one block of `stride` tokens, or the key is among the last `summary` of its block. `chunked`: they are in one
-    block. `dense`: all. Of these keys those that `window` allows (|i − j| < window), and the first `keep_first`
-    besides; causal attentions stay causal.
+    block. `dense`: all keys. Visible are those keys of the pattern that `window` allows (|i − j| < window), and also
+    the first `keep_first`; causal attentions stay causal.
 
-    Condition: the model becomes another one; what the attentions of `layers` saw before does not count. Texts of one
-    block keep their numbers if the pattern is chunked or fixed.
+    Condition: the model changes; earlier windows and patterns of the attentions in `layers` are overwritten. Sequences
+    of one block give the same outputs if the pattern is chunked or fixed.
 
     Source: Child 2019 (strided, fixed), arXiv:1904.10509; Beltagy 2020 (dilated), arXiv:2004.05150; Llama 4, 2025
     (chunked); Xiao 2023 (attention sinks), arXiv:2309.17453.
@@ -207,8 +212,8 @@ class AttentionPattern(Pass):
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        at_least(self.name, 1, stride=self.stride, summary=self.summary, window=self.window or 1)
-        at_least(self.name, 0, keep_first=self.keep_first)
+        check_minimum(self.name, 1, stride=self.stride, summary=self.summary, window=self.window or 1)
+        check_minimum(self.name, 0, keep_first=self.keep_first)
         if self.window == 0:
             raise WeftError(f"{self.name}: window=0 must be at least 1")
         if self.pattern == "fixed" and self.summary > self.stride:
@@ -217,23 +222,23 @@ class AttentionPattern(Pass):
         restrict(graph, trace, self.name, self.layers, **attrs, keep_first=self.keep_first)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Queries see the keys that the definition lists (with wide strides or windows, those of narrower ones)."""
-        tried = self
-        if 2 * max(self.stride, self.window or 0) > LONGEST_TRIAL:
+        """Check that queries see the keys of the definition (wide strides or windows are checked as narrower ones)."""
+        tested = self
+        if 2 * max(self.stride, self.window or 0) > LONGEST_CHECK:
             stride, window = min(self.stride, 4), self.window and min(self.window, 6)
-            tried = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
-            after = applied_to(before, tried)
-        tokens = 2 * max(tried.stride, tried.window or 0) + 3
-        check_masks(before, after, equivalence, tried.sees, tokens)
+            tested = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
+            after = apply_pass(before, tested)
+        tokens = 2 * max(tested.stride, tested.window or 0) + 3
+        check_masks(before, after, equivalence, tested.sees, tokens)
 
     def sees(self, i: int, j: int) -> bool:
-        """Return whether query i sees key j, causality aside."""
-        seen = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
-        return bool(seen.mask(np.asarray(i), np.asarray(j)))
+        """Return whether the pattern, window and first keys let query i see key j; causality is not considered."""
+        visible_keys = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
+        return bool(visible_keys.mask(np.asarray(i), np.asarray(j)))
 
 
-def applied_to(before: Graph, one: Pass) -> Graph:
-    """A copy of `before` after the pass `one`."""
+def apply_pass(before: Graph, rule: Pass) -> Graph:
+    """Return a copy of `before` rewritten by the pass `rule`."""
     after = before.clone()
-    one.run(after, Trace())
+    rule.run(after, Trace())
     return after

@@ -1,4 +1,4 @@
-"""Heads laid out anew: in another order, repeated, or with zeros behind their numbers."""
+"""New arrangements of attention heads in their weights: reordered, repeated, dropped, or padded with zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ...edits.edit import derive, replace_param, reweigh
 
 @dataclass(frozen=True)
 class Layout:
-    """New head i is old head `heads[i]`, of `width` numbers, with `zeros` zeros behind them."""
+    """A new arrangement of heads along an axis: new head i is old head `heads[i]` of `width` features, plus `zeros`
+    zeros.
+    """
 
     heads: tuple[int, ...]
     width: int
@@ -24,26 +26,26 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Numbers in all new heads."""
+        """Return the new length of the axis: all heads, zeros included."""
         return len(self.heads) * (self.width + self.zeros)
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         """Return whether the layout keeps the heads and their order."""
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The old numbers in their new order, zeros left out."""
+        """Return the old index of every feature in the new order, without the zeros."""
         return _rows(self.heads, self.width)
 
     @property
-    def one(self) -> Layout:
-        """Layout within one head."""
+    def single_head(self) -> Layout:
+        """Return the layout of a tensor that has a single head along the axis: the zeros, without reordering."""
         return Layout((0,), self.width, self.zeros)
 
-    def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """`recipe` of `shape`, whose `axis` is that of the old heads' numbers, laid out anew along it."""
+    def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
+        """Return `recipe` (a tensor of `shape` with the old heads along `axis`) with its heads rearranged."""
         if self.heads != tuple(range(shape[axis] // self.width)):
             recipe = Take(recipe, self.rows, axis)
         if not self.zeros:
@@ -53,10 +55,10 @@ class Layout:
         padded = Concat((Reshape(recipe, (*lead, self.width, *rest)), zeros), axis + 1)
         return Reshape(padded, (*shape[:axis], self.size, *rest))
 
-    def derived(self, old: Param, axis: int = 0) -> Param:
-        """A parameter beside `old`, laid out anew along `axis`."""
+    def derive_param(self, old: Param, axis: int = 0) -> Param:
+        """Add and return a parameter that holds `old` with its heads along `axis` rearranged; `old` stays."""
         shape = tuple(old.shape)
-        return derive(old, self.of(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :]))
+        return derive(old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,13 +66,13 @@ def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: lay
     return tuple(h * width + i for h in heads for i in range(width))
 
 
-def misfit(branch: Branch, layout: Layout) -> str | None:
-    """Say why a step of `branch` cannot work on heads in `layout`; None if all can."""
+def find_obstacle(branch: Branch, layout: Layout) -> str | None:
+    """Return why a node of `branch` would compute something else on heads in `layout`; None if the layout is safe."""
     normed = False
     for node in branch.between:
-        why = _misfit(node, layout, branch.start.width)
+        why = _find_node_obstacle(node, layout, branch.start.width)
         if normed and layout.zeros and node.op in (ops.clip, ops.affine, ops.add):
-            why = "works on what a norm made, which zeros make larger"
+            why = "works on the output of a norm, which zeros make larger"
         if why is not None:
             return f"{node.op.name} (%{node.output.name}) {why}"
         normed |= node.op is ops.rms_norm
@@ -78,12 +80,12 @@ def misfit(branch: Branch, layout: Layout) -> str | None:
 
 
 def growth(branch: Branch, layout: Layout) -> float:
-    """Return the factor by which the zeros of `layout` grow the branch: its RMSNorm averages over more features."""
+    """Return the factor by which the zeros of `layout` enlarge the branch: its RMSNorm averages over more features."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 
 
-def _misfit(node: Node, layout: Layout, width: int) -> str | None:
+def _find_node_obstacle(node: Node, layout: Layout, width: int) -> str | None:
     if node.op is ops.rope:
         return None
     if node.op is ops.reshape:
@@ -93,60 +95,60 @@ def _misfit(node: Node, layout: Layout, width: int) -> str | None:
     if node.op is ops.clip:
         low, high = node.attrs["low"], node.attrs["high"]
         keeps = (low is None or low <= 0) and (high is None or high >= 0)
-        return None if keeps or not layout.zeros else "makes other numbers of zeros"
+        return None if keeps or not layout.zeros else "maps zeros to other values"
     if node.op is ops.affine:
-        return "makes other numbers of zeros" if layout.zeros and node.attrs["plus"] else None
+        return "maps zeros to other values" if layout.zeros and node.attrs["plus"] else None
     if node.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
         vectors = all(
             isinstance(v, Param) and v.shape == node.output.shape[-1:] for v in node.inputs[1:] if v is not None
         )
         if not vectors:
-            return "has an operand that is no vector of numbers of heads"
+            return "has an operand that is not a vector over the features"
         return "takes a mean that zeros would change" if layout.zeros and node.op is ops.layer_norm else None
-    return "stands between the linear and the attention"
+    return "is between the linear and the attention"
 
 
 def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> None:
-    """Let operands of the attention `reader`, by role, made by their branches, have their heads laid out anew.
+    """Rearrange the heads of operands of the attention `reader`, given a branch and a layout for each role (q, k, v).
 
-    Weights get the rows of heads in their new places, and what stands between is made again. Ask `misfit` before. Where
-    a width changes, the linear must not be packed, and `reader` must be changed next.
+    The rows of the linear's weight are rearranged, and the nodes between linear and attention are rebuilt. Check
+    `find_obstacle` first. If a width changes, the linear must not be packed, and the caller must change `reader` next.
     """
     linears: dict[Node, list[tuple[Branch, Layout]]] = {}
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
     # Once for each linear: the spans of q, k and v count rows of the old weight.
-    repacked = {linear: _repack(linear, sides) for linear, sides in linears.items()}
+    repacked = {linear: repack_linear(linear, sides) for linear, sides in linears.items()}
     for role, (branch, layout) in layouts.items():
         value = branch.start if branch.packed else repacked[branch.linear]
         derived: list[tuple[Value | None, Value | None]] = []
         for node in branch.between:
             value = _rebuild(node, value, layout, reader, derived)
         reader.set_input(reader.op.operand_index(role), value)
-        # Readers first: a node is erased only when nobody reads it.
+        # Readers first: only a node without readers can be erased.
         for node in reversed(branch.between):
             reader.graph.erase(node)
         for old, new in derived:
             replace_param(old, new)
 
 
-def _repack(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
-    """Repack the rows of `linear` by the layouts of `sides`, and return its output."""
+def repack_linear(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
+    """Rearrange the rows of `linear`'s weight and bias by the layout of each of its branches; return its new output."""
     (branch, layout), *_ = sides
     weight, bias = branch.weight, branch.bias
     if not branch.packed:
-        vector = None if bias is None else layout.of(bias.recipe, tuple(bias.shape))
-        return reweigh(linear, layout.of(weight.recipe, tuple(weight.shape)), vector, layout.size).output
+        vector = None if bias is None else layout.rearrange(bias.recipe, tuple(bias.shape))
+        return reweigh(linear, layout.rearrange(weight.recipe, tuple(weight.shape)), vector, layout.size).output
     index = list(range(weight.shape[0]))
     for branch, layout in sides:
         start, stop = branch.span
         index[start:stop] = (start + i for i in layout.rows)
-    vector = None if bias is None else taken(bias.recipe, index)
-    return reweigh(linear, taken(weight.recipe, index), vector).output
+    vector = None if bias is None else take_rows(bias.recipe, index)
+    return reweigh(linear, take_rows(weight.recipe, index), vector).output
 
 
-def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
-    """The rows `index` of `recipe`; what was taken already is taken in one step."""
+def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:
+    """Return a recipe for the rows `index` of `recipe`; nested selections of rows become one."""
     if isinstance(recipe, Take) and recipe.axis == 0:
         return Take(recipe.item, tuple(recipe.indices[i] for i in index))
     return Take(recipe, tuple(index))
@@ -155,19 +157,22 @@ def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
 def _rebuild(
     node: Node, x: Value, layout: Layout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
-    """Rebuild `node` on `x` in a new layout; append (old, new) operands to `derived`."""
-    attrs, each = dict(node.attrs), layout.width + layout.zeros
-    per_head = layout.one if len(node.output.shape) == 4 else layout
+    """Rebuild `node` on the rearranged `x`, before `reader`, and return its output.
+
+    Pairs of old and new operands are appended to `derived`.
+    """
+    attrs, head_width = dict(node.attrs), layout.width + layout.zeros
+    per_head = layout.single_head if len(node.output.shape) == 4 else layout
     operands = list(node.inputs[1:])
     if node.op is ops.rope:
         attrs["heads"] = len(layout.heads)
     elif node.op is ops.reshape:
         split = len(node.output.shape) == 4
-        attrs["shape"] = (*node.output.shape[:2], *((len(layout.heads), each) if split else (layout.size,)))
+        attrs["shape"] = (*node.output.shape[:2], *((len(layout.heads), head_width) if split else (layout.size,)))
     else:
-        operands = [per_head.derived(v) if isinstance(v, Param) else v for v in operands]
+        operands = [per_head.derive_param(v) if isinstance(v, Param) else v for v in operands]
     if node.op is ops.rms_norm:
-        attrs["eps"] *= layout.width / each  # what the mean of squares is of that without zeros
+        attrs["eps"] *= layout.width / head_width  # zeros shrink the mean of squares by this factor
     derived += zip(node.inputs[1:], operands, strict=True)
     with node.graph.inserting(before=reader):
         y = node.op(x, *operands, **attrs)

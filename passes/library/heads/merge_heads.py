@@ -1,4 +1,4 @@
-"""Fewer key and value heads."""
+"""Merging key and value heads: grouped-query attention with fewer groups."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from ...core.trace import Trace
 from ...edits.edit import changed, reweigh
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
-from .head_layout import Layout, apply_layout, misfit, taken
+from .head_layout import Layout, apply_layout, find_obstacle, take_rows
 
 
 @dataclass(frozen=True)
-class Pooled(Layout):
-    """The new heads are means of runs of the old ones."""
+class MeanHeads(Layout):
+    """A layout with fewer heads: each new head is the mean of a run of the `old` ones."""
 
     old: int = 0
 
-    def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """`recipe` of `shape` with its first axis, that of the old heads' numbers, pooled."""
+    def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
+        """Return `recipe` (a tensor of `shape`) with runs of heads along its first axis averaged."""
         return recipe if shape[axis] == self.width else MeanPool(recipe, self.old, len(self.heads))
 
 
 @dataclass(frozen=True)
-class Replaced(Layout):
-    """The new heads have rows of their own: `weight`, and `bias` where there is one."""
+class FittedHeads(Layout):
+    """A layout whose heads get fitted rows: `weight`, and `bias` where the linear has one."""
 
     weight: Recipe = field(kw_only=True)
     bias: Recipe | None = field(kw_only=True)
 
-    def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """The weight in place of a matrix, the bias in place of a vector."""
+    def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
+        """Return the fitted weight for a matrix and the fitted bias for a vector; `recipe` is not used."""
         return self.weight if len(shape) == 2 or self.bias is None else self.bias
 
 
 @dataclass(frozen=True)
 class MhaToGqa(Pass):
-    """Let groups of query heads share key and value heads: of each run of heads that become one, `kv_heads` are left.
+    """Merge runs of adjacent key and value heads until `kv_heads` are left, shared by larger groups of query heads.
 
-    From multi-head, grouped or multi-query attention to fewer groups. `method` says what a new head is. mean: the mean
-    of the old ones' weights (Ainslie 2023). first: the first of them. Both take heads for comparable that have no
-    common basis: V → A V with O → O A⁻¹ is the same attention. svd finds the one head with which the others can be
-    expressed best, in closed form, and changes queries and outputs accordingly:
+    The pass converts multi-head or grouped-query attention to fewer groups. `method` chooses the new head. mean: the
+    mean of the old heads' weights (Ainslie 2023). first: the first old head. Both treat heads as comparable although
+    they have no common basis: V → A V with O → O A⁻¹ is the same attention. svd computes, in closed form, the one head
+    that expresses the others best, and changes queries and outputs accordingly:
 
     - O_h V_h L over the heads of a group, stacked, has a truncated SVD … B; V' = B L⁻¹ and O'_h = O_h V_h L Bᵀ.
-    - Keys that nothing rotates: the same of Q_h and K_h. Rotary pairs are complex numbers, q k̄ for every frequency, and
-      only complex factors commute with rotation: one complex row each, by a rank-1 SVD weighed by the energy of the
-      queries; Q'_h takes up the factor.
+    - Keys without RoPE: the same for Q_h and K_h. Rotary pairs are complex values, q k̄ for every frequency, and only
+      complex factors commute with rotation: one complex row each, by a rank-1 SVD weighted by the energy of the
+      queries; Q'_h absorbs the factor.
 
-    L Lᵀ is the second moment of what the heads read, of white noise without a `calibration`: a text file, or token ids
-    (.npy, .json), of which `tokens` are read. Half of it is that of tokens, half that of what attention makes of them:
-    for values their averages, for keys their differences among those that a query attends to; and heads whose attention
-    is spread count for more. `sequential`: later layers are fitted to what the changed earlier ones make of the text,
-    and each output map then makes up for what its attention lost, by least squares with a ridge. Where heads have norms
-    (of queries and keys) or the output a gate, the basis is fixed, and svd falls back to the mean, with a note in the
+    L Lᵀ is the second moment of the linears' input: white noise without a `calibration`, which is a text file or token
+    ids (.npy, .json), of which `tokens` are read. Half of it comes from single tokens and half from the result of
+    attention: for values the averages, for keys the differences among the keys that a query attends to; heads with more
+    spread-out attention weigh more. `sequential`: later layers are fitted to the outputs of the changed earlier layers,
+    and each output projection then compensates the loss of its attention, by least squares with a ridge. A norm on
+    queries or keys, or a gate on the output, fixes the basis; svd then falls back to the mean, with a note in the
     trace.
 
-    Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Nothing is lost
-    when the merged heads are equal (svd: up to their basis). An error where
-    `kv_heads` does not divide the heads there are, or where there are caches.
+    Condition: k and v come from linears, with only norms, scales, clips and rotations between. The result is exact if
+    the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide the present number
+    of heads, or if there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).
@@ -109,34 +109,34 @@ class MhaToGqa(Pass):
                     f"mha-to-gqa: kv_heads={self.kv_heads} does not divide the {node.attrs['kv_heads']} key and value "
                     f"heads of %{node.output.name}"
                 )
-        # All sites are checked before the first change: the text is read only if some attention can be fitted.
-        found = {node: self._layouts(node) for node in sites}
+        # Sites are checked before the first change: the calibration file is read only if an attention can be fitted.
+        layouts_by_node = {node: self._layouts(node) for node in sites}
         fitter = None
-        if self.method == "svd" and any(isinstance(layouts, dict) for layouts in found.values()):
-            texts = read_tokens(graph, self.calibration, self.tokens) if self.calibration is not None else ()
-            fitter = Fitter(graph, texts, self.sequential)
-        for done, (node, layouts) in enumerate(found.items()):
-            trace.progress(done, len(found))
-            at = node.output.name
+        if self.method == "svd" and any(isinstance(layouts, dict) for layouts in layouts_by_node.values()):
+            token_ids = read_tokens(graph, self.calibration, self.tokens) if self.calibration is not None else ()
+            fitter = Fitter(graph, token_ids, self.sequential)
+        for done, (node, layouts) in enumerate(layouts_by_node.items()):
+            trace.progress(done, len(layouts_by_node))
+            name = node.output.name
             if isinstance(layouts, str):
-                trace.refuse(self.name, at, layouts)
+                trace.refuse(self.name, name, layouts)
                 continue
             fit = fitter.fit(node, self.kv_heads) if fitter else Fit({}, [])
-            now = _converted(node, layouts, self.kv_heads, fit)
+            merged = _convert(node, layouts, self.kv_heads, fit)
             if fitter and "o" in fit.linears:
-                fitter.make_up(node, now, fit)
+                fitter.make_up(node, merged, fit)
             for reason in fit.reasons:
-                trace.note(f"{self.name}: warning: %{at} gets means instead of fitted {reason}")
-            trace.fired(self.name, at)
+                trace.note(f"{self.name}: warning: %{name} gets means instead of fitted {reason}")
+            trace.fired(self.name, name)
 
     def _check_arguments(self) -> None:
         if self.kv_heads < 1 or self.tokens < 1:
             raise WeftError(f"mha-to-gqa: kv_heads={self.kv_heads} and tokens={self.tokens} must be positive")
         if self.calibration is not None and self.method != "svd":
-            raise WeftError(f"mha-to-gqa: method={self.method} looks at no text; calibration is for method=svd")
+            raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
-        """Return the new layouts of keys and values of the attention `node`, or why there are none."""
+        """Return the new layouts of keys and values of the attention `node`, or why they cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
         old, layouts = int(node.attrs["kv_heads"]), dict[str, Layout]()
@@ -148,13 +148,13 @@ class MhaToGqa(Pass):
             if self.method == "first":
                 layouts[role] = Layout(tuple(range(0, old, old // self.kv_heads)), width)
             else:
-                layouts[role] = Pooled(tuple(range(self.kv_heads)), width, 0, old)
-            if (reason := misfit(branch, layouts[role])) is not None:
+                layouts[role] = MeanHeads(tuple(range(self.kv_heads)), width, 0, old)
+            if (reason := find_obstacle(branch, layouts[role])) is not None:
                 return reason
         return layouts
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """When the merged heads are equal, nothing is lost."""
+        """Check that heads which are equal merge without a change of the outputs."""
         equal = equivalence.stage(before)
         for node in equal.nodes:
             if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
@@ -162,17 +162,17 @@ class MhaToGqa(Pass):
                     if isinstance(branch, Branch):
                         _equalize(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
-        # Without the text: heads that are equal merge exactly, whatever the moments are.
+        # Without calibration: heads that are equal merge exactly, whatever the moments are.
         replace(self, calibration=None).run(merged, Trace())
         inputs = equivalence.inputs(before)
         equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
-def _converted(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:
-    """The attention `node` with `groups` KV heads, their keys and values laid out anew and its linears as in `fit`."""
+def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:
+    """Rebuild the attention `node` with `groups` KV heads in `layouts`, its linears replaced by those in `fit`."""
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
-        layouts[role] = Replaced(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
+        layouts[role] = FittedHeads(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
     apply_layout(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
     node = changed(node, kv_heads=groups)
     for role in set("qo").intersection(fit.linears):
@@ -181,21 +181,23 @@ def _converted(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) ->
 
 
 def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
-    """Give a linear of the attention `node` another weight, and another bias where it has one."""
+    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; its bias also, unless None."""
     linear = output_of(node) if role == "o" else unpacked(node, role).linear
     assert isinstance(linear, Node)
     reweigh(linear, weight, bias or "same")
 
 
 def _equalize(branch: Branch, heads: int, groups: int) -> None:
-    """Let runs of heads have the numbers of the first of each: of a staged graph, whose recipes may change."""
+    """Copy the rows of the first head of each run to the whole run, in place, in a graph staged for checks."""
     start, stop = branch.span
-    each, run = (stop - start) // heads, heads // groups
-    of_heads = [h // run * run * each + i for h in range(heads) for i in range(each)]
+    head_dim, run = (stop - start) // heads, heads // groups
+    first_rows = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
     for param in (branch.weight, branch.bias):
         if param is not None:
             count = int(param.shape[0])
-            param.recipe = taken(param.recipe, [*range(start), *(start + i for i in of_heads), *range(stop, count)])
+            param.recipe = take_rows(
+                param.recipe, [*range(start), *(start + i for i in first_rows), *range(stop, count)]
+            )
     for v in (v for node in branch.between for v in node.inputs[1:]):
         if isinstance(v, Param) and v.shape == (stop - start,):
-            v.recipe = taken(v.recipe, of_heads)
+            v.recipe = take_rows(v.recipe, first_rows)

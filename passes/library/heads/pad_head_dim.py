@@ -1,4 +1,4 @@
-"""Heads of a size that kernels take."""
+"""Padding attention heads to a size that fused kernels accept."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, replace_param
-from .head_layout import Layout, apply_layout, growth, misfit
+from .head_layout import Layout, apply_layout, find_obstacle, growth
 
-MOST = 1024  # numbers that a head is made a multiple of
+LARGEST_MULTIPLE = 1024
 
 
 @dataclass(frozen=True)
 class PadHeadDim(Pass):
-    """Pad heads with zeros to a `multiple` of 8 or 16, the sizes that fused kernels take.
+    """Pad the head dimension with zeros to a `multiple` of 8 or 16, the sizes that fused kernels accept.
 
-    Zeros behind the numbers of q and k add nothing to a score, those behind v make zeros that meet columns of zeros in
-    W_o. The scale stays that of the old size d, and RoPE turns as many numbers as before. An RMSNorm over heads of d'
-    with zeros takes the mean of squares over more of them: with ε·d/d' it makes just √(d'/d) times as much, by which
-    the scale is divided.
+    Zeros appended to q and k add nothing to a score; zeros appended to v give zeros that meet zero columns in W_o. The
+    scale stays that of the old size d, and RoPE rotates the same features as before. An RMSNorm over a padded head of
+    size d' averages the squares over more features: with ε·d/d' its output is exactly √(d'/d) times as large, and the
+    scale is divided by that.
 
-    Condition: q, k and v come from linears and a linear reads the result. Refused where something between makes other
-    numbers of zeros (a LayerNorm, an added constant, a clip that leaves 0 out), where keys are values too, and where
-    there are caches.
+    Condition: q, k and v come from linears and a linear reads the result. Refused if a node between them maps zeros to
+    other values (a LayerNorm, an added constant, a clip whose range excludes 0), if the keys are also the values, and
+    if there are caches.
 
     Source: Dao 2022, FlashAttention (arXiv 2205.14135), whose kernels are for such sizes; linearity.
 
@@ -51,24 +51,24 @@ class PadHeadDim(Pass):
     name = "pad-head-dim"
     effect = "exact"
     purpose = "Same function, other weights"
-    tradeoff = "zeros are multiplied and cached, for kernels that take no other sizes"
+    tradeoff = "zeros are multiplied and cached, for kernels that accept no other sizes"
     multiple: int = 8
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not 1 <= self.multiple <= MOST:
-            raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {MOST}")
+        if not 1 <= self.multiple <= LARGEST_MULTIPLE:
+            raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {LARGEST_MULTIPLE}")
         for node in graph.nodes:
             if node.op is not ops.attention:
                 continue
-            reason = _padded(node, self.multiple)
+            reason = _pad(node, self.multiple)
             if reason:
                 trace.refuse(self.name, node.output.name, reason)
             elif reason is None:
                 trace.fired(self.name, node.output.name)
 
 
-def _padded(node: Node, multiple: int) -> str | None:
-    """Pad the heads of `node`; or why not, an empty reason if they have the size."""
+def _pad(node: Node, multiple: int) -> str | None:
+    """Pad the heads of `node`; return None if done, "" if they already have the size, else why it is impossible."""
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     q, v = node.operand("q"), node.operand("v")
     assert q is not None
@@ -85,28 +85,28 @@ def _padded(node: Node, multiple: int) -> str | None:
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
-        each = branch.start.width // count
-        layout = Layout(tuple(range(count)), each, -each % multiple)
-        if (reason := misfit(branch, layout)) is not None:
+        head_dim = branch.start.width // count
+        layout = Layout(tuple(range(count)), head_dim, -head_dim % multiple)
+        if (reason := find_obstacle(branch, layout)) is not None:
             return reason
-        grown = growth(branch, layout)
-        if role == "v" and grown != 1:
-            return "a norm makes its values"
-        layouts[role], factor = layout, factor / grown
+        gain = growth(branch, layout)
+        if role == "v" and gain != 1:
+            return "its values come from a norm"
+        layouts[role], factor = layout, factor / gain
     o = output_of(node)
     if isinstance(o, str):
         return o
-    sides: dict[str, tuple[Branch, Layout]] = {}
+    branches: dict[str, tuple[Branch, Layout]] = {}
     for role, layout in layouts.items():
         if layout.zeros:
-            sides[role] = unpacked(node, role), layout
-    apply_layout(node, sides)
+            branches[role] = unpacked(node, role), layout
+    apply_layout(node, branches)
     weight = o.operand("weight")
     assert isinstance(weight, Param)
     values = Layout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
-    new = weight if values.plain else values.derived(weight, axis=1)
+    padded_weight = weight if values.is_identity else values.derive_param(weight, axis=1)
     padded = changed(node, scale=factor)
-    if new is not weight:
-        changed(o, {"x": padded.output, "weight": new})
-        replace_param(weight, new)
+    if padded_weight is not weight:
+        changed(o, {"x": padded.output, "weight": padded_weight})
+        replace_param(weight, padded_weight)
     return None

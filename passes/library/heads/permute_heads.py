@@ -1,4 +1,4 @@
-"""Heads in another order."""
+"""Permuting attention heads."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...analysis.projections import Branch, branch_of, output_of, rows
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, derive, drop, replace_param
-from .head_layout import Layout, apply_layout, misfit
+from .head_layout import Layout, apply_layout, find_obstacle
 
 
 @dataclass(frozen=True)
 class PermuteHeads(Pass):
-    """Put the heads of attention in another order: new query head i is old head `order[i]`.
+    """Reorder the heads of attention: new query head i is old head `order[i]`.
 
-    Heads are summed up by the output projection: Σ_h W_h y_h is the same in any order. What belongs to a head goes with
-    it: its rows of W_q and bias, its columns of W_o, its slope or bias, its sink, the weights of its norm; whole groups
-    take their key and value heads along. Of use before heads are merged by their place. An attention that stands in
-    this order already, because the pass was run before, is left alone.
+    The output projection sums over heads: Σ_h W_h y_h is the same in any order. Everything that belongs to a head moves
+    with it: its rows of W_q and bias, its columns of W_o, its slope or bias, its sink, the weights of its norm; each
+    group takes its key and value heads along. Useful before a merge of adjacent heads. An attention that is already in
+    this order, because the pass was run before, is left alone.
 
-    Condition: the query heads of a group stay together. Refused where there are caches, where something other than
-    norms, scales, clips and rotations stands before the heads, where anything but a linear reads the result, and under
-    a bias by head that is neither a parameter, ALiBi nor a table of distances.
+    Condition: the query heads of a group stay together. Refused if there are caches, if a node other than norms,
+    scales, clips and rotations is between linear and attention, if anything but a linear reads the result, and if a
+    bias per head is not a parameter, ALiBi or a table of distances.
 
     Source: Vaswani 2017, Attention Is All You Need; addition commutes.
 
@@ -56,7 +56,7 @@ class PermuteHeads(Pass):
         if sorted(self.order) != list(range(len(self.order))):
             raise WeftError(f"permute-heads: order={list(self.order)} does not name every head from 0 once")
         if self.order == tuple(sorted(self.order)):
-            trace.note("permute-heads: the order is the one that heads have")
+            trace.note("permute-heads: order is the present order of the heads")
             return
         # Layers often share one bias: it is rearranged once.
         biases: dict[Value, Value] = {}
@@ -64,7 +64,7 @@ class PermuteHeads(Pass):
             if node.op is not ops.attention or node.attrs["heads"] == 1:
                 continue
             at = node.output.name
-            reason = _permuted(node, self.order, biases)
+            reason = _permute(node, self.order, biases)
             if reason:
                 trace.refuse(self.name, at, reason)
             elif reason is None:
@@ -73,26 +73,26 @@ class PermuteHeads(Pass):
         drop(graph, [old.producer for old in biases if old.producer is not None])
 
 
-def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
-    """Permute the heads of `node`; or why not, an empty reason if they stand so already."""
+def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
+    """Permute the heads of `node`; return None if done, "" if they have this order, else why it is impossible."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if heads != len(order):
         return f"it has {heads} heads, the order {len(order)}"
     group = heads // kv_heads
-    of_groups = tuple(order[i] // group for i in range(0, heads, group))
-    if any(h // group != of_groups[i // group] for i, h in enumerate(order)):
-        return f"heads of its groups of {group} would part"
+    group_order = tuple(order[i] // group for i in range(0, heads, group))
+    if any(h // group != group_order[i // group] for i, h in enumerate(order)):
+        return f"heads of its groups of {group} would be separated"
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run permute-heads before kv-cache"
     if node.operand("v") is None:
         return "its keys are its values too"
     layouts: dict[str, tuple[Branch, Layout]] = {}
-    for role, places, count in (("q", order, heads), ("k", of_groups, kv_heads), ("v", of_groups, kv_heads)):
+    for role, head_order, count in (("q", order, heads), ("k", group_order, kv_heads), ("v", group_order, kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
-        layout = Layout(places, branch.start.width // count)
-        if (reason := misfit(branch, layout)) is not None:
+        layout = Layout(head_order, branch.start.width // count)
+        if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout
     o, sinks, bias = output_of(node), node.operand("sinks"), node.operand("bias")
@@ -100,57 +100,61 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
         return o
     if not (sinks is None or isinstance(sinks, Param)):
         return f"its sinks %{sinks.name} are computed"
-    remade = None if bias is None else biases[bias] if bias in biases else rearranged_bias(bias, order)
-    if isinstance(remade, str):
-        return remade
-    if _stands(*layouts["q"]):
+    new_bias_source = None if bias is None else biases[bias] if bias in biases else rearrange_bias(bias, order)
+    if isinstance(new_bias_source, str):
+        return new_bias_source
+    if _has_order(*layouts["q"]):
         return ""
-    apply_layout(node, {role: side for role, side in layouts.items() if not side[1].plain})
+    apply_layout(node, {role: side for role, side in layouts.items() if not side[1].is_identity})
     weight = o.operand("weight")
     assert isinstance(weight, Param)
-    columns = Layout(order, int(weight.shape[1]) // heads).derived(weight, axis=1)
+    columns = Layout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)
     changed(o, {"weight": columns})
     replace_param(weight, columns)
     new_sinks = None if sinks is None else derive(sinks, Take(sinks.recipe, order))
     new_bias = bias
-    if bias is not None and remade is not None:
-        new_bias = biases[bias] = remade() if callable(remade) else remade
+    if bias is not None and new_bias_source is not None:
+        new_bias = biases[bias] = new_bias_source() if callable(new_bias_source) else new_bias_source
     changed(node, {"bias": new_bias, "sinks": new_sinks})
     replace_param(sinks, new_sinks)
     return None
 
 
-def _stands(branch: Branch, layout: Layout) -> bool:
+def _has_order(branch: Branch, layout: Layout) -> bool:
     """Return whether the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
-    own = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
-    return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
+    weight_rows = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
+    return (
+        isinstance(weight_rows, Take)
+        and weight_rows.axis == 0
+        and weight_rows.indices == tuple(start + i for i in layout.rows)
+    )
 
 
-def _taken(old: Param, order: tuple[int, ...], axis: int) -> Param:
+def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:
     shape = tuple(old.shape)
     return derive(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
 
 
-def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """Return the bias [batch, heads, seq, keys] of heads `order` (maybe a subset), a function that makes it, or why
-    not."""
+def rearrange_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
+    """Return the bias [batch, heads, seq, keys] with the heads `order` (maybe a subset): the value itself, a function
+    that inserts its nodes, or a message that explains why it cannot be rearranged."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):
-        return _taken(bias, order, 1)
-    maker = bias.producer
-    of_heads = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
-    if maker is None or maker.op not in of_heads:
+        return _take_heads(bias, order, 1)
+    source = bias.producer
+    head_axes = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
+    if source is None or source.op not in head_axes:
         return f"its bias %{bias.name} is computed, head by head"
-    name, axis = of_heads[maker.op]
-    old = maker.operand(name)
+    name, axis = head_axes[source.op]
+    old = source.operand(name)
     if not isinstance(old, Param):
-        return f"%{name if old is None else old.name}, of which its bias is made, is computed"
+        return f"%{name if old is None else old.name}, from which its bias is computed, is not a parameter"
 
-    def make() -> Value:
-        new = _taken(old, order, axis)
-        with bias.graph.inserting(after=maker):
-            return maker.op(new, *maker.inputs[1:], **maker.attrs)
+    def emit_bias() -> Value:
+        new = _take_heads(old, order, axis)
+        with bias.graph.inserting(after=source):
+            return source.op(new, *source.inputs[1:], **source.attrs)
 
-    return make
+    return emit_bias

@@ -1,4 +1,4 @@
-"""Key and value heads repeated: fewer queries share one."""
+"""Repeating key and value heads, so that fewer query heads share one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ...analysis.projections import Branch, branch_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed
-from .head_layout import Layout, apply_layout, misfit
+from .head_layout import Layout, apply_layout, find_obstacle
 
 
 @dataclass(frozen=True)
 class GqaToMha(Pass):
-    """Give every query head a key and value head of its own, or make `kv_heads` of them: heads are repeated.
+    """Repeat key and value heads until there are `kv_heads`, by default one for every query head.
 
     Query head h reads KV head ⌊h·kv_heads/heads⌋; with each repeated r times in place, it reads a copy of the same.
     MQA becomes GQA with `kv_heads` between 1 and the number of query heads, MHA without. Norms over all keys at once
-    see the same mean. Undoes mha-to-gqa in form; what that lost is not found again.
+    see the same mean. The pass restores the form that mha-to-gqa had converted, not the lost information.
 
-    Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Refused where
-    `kv_heads` is no multiple of the present number or does not divide the query heads, where keys are values too, and
-    where there are caches.
+    Condition: k and v come from linears, with only norms, scales, clips and rotations between. Refused if `kv_heads` is
+    not a multiple of the present number or does not divide the query heads, if the keys are also the values, and if
+    there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245), figure 2.
 
@@ -57,20 +57,20 @@ class GqaToMha(Pass):
             kv_heads = self.kv_heads or node.attrs["heads"]
             if kv_heads == node.attrs["kv_heads"]:
                 continue
-            at = node.output.name
+            name = node.output.name
             if (reason := _repeat(node, kv_heads)) is not None:
-                trace.refuse(self.name, at, reason)
+                trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, at)
+                trace.fired(self.name, name)
 
 
-def _repeat(node: Node, wanted: int) -> str | None:
-    """Repeat the KV heads of the attention `node`, or say why they cannot be `wanted`."""
+def _repeat(node: Node, count: int) -> str | None:
+    """Repeat the KV heads of the attention `node` until there are `count`; return None, or why that is impossible."""
     heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
-    if wanted % kv_heads:
-        return f"{wanted} is no multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"
-    if heads % wanted:
-        return f"{wanted} KV heads do not divide its {heads} query heads"
+    if count % kv_heads:
+        return f"{count} is not a multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"
+    if heads % count:
+        return f"{count} KV heads do not divide its {heads} query heads"
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run gqa-to-mha before kv-cache"
     if v is None:
@@ -80,11 +80,11 @@ def _repeat(node: Node, wanted: int) -> str | None:
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
-        repeated = tuple(h * kv_heads // wanted for h in range(wanted))
-        layout = Layout(repeated, branch.start.width // kv_heads)
-        if (reason := misfit(branch, layout)) is not None:
+        head_order = tuple(h * kv_heads // count for h in range(count))
+        layout = Layout(head_order, branch.start.width // kv_heads)
+        if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout
     apply_layout(node, {role: (unpacked(node, role), layout) for role, (_, layout) in layouts.items()})
-    changed(node, kv_heads=wanted)
+    changed(node, kv_heads=count)
     return None

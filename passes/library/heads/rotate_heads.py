@@ -17,13 +17,13 @@ from ...edits.edit import reweigh
 
 @dataclass(frozen=True)
 class RotateHeads(Pass):
-    """Rotate the values of every attention head by a random orthogonal matrix R, which the output map turns back.
+    """Rotate the values of every attention head by a random orthogonal matrix R, and undo it in the output projection.
 
-    An output is a sum of values, weighed by numbers: (Σ α v R) Rᵀ = Σ α v. So V → Rᵀ V for each key/value head, and
-    O → O R for each query head. R mixes all places of a head, so that outliers in few of them are spread over all: a
-    preparation for quantization. It is a recipe, drawn from `seed`.
+    The output of a head is a weighted sum of values: (Σ α v R) Rᵀ = Σ α v. So V → Rᵀ V for each key/value head, and
+    O → O R for each query head. R mixes all features of a head, so that outliers in a few of them are spread over all:
+    a preparation for quantization. R is a recipe, drawn from `seed`.
 
-    Condition: values come from a linear alone and are not cached yet, and a linear alone reads the output.
+    Condition: values come directly from a linear and are not cached yet, and only a linear reads the output.
 
     Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), whose R2 this is.
 
@@ -52,23 +52,25 @@ class RotateHeads(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in [n for n in graph.nodes if Trait.ATTENTION in n.op.traits]:
-            at = node.output.name
-            if (reason := self._obstacle(node)) is not None:
-                trace.refuse(self.name, at, reason)
+            name = node.output.name
+            if (reason := self._find_obstacle(node)) is not None:
+                trace.refuse(self.name, name, reason)
                 continue
             v, o = unpacked(node, "v"), output_of(node)
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
-            bias = None if v.bias is None else _rows(v.bias.recipe, matrix, kv_heads, ())
-            reweigh(v.linear, _rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same")
+            bias = None if v.bias is None else _rotate_rows(v.bias.recipe, matrix, kv_heads, ())
+            reweigh(
+                v.linear, _rotate_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
+            )
             weight = o.required("weight")
             assert isinstance(weight, Param)
-            reweigh(o, _columns(weight.recipe, matrix, int(weight.shape[0]), heads))
-            trace.fired(self.name, at)
+            reweigh(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
+            trace.fired(self.name, name)
 
-    def _obstacle(self, node: Node) -> str | None:
-        """Say why the values of `node` are left as they are; None if they can be rotated."""
+    def _find_obstacle(self, node: Node) -> str | None:
+        """Return why the values of `node` cannot be rotated; None if they can."""
         if node.op is not ops.attention:
             return f"it is {node.op.name}"
         if node.operand("v") is None:
@@ -79,7 +81,7 @@ class RotateHeads(Pass):
         if isinstance(branch, str):
             return branch
         if branch.between:
-            return f"v passes {branch.between[0].op.name} (%{branch.between[0].output.name}) behind its linear"
+            return f"v passes {branch.between[0].op.name} (%{branch.between[0].output.name}) after its linear"
         if isinstance(o := output_of(node), str):
             return o
         shared = [p for p in (branch.weight, o.operand("weight")) if p is not None and len(p.users) > 1]
@@ -91,18 +93,18 @@ class RotateHeads(Pass):
 
 
 def _is_rotated(recipe: Recipe) -> bool:
-    """Return whether a recipe is what `_rows` makes."""
+    """Return whether a recipe has the form that `_rotate_rows` returns."""
     return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 
-def _rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
-    """Rᵀ applied to the rows of each head, of a weight [heads · d, in] or a bias [heads · d]."""
+def _rotate_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
+    """Apply Rᵀ to the rows of each head, in a weight [heads · d, in] or a bias [heads · d]; `rest` is (in,) or ()."""
     if not rest:
         return Reshape(MatMul(Reshape(recipe, (heads, matrix.size)), matrix), (heads * matrix.size,))
-    turned = Permute(MatMul(Permute(Reshape(recipe, (heads, matrix.size, *rest)), (0, 2, 1)), matrix), (0, 2, 1))
-    return Reshape(turned, (heads * matrix.size, *rest))
+    rotated = Permute(MatMul(Permute(Reshape(recipe, (heads, matrix.size, *rest)), (0, 2, 1)), matrix), (0, 2, 1))
+    return Reshape(rotated, (heads * matrix.size, *rest))
 
 
-def _columns(recipe: Recipe, matrix: RandomOrthogonal, rows: int, heads: int) -> Recipe:
-    """R applied to the columns of each head, of a weight [out, heads · d]."""
+def _rotate_columns(recipe: Recipe, matrix: RandomOrthogonal, rows: int, heads: int) -> Recipe:
+    """Apply R to the columns of each head, in a weight [rows, heads · d]."""
     return Reshape(MatMul(Reshape(recipe, (rows, heads, matrix.size)), matrix), (rows, heads * matrix.size))

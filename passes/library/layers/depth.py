@@ -1,4 +1,4 @@
-"""Fewer layers, or more."""
+"""Changing the depth: pruning layers and inserting layers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from ...edits.edit import drop
 from ..cleanup.dce import Dce
 from ..fuse.fuse_residual_norm import FuseResidualNorm
 
-MOST = 1024  # layers inserted at once
+MOST_LAYERS = 1024  # inserted by one run
 
 
 @dataclass(frozen=True)
 class PruneLayers(Pass):
-    """Leave out the layers called `layers`: numbers, "all", "even", "odd", or text such as "4-7, 9"; -1 is the last.
+    """Remove the layers `layers`: indices, "all", "even", "odd", or a string such as "4-7, 9"; -1 is the last.
 
-    What a layer takes in goes on to the next, and those behind are numbered anew; caches given afterwards are as many
-    as are left. In deep pre-norm models the later layers of the middle change the stream least and are missed least.
-    `stack` names one of several (encoder.layers, decoder.layers). A second run prunes again.
+    The input of a removed layer goes to the next layer, and later layers are renumbered; kv-cache then adds caches for
+    the remaining layers only. In deep pre-norm models the layers after the middle change the residual stream least, so
+    their removal costs least. `stack` names one of several stacks (encoder.layers, decoder.layers). A second run prunes
+    again.
 
-    Condition: every layer makes one value of one value of the same type. It runs before kv-cache.
+    Condition: every layer maps one value to one value of the same type. The pass runs before kv-cache.
 
     Source: Gromov 2024 (2403.17887); ShortGPT (Men 2024, 2403.03853).
 
@@ -62,55 +63,54 @@ class PruneLayers(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         fused = unfuse(graph)
         layers = stack_of(graph, self.stack, self.name)
-        dropped = self._chosen(layers)
-        for layer in reversed(dropped):  # what a layer takes in may come from another of them
+        dropped = self._select_layers(layers)
+        for layer in reversed(dropped):  # the input of a dropped layer may come from another one
             trace.fired(self.name, layer.y.name)
             layer.y.replace_uses(layer.x, keep=layer.nodes)
             drop(graph, reversed(layer.nodes))
-        Dce().run(graph, Trace())  # what only these layers read, such as frequencies of their own
-        left = [layer.number for layer in layers if layer not in dropped]
-        renumber(graph, layers[0].stack, {number: i for i, number in enumerate(left)})
+        Dce().run(graph, Trace())  # erases values that only these layers read, such as their own RoPE frequencies
+        remaining = [layer.number for layer in layers if layer not in dropped]
+        renumber(graph, layers[0].stack, {number: i for i, number in enumerate(remaining)})
         if fused:
             FuseResidualNorm().run(graph, Trace())
 
-    def _chosen(self, layers: list[Layer]) -> list[Layer]:
+    def _select_layers(self, layers: list[Layer]) -> list[Layer]:
         try:
-            wanted = numbers(self.layers, len(layers))
+            indices = numbers(self.layers, len(layers))
         except WeftError as e:
             raise WeftError(f"{self.name}: {e}") from None
-        if len(wanted) == len(layers):
-            raise WeftError(f"{self.name}: of {layers[0].stack} no layer would be left")
-        return [layers[i] for i in wanted]
+        if len(indices) == len(layers):
+            raise WeftError(f"{self.name}: no layer of {layers[0].stack} would be left")
+        return [layers[i] for i in indices]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Equals the graph before, run with the results of these layers overwritten by what they read."""
+        """Check against the graph before, run with the output of every removed layer overwritten by its input."""
         inputs, staged = equivalence.inputs(before), equivalence.stage(before)
         unfuse(staged)
-        sources = {layer.y: layer.x for layer in self._chosen(stack_of(staged, self.stack, self.name))}
-        seen = {staged.inputs[name]: np.asarray(array) for name, array in inputs.items()}
+        sources = {layer.y: layer.x for layer in self._select_layers(stack_of(staged, self.stack, self.name))}
+        arrays = {staged.inputs[name]: np.asarray(array) for name, array in inputs.items()}
 
         def watch(node: Node, outputs: tuple[Array, ...]) -> None:
             for value, array in zip(node.outputs, outputs, strict=True):
                 if value in sources:
-                    # In place: later nodes read this very array.
-                    array[...] = seen[sources[value]]
-                seen[value] = array
+                    # In place: later nodes read this array object.
+                    array[...] = arrays[sources[value]]
+                arrays[value] = array
 
         equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
 
 
 @dataclass(frozen=True)
 class InsertLayers(Pass):
-    """Insert `count` copies of layer `after` behind it, which add nothing to the residual stream yet.
+    """Insert `count` copies of layer `after` right after it, initialized to add zero to the residual stream.
 
-    In x + f(x), f ends in a linear (or the downs of experts): where its weight and bias are zero, f(x) = 0 and the
-    layer hands x on. All other weights of a copy are those of its original, so that training it on starts from a model
-    that is the same and knows how a layer works. Layers behind are numbered anew; `stack` names one of several
-    (encoder.layers, decoder.layers).
+    In x + f(x), f ends in a linear (or the down projections of experts): with zero weight and bias, f(x) = 0 and the
+    layer is the identity. All other weights of a copy equal the original's, so further training starts from the same
+    function and from trained layers. Later layers are renumbered; `stack` names one of several stacks (encoder.layers,
+    decoder.layers).
 
-    Condition: pre-norm: a layer adds to what it takes in and does nothing else to it. Post-norm layers norm it, so no
-    weights make them the identity. Where the layer behind `after` adds nothing already, nothing more is inserted. It
-    runs before kv-cache.
+    Condition: pre-norm: a layer only adds to its input. Post-norm layers normalize it, so no weights make them the
+    identity. Nothing is inserted if the layer after `after` already adds zero. The pass runs before kv-cache.
 
     Source: LLaMA Pro (Wu 2024, 2401.02415), block expansion.
 
@@ -139,8 +139,8 @@ class InsertLayers(Pass):
     stack: str = ""
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not 1 <= self.count <= MOST:
-            raise WeftError(f"{self.name}: count={self.count} must be from 1 to {MOST}")
+        if not 1 <= self.count <= MOST_LAYERS:
+            raise WeftError(f"{self.name}: count={self.count} must be from 1 to {MOST_LAYERS}")
         fused = unfuse(graph)
         layers = stack_of(graph, self.stack, self.name)
         if not -len(layers) <= self.after < len(layers):
@@ -148,46 +148,46 @@ class InsertLayers(Pass):
                 f"{self.name}: there is no layer {self.after}; {layers[0].stack} has 0 to {len(layers) - 1}"
             )
         at = self.after % len(layers)
-        layer, behind = layers[at], layers[at + 1 : at + 2]
-        written = _written(layer)
-        if isinstance(written, str):
-            trace.refuse(self.name, layer.y.name, written)
-        elif behind and _adds_nothing(behind[0]):
-            trace.refuse(self.name, layer.y.name, f"{layer.stack}.{behind[0].number}, behind it, adds nothing already")
+        layer, next_layer = layers[at], layers[at + 1 : at + 2]
+        zero_params = _find_zero_params(layer)
+        if isinstance(zero_params, str):
+            trace.refuse(self.name, layer.y.name, zero_params)
+        elif next_layer and _adds_zero(next_layer[0]):
+            trace.refuse(self.name, layer.y.name, f"{layer.stack}.{next_layer[0].number}, after it, already adds zero")
         else:
-            self._insert(graph, layers, layer, written)
+            self._insert(graph, layers, layer, zero_params)
             trace.fired(self.name, layer.y.name)
         if fused:
             FuseResidualNorm().run(graph, Trace())
 
-    def _insert(self, graph: Graph, layers: list[Layer], layer: Layer, written: set[Param]) -> None:
-        # Copies are numbered behind the last layer first, so that no scope is taken twice; `renumber` sorts them in.
-        free = layers[-1].number + 1
-        anchor, x, copied = layer.nodes[-1], layer.y, list[Node]()
+    def _insert(self, graph: Graph, layers: list[Layer], layer: Layer, zero_params: set[Param]) -> None:
+        # Copies first get numbers after the last layer, so that no scope occurs twice; `renumber` puts them in order.
+        free_number = layers[-1].number + 1
+        anchor, x, copies = layer.nodes[-1], layer.y, list[Node]()
         for i in range(self.count):
-            nodes, y = _copied(layer, free + i, x, written, anchor)
-            anchor, x, copied = nodes[-1], y, [*copied, *nodes]
+            nodes, y = _copy_layer(layer, free_number + i, x, zero_params, anchor)
+            anchor, x, copies = nodes[-1], y, [*copies, *nodes]
         # The first copy must go on reading layer.y itself.
-        layer.y.replace_uses(x, keep=[*layer.nodes, *copied])
-        shifted = {old.number: old.number + self.count * (old.number > layer.number) for old in layers}
-        renumber(graph, layer.stack, shifted | {free + i: layer.number + 1 + i for i in range(self.count)})
+        layer.y.replace_uses(x, keep=[*layer.nodes, *copies])
+        new_numbers = {old.number: old.number + self.count * (old.number > layer.number) for old in layers}
+        renumber(graph, layer.stack, new_numbers | {free_number + i: layer.number + 1 + i for i in range(self.count)})
 
 
-def _written(layer: Layer) -> set[Param] | str:
-    """The parameters without which `layer` would add nothing to what it takes in, or why there are none."""
-    branches = _added(layer.y, layer.x)
+def _find_zero_params(layer: Layer) -> set[Param] | str:
+    """Return the parameters that, set to zero, make `layer` the identity; or why there are none."""
+    branches = _find_summands(layer.y, layer.x)
     if branches is None:
-        maker = layer.y.producer.op.name if layer.y.producer else "nothing"
-        return f"{maker} makes it: no sum of %{layer.x.name} and what the layer computes"
-    found: set[Param] = set()
+        producer = layer.y.producer.op.name if layer.y.producer else "nothing"
+        return f"it comes from {producer}: not a sum of %{layer.x.name} and outputs of sublayers"
+    params: set[Param] = set()
     for branch in branches:
-        why = _ends(branch, found)
+        why = _collect_zero_params(branch, params)
         if why is not None:
             return why
-    return found
+    return params
 
 
-def _added(y: Value, x: Value) -> list[Value] | None:
+def _find_summands(y: Value, x: Value) -> list[Value] | None:
     """Return the summands added to x to make y; None if y is not such a sum."""
     if y is x:
         return []
@@ -196,60 +196,62 @@ def _added(y: Value, x: Value) -> list[Value] | None:
     a, b = y.producer.inputs
     assert a is not None and b is not None
     for stream, branch in ((a, b), (b, a)):
-        inner = _added(stream, x)
+        inner = _find_summands(stream, x)
         if inner is not None:
             return [*inner, branch]
     return None
 
 
-def _ends(value: Value, found: set[Param]) -> str | None:
-    """Put into `found` the parameters that, if zero, make `value` zero; or say why there are none."""
+def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
+    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or why there are none."""
     node = value.producer
     if node is None:
         return f"%{value.name} is not computed in the layer"
     if node.op in (ops.linear, ops.norm_linear, ops.moe):
-        params = [v for k in WRITERS[node.op] if (v := node.operand(k)) is not None]
-        found.update(p for p in params if isinstance(p, Param))
+        weights = [v for k in WRITERS[node.op] if (v := node.operand(k)) is not None]
+        params.update(p for p in weights if isinstance(p, Param))
         return (
             None
-            if all(isinstance(p, Param) for p in params)
+            if all(isinstance(p, Param) for p in weights)
             else f"the weights of {node.op.name} (%{value.name}) are computed"
         )
     if node.op is ops.mul:  # one zero is enough
         for factor in (v for v in node.inputs if v is not None):
             zeros = set[Param]()
-            if (why := _ends(factor, zeros)) is None:
-                found.update(zeros)
+            if (why := _collect_zero_params(factor, zeros)) is None:
+                params.update(zeros)
                 return None
         return why
     linear = node.op in (ops.add, ops.rms_norm, ops.layer_norm, ops.cast, ops.reshape)
     if linear or (node.op is ops.affine and node.attrs["plus"] == 0):
         bias = node.operand("bias") if node.op is ops.layer_norm else None
         if isinstance(bias, Param):
-            found.add(bias)
+            params.add(bias)
         operands = node.inputs if node.op is ops.add else node.inputs[:1]
-        return next((why for v in operands if v is not None and (why := _ends(v, found))), None)
-    return f"{node.op.name} (%{value.name}) makes what it adds, not a linear"
+        return next((why for v in operands if v is not None and (why := _collect_zero_params(v, params))), None)
+    return f"{node.op.name} (%{value.name}) is added to the residual stream, not the output of a linear"
 
 
-def _adds_nothing(layer: Layer) -> bool:
-    written = _written(layer)
-    return not isinstance(written, str) and all(isinstance(p.recipe, Full) and p.recipe.value == 0 for p in written)
+def _adds_zero(layer: Layer) -> bool:
+    zero_params = _find_zero_params(layer)
+    return not isinstance(zero_params, str) and all(
+        isinstance(p.recipe, Full) and p.recipe.value == 0 for p in zero_params
+    )
 
 
-def _copied(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
-    """A copy of `layer` called `number`, behind `anchor`, that takes in x: its nodes and what it hands on.
+def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
+    """Insert after `anchor` a copy of `layer` with input x and the layer number `number`; return its nodes and output.
 
-    Parameters of the layer are copied with it, those in `zero` as zeros; others are shared.
+    Parameters in the layer's scope are copied, those in `zero` as zeros; all others are shared.
     """
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
-    found: dict[Value | None, Value | None] = {None: None, layer.x: x}
+    copies: dict[Value | None, Value | None] = {None: None, layer.x: x}
 
     def copy(value: Value | None) -> Value | None:
-        if value not in found and isinstance(value, Param) and (value in zero or value.name.startswith(old)):
+        if value not in copies and isinstance(value, Param) and (value in zero or value.name.startswith(old)):
             recipe: Recipe = Full(0.0, value.type.concrete({})) if value in zero else value.recipe
-            found[value] = graph.add_param(value.name.replace(old, new, 1), value.type, recipe)
-        return found.get(value, value)
+            copies[value] = graph.add_param(value.name.replace(old, new, 1), value.type, recipe)
+        return copies.get(value, value)
 
     nodes: list[Node] = []
     for node in layer.nodes:
@@ -259,7 +261,7 @@ def _copied(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node)
             # The dot keeps layers.1 from matching the start of layers.10.
             scope = f"{node.scope}.".replace(old, new, 1).removesuffix(".")
             nodes.append(graph.add_node(node.op, [copy(v) for v in node.inputs], node.attrs, types, names, scope))
-        found.update(zip(node.outputs, nodes[-1].outputs, strict=True))
-    y = found[layer.y]
+        copies.update(zip(node.outputs, nodes[-1].outputs, strict=True))
+    y = copies[layer.y]
     assert y is not None
     return nodes, y

@@ -1,4 +1,4 @@
-"""Another activation in every feed-forward."""
+"""Replacing the activation of every feed-forward."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ...edits.edit import changed, drop, replace_uses
 
 @dataclass(frozen=True)
 class ReplaceActivation(Pass):
-    """Use the activation `to` in every feed-forward: relu, relu2, gelu, gelu_tanh, gelu_quick, silu, sigmoid, tanh,
-    elu, identity, or swish(β).
+    """Replace the activation of every feed-forward by `to`: relu, relu2, gelu, gelu_tanh, gelu_quick, silu, sigmoid,
+    tanh, elu, identity, or swish(β).
 
-    Gated units keep their gates, clamps and shifts; experts are changed alike. ReLU makes hidden numbers zero, which
-    runtimes can skip; a tanh-GELU or a quick one is cheaper than the exact. None equals another: models want a little
-    training afterwards.
+    Gated units keep their gates, clamps and shifts; experts are changed the same way. ReLU gives zero activations,
+    which runtimes can skip; the tanh and the quick GELU are cheaper than the exact one. No two activations are equal:
+    models need a little training afterwards.
 
-    Condition: an activation counts as one of a feed-forward if it follows a linear, and a linear, or a product with
-    another projection of the same value, reads it. Those of poolers, convolutions and of gates in attention and state
-    spaces stay.
+    Condition: an activation belongs to a feed-forward if it follows a linear and is read by a linear or by a product
+    with another projection of the same value. Activations of poolers and convolutions, and of gates in attention and
+    state spaces, stay.
 
     Source: ReLUfication (Mirzadeh 2023, 2310.04564); Shazeer 2020 (2002.05202) on gated units.
 
@@ -56,7 +56,7 @@ class ReplaceActivation(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         known_activation(self.to)
         for node, unit in list(_sites(graph)):
-            at = node.output.name
+            output_name = node.output.name
             if isinstance(unit, Gate):
                 if unit.activation == self.to:
                     continue
@@ -76,40 +76,45 @@ class ReplaceActivation(Pass):
                 continue
             else:
                 changed(node, activation=self.to)
-            trace.fired(self.name, at)
+            trace.fired(self.name, output_name)
         if not trace.rewrites[self.name]:
-            trace.note(f"{self.name}: no feed-forward has another activation than {self.to}")
+            trace.note(f"{self.name}: no feed-forward has an activation other than {self.to}")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Equals the graph before, run with the results of its feed-forwards' activations computed anew."""
+        """Check against the graph before, run with the results of its activations overwritten by the new formula."""
         inputs = equivalence.inputs(before)
         staged = equivalence.stage(before)
         sites = dict(_sites(staged))
-        seen: dict[Value, Array] = {}
+        arrays: dict[Value, Array] = {}
 
-        def read(value: Value | None) -> Array | None:
+        def read_operand(value: Value | None) -> Array | None:
             if isinstance(value, Param):
                 return np.asarray(value.recipe.evaluate(staged.reader), np.float64)
-            return None if value is None else seen[value]
+            return None if value is None else arrays[value]
 
         def watch(node: Node, outputs: tuple[Array, ...]) -> None:
-            seen.update(zip(node.outputs, outputs, strict=True))
+            arrays.update(zip(node.outputs, outputs, strict=True))
             if node not in sites:
                 return
             unit = sites[node]
             if isinstance(unit, Gate):
-                outputs[0][...] = _opened(self.to, seen[unit.gate], seen[unit.up], unit.limit, unit.shift)
+                outputs[0][...] = _apply_gate(self.to, arrays[unit.gate], arrays[unit.up], unit.limit, unit.shift)
             elif isinstance(unit, tuple):
-                outputs[0][...] = _formula(self.to, seen[unit[1]])
+                outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
             else:
-                outputs[0][...] = _mixed(self.to, node, {o.name: read(node.operand(o.name)) for o in node.op.operands})
+                outputs[0][...] = _apply_experts(
+                    self.to, node, {o.name: read_operand(node.operand(o.name)) for o in node.op.operands}
+                )
 
-        seen.update((staged.inputs[name], x) for name, x in inputs.items())
+        arrays.update((staged.inputs[name], x) for name, x in inputs.items())
         equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
 
 
 def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[Node, ...]] | None]]:
-    """The last nodes of activations in feed-forwards, with what they are; None for experts."""
+    """Yield the last node of each feed-forward's activation, with its gated unit or (name, input, nodes).
+
+    Experts are yielded as their `moe` node and None.
+    """
     for node in graph.nodes:
         if node.op is ops.moe:
             yield node, None
@@ -118,21 +123,27 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
         if isinstance(unit, Gate):
             yield node, unit
             continue
-        found = activated(node.output)
-        read = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
-        if found is not None and read and all(read) and not node.output.is_output and projected(found[1]):
-            yield node, found
+        unit_parts = activated(node.output)
+        reads_linear = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
+        if (
+            unit_parts is not None
+            and reads_linear
+            and all(reads_linear)
+            and not node.output.is_output
+            and projected(unit_parts[1])
+        ):
+            yield node, unit_parts
 
 
-def _formula(name: str, x: Array) -> Array:
-    """The activation called `name`, by its definition."""
+def _apply_formula(name: str, x: Array) -> Array:
+    """Compute the activation called `name` by its definition."""
     if name.startswith("swish("):
         return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))
     return np.asarray(_FORMULAS[name](x))
 
 
 # Independent of the ops' references, so that `check` does not compare an op with itself.
-_FORMULAS: dict[str, Callable[[Any], Any]] = {  # of arrays, whose operators cost a type checker seconds
+_FORMULAS: dict[str, Callable[[Any], Any]] = {  # Any: mypy spends seconds on the operators of arrays
     "identity": lambda x: x,
     "relu": lambda x: np.where(x > 0, x, 0),
     "relu2": lambda x: np.where(x > 0, x * x, 0),
@@ -146,29 +157,29 @@ _FORMULAS: dict[str, Callable[[Any], Any]] = {  # of arrays, whose operators cos
 }
 
 
-def _opened(name: str, gate: Array, up: Array, limit: float | None, shift: float) -> Array:
-    """A gated unit: clamps, activation, shift."""
+def _apply_gate(name: str, gate: Array, up: Array, limit: float | None, shift: float) -> Array:
+    """Compute a gated unit from `gate` and `up`: clamp both to `limit`, activate the gate, add `shift` to up."""
     bound = math.inf if limit is None else limit
     clamped = np.sign(up) * np.minimum(abs(up), bound)
-    return np.asarray(_formula(name, np.where(gate > bound, bound, gate)) * (clamped + shift))
+    return np.asarray(_apply_formula(name, np.where(gate > bound, bound, gate)) * (clamped + shift))
 
 
-def _mixed(name: str, node: Node, given: dict[str, Array | None]) -> Array:
-    """Experts, each token and expert by itself."""
-    x, combine, up, down = (given[k] for k in ("x", "combine", "up", "down"))
+def _apply_experts(name: str, node: Node, arrays: dict[str, Array | None]) -> Array:
+    """Compute the `moe` node from its operands `arrays` with the activation `name`, looping over tokens and experts."""
+    x, combine, up, down = (arrays[k] for k in ("x", "combine", "up", "down"))
     assert x is not None and combine is not None and up is not None and down is not None
     y = np.zeros_like(x)
-    for at in zip(*np.nonzero(combine), strict=True):
-        token, e = at[:-1], at[-1]
+    for index in zip(*np.nonzero(combine), strict=True):
+        token, e = index[:-1], index[-1]
 
-        def made(weight: Array, bias: Array | None, vector: Array, e: int = e) -> Array:
+        def apply_linear(weight: Array, bias: Array | None, vector: Array, e: int = e) -> Array:
             return np.asarray(weight[e] @ vector + (0 if bias is None else bias[e]))
 
-        hidden = made(up, given["up_bias"], x[token])
-        if (gate := given["gate"]) is None:
-            hidden = _formula(name, hidden)
+        hidden = apply_linear(up, arrays["up_bias"], x[token])
+        if (gate := arrays["gate"]) is None:
+            hidden = _apply_formula(name, hidden)
         else:
-            opened = made(gate, given["gate_bias"], x[token])
-            hidden = _opened(name, opened, hidden, node.attrs["limit"], node.attrs["shift"])
-        y[token] += combine[at] * made(down, given["down_bias"], hidden)
+            gate_values = apply_linear(gate, arrays["gate_bias"], x[token])
+            hidden = _apply_gate(name, gate_values, hidden, node.attrs["limit"], node.attrs["shift"])
+        y[token] += combine[index] * apply_linear(down, arrays["down_bias"], hidden)
     return y

@@ -1,4 +1,4 @@
-"""Another kind of norm."""
+"""Replacing norms by RMSNorm or LayerNorm."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...edits.absorb import is_layer
 
 @dataclass(frozen=True)
 class ReplaceNorm(Pass):
-    """Make every norm an RMSNorm or a LayerNorm (`kind` rms or layer), with the weights it has, and `eps` if given.
+    """Replace every norm by an RMSNorm or a LayerNorm (`kind` rms or layer) with the same weights, and `eps` if given.
 
     rms: x/√(mean(x²) + ε) ⊙ g + β; layer: (x − μ)/√(σ² + ε) ⊙ g + β. The bias of a LayerNorm stays, added after the
-    RMSNorm. The model computes something else and is meant to be trained on; where the stream can be kept centred,
-    layernorm-to-rmsnorm computes the same.
+    RMSNorm. The model computes a different function and needs further training; if the residual stream can be centred,
+    layernorm-to-rmsnorm is the exact alternative.
 
-    Condition: no norm is part of a norm_linear, whose weight has the kind of norm in it.
+    Condition: no norm is part of a norm_linear, whose weight depends on the kind of norm.
 
     Source: RMSNorm (Zhang & Sennrich 2019, 1910.07467); LayerNorm (Ba 2016, 1607.06450).
 
@@ -40,7 +40,7 @@ class ReplaceNorm(Pass):
     name = "replace-norm"
     effect = "changing"
     purpose = "Exchange parts and grow"
-    tradeoff = "a LayerNorm takes two FLOPs a number more than an RMSNorm"
+    tradeoff = "a LayerNorm takes two FLOPs per element more than an RMSNorm"
     kind: Literal["rms", "layer"]
     eps: float | None = None
 
@@ -58,30 +58,30 @@ class ReplaceNorm(Pass):
                 continue
             trace.fired(self.name, norm.output.name)
             with graph.inserting(before=norm):
-                graph.replace(norm, *self._replaced(norm, eps))
+                graph.replace(norm, *self._emit_norm(norm, eps))
 
-    def _replaced(self, norm: Node, eps: float) -> tuple[Value, ...]:
+    def _emit_norm(self, norm: Node, eps: float) -> tuple[Value, ...]:
         bias = norm.operand("bias") if is_layer(norm) else None
         if norm.op is ops.add_norm:
             operands = (*norm.inputs[:2], norm.operand("weight"), bias if self.kind == "layer" else None)
-            made = ops.add_norm.emit(*operands, kind=self.kind, eps=eps)
+            outputs = ops.add_norm.emit(*operands, kind=self.kind, eps=eps)
         elif self.kind == "layer":
-            made = ops.layer_norm.emit(norm.inputs[0], norm.operand("weight"), bias, eps=eps)
+            outputs = ops.layer_norm.emit(norm.inputs[0], norm.operand("weight"), bias, eps=eps)
         else:
-            made = ops.rms_norm.emit(norm.inputs[0], norm.operand("weight"), eps=eps)
-        return made if bias is None or self.kind == "layer" else (ops.add(made[0], bias), *made[1:])
+            outputs = ops.rms_norm.emit(norm.inputs[0], norm.operand("weight"), eps=eps)
+        return outputs if bias is None or self.kind == "layer" else (ops.add(outputs[0], bias), *outputs[1:])
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The model equals its original with every norm spelled out in means, squares and roots."""
-        spelled = before.clone()
-        for node in spelled.nodes:
+        """Check against the graph before, with every norm expanded to means, squares and roots."""
+        expanded = before.clone()
+        for node in expanded.nodes:
             if Trait.NORM in node.op.traits:
-                with spelled.inserting(before=node):
-                    spelled.replace(node, *self._spelled(node))
+                with expanded.inserting(before=node):
+                    expanded.replace(node, *self._expand_norm(node))
         inputs = equivalence.inputs(before)
-        equivalence.same(equivalence.run(spelled, inputs), equivalence.run(after, inputs), EXACT)
+        equivalence.same(equivalence.run(expanded, inputs), equivalence.run(after, inputs), EXACT)
 
-    def _spelled(self, node: Node) -> tuple[Value, ...]:
+    def _expand_norm(self, node: Node) -> tuple[Value, ...]:
         def mean(x: Value) -> Value:
             return ops.mean(x, axes=(-1,), keepdims=True)
 

@@ -19,17 +19,17 @@ from ..fold.fold_norm_scale import Site, site
 
 @dataclass(frozen=True)
 class RotateResidual(Pass):
-    """Rotate the residual stream by a random orthogonal matrix Q, which no norm notices.
+    """Rotate the residual stream by a random orthogonal matrix Q, and undo it in the linears that read the norms.
 
-    RMSNorm(x Q) = RMSNorm(x) Q, because Q keeps lengths. Whatever writes into the stream writes rotated rows (E Q for a
-    table, Qᵀ W and Qᵀ b for a linear), whatever reads the norms turns them back (W Q). Q mixes all places of a row, so
-    that outliers in few of them are spread over all: a preparation for quantization. It is a recipe, drawn from `seed`.
-    Norms with weights need fold-norm-scale before, LayerNorms then layernorm-to-rmsnorm. Where an output head is the
-    embedding table, the weight g of the norm before it cannot be folded without a copy of the table; it becomes a small
-    linear map there, x ⊙ g = x Qᵀ diag(g) Q in the rotated basis, and the table stays one.
+    RMSNorm(x Q) = RMSNorm(x) Q, because Q preserves lengths. Writers of the stream write rotated rows (E Q for a table,
+    Qᵀ W and Qᵀ b for a linear), and readers of the norms undo the rotation (W Q). Q mixes all features of a row, so
+    that outliers in a few of them are spread over all: a preparation for quantization. Q is a recipe, drawn from
+    `seed`. Norms with weights need fold-norm-scale before, LayerNorms then layernorm-to-rmsnorm. If the output head is
+    tied to the embedding table, the weight g of the norm before it cannot be folded without a copy of the table; it
+    becomes a small linear there, x ⊙ g = x Qᵀ diag(g) Q in the rotated basis, and the table stays shared.
 
-    Condition: every norm that reads the stream is an RMSNorm without a weight, or before a tied head, and linears or
-    experts alone read the norms; every writer is linear.
+    Condition: every norm that reads the stream is an RMSNorm, without a weight unless before a tied head, and only
+    linears or experts read the norms; every writer is linear.
 
     Source: SliceGPT (Ashkboos 2024, 2401.15024); QuaRot (Ashkboos 2024, 2404.00456).
 
@@ -58,66 +58,66 @@ class RotateResidual(Pass):
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        found = residual_streams(graph, self.name)
-        for stream in found:
-            if any(p.recipe.has(RandomOrthogonal) for p in _written_with(stream)):
+        streams = residual_streams(graph, self.name)
+        for stream in streams:
+            if any(p.recipe.has(RandomOrthogonal) for p in _writer_params(stream)):
                 trace.refuse(self.name, next(iter(stream.values)).name, "the residual stream is rotated already")
                 return
-        require(found, self.name, _obstacle)
-        for stream in found:
+        require(streams, self.name, _find_obstacle)
+        for stream in streams:
             matrix = RandomOrthogonal(stream.width, self.seed)
-            turn = multiplied(matrix)
-            # Each once: a second time would rotate it twice.
+            rotation = multiplied(matrix)
+            # Each reader once: a second visit would rotate it twice.
             readers = dict.fromkeys(_readers(stream))
-            for norm in [norm for norm in stream.norms if _before_tied(norm)]:
-                _turn_weight(norm, matrix)
-            write_mapped([stream], turn)
+            for norm in [norm for norm in stream.norms if _is_before_tied_head(norm)]:
+                _extract_weight(norm, matrix)
+            write_mapped([stream], rotation)
             for reader in readers:
-                read_through(reader, turn)
+                read_through(reader, rotation)
             trace.fired(self.name, next(iter(stream.values)).name)
 
 
-def _written_with(stream: Stream) -> Iterator[Param]:
+def _writer_params(stream: Stream) -> Iterator[Param]:
     for writer in stream.writers:
         yield from (v for v in (writer.inputs if isinstance(writer, Node) else (writer,)) if isinstance(v, Param))
 
 
 def _readers(stream: Stream) -> Iterator[Node]:
-    """The linears and experts that read the stream, by way of a norm or directly."""
+    """Yield the linears and experts that read the stream directly or through a norm."""
     yield from stream.linears
     for norm in stream.norms:
         if norm.op is ops.norm_linear:
             yield norm
         else:
-            found = site(norm)
-            assert isinstance(found, Site)
-            yield from found.readers
+            norm_site = site(norm)
+            assert isinstance(norm_site, Site)
+            yield from norm_site.readers
 
 
-def _before_tied(norm: Node) -> bool:
-    """Return whether `norm` has a weight, and what reads it reads tables that are looked up elsewhere."""
-    found = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else site(norm)
-    if not isinstance(found, Site):
+def _is_before_tied_head(norm: Node) -> bool:
+    """Return whether `norm` is an RMSNorm with a weight whose readers all use embedding tables as their weights."""
+    norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else site(norm)
+    if not isinstance(norm_site, Site):
         return False
-    weights = [weight for reader in found.readers for weight in weights_read_with(reader)]
+    weights = [weight for reader in norm_site.readers for weight in weights_read_with(reader)]
     return bool(weights) and all(any(n.op is ops.embedding for n in weight.users) for weight in weights)
 
 
-def _turn_weight(norm: Node, matrix: Recipe) -> None:
-    """Take the weight of `norm` out into a linear map behind it, of rows that are rotated."""
+def _extract_weight(norm: Node, matrix: Recipe) -> None:
+    """Move the weight g of `norm` into a linear after it that applies g in the rotated basis, Qᵀ diag(g) Q."""
     graph, weight = norm.graph, norm.operand("weight")
     assert isinstance(weight, Param)
     width = int(weight.shape[0])
     bare = changed(norm, {"weight": None})
-    turned = MatMul(Scale(Permute(matrix, (1, 0)), weight.recipe, axis=1), matrix)
-    gain = derive(weight, turned, (width, width), f"{weight.name.removesuffix('.weight')}.gain.weight")
+    rotated = MatMul(Scale(Permute(matrix, (1, 0)), weight.recipe, axis=1), matrix)
+    gain = derive(weight, rotated, (width, width), f"{weight.name.removesuffix('.weight')}.gain.weight")
     with graph.inserting(after=bare):
         mapped = ops.linear(bare.output, gain)
     bare.output.replace_uses(mapped, keep=[n for n in bare.output.users if n is mapped.producer])
     drop_params(graph, [weight])
 
 
-def _obstacle(stream: Stream) -> str | None:
+def _find_obstacle(stream: Stream) -> str | None:
     if why := unwritable(stream):
         return why
     for norm in stream.norms:
@@ -126,9 +126,9 @@ def _obstacle(stream: Stream) -> str | None:
             return f"%{name} subtracts the mean; run layernorm-to-rmsnorm before"
         if norm.op is ops.norm_linear:
             continue
-        if norm.operand("weight") is not None and not _before_tied(norm):
+        if norm.operand("weight") is not None and not _is_before_tied_head(norm):
             return f"%{name} has a weight; run fold-norm-scale{{untie=true}} before"
-        found = site(norm)
-        if isinstance(found, str):
-            return f"%{name} cannot be turned back: {found}"
+        norm_site = site(norm)
+        if isinstance(norm_site, str):
+            return f"the rotation of %{name} cannot be undone: {norm_site}"
     return None

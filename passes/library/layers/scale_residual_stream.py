@@ -1,4 +1,4 @@
-"""Scaling the residual stream as a whole."""
+"""Scaling the residual stream."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...edits.edit import changed
 
 @dataclass(frozen=True)
 class ScaleResidualStream(Pass):
-    """Make the residual stream `factor` times what it is in the original model, and its norms blind to that.
+    """Scale the residual stream by `factor` relative to the original model, and compensate in its readers.
 
-    c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε): all that writes into the stream is multiplied by c (tables, last
-    linears and experts of sublayers, biases, weights of norms after them), ε of every norm that reads it by c², and
-    linears that read it themselves by 1/c. Models trained in bf16 whose stream exceeds 65504 (T5, Gemma) then run in
-    f16; a power of two changes no digit. A table that is the head's weight too is left alone; what is looked up is
-    multiplied. The factor is kept in the graph's meta as residual_scale: a second run only makes up the difference.
+    c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε): all writers of the stream are multiplied by c (tables, last linears
+    and experts of sublayers, biases, weights of norms after them), ε of every norm that reads it by c², and linears
+    that read it directly by 1/c. Models trained in bf16 whose stream exceeds 65504 (T5, Gemma) then run in f16; a power
+    of two changes no digit. A table that is also the head's weight is left alone; the rows that are looked up are
+    multiplied instead. The graph's meta stores the factor as residual_scale: a second run applies only the difference.
 
     Condition: every writer of the stream is linear or a norm, and only norms and linears read it.
 
-    Source: homogeneity of norms; clamping of T5 in f16 (Hugging Face transformers) is the cure that is not exact.
+    Source: homogeneity of norms; clamping T5 in f16 (Hugging Face transformers) is the alternative that is not exact.
 
     Example scale-residual-stream{factor=0.125}::
 
@@ -47,7 +47,7 @@ class ScaleResidualStream(Pass):
     name = "scale-residual-stream"
     effect = "exact"
     purpose = "Same function, other weights"
-    tradeoff = "where the table is tied to the head, a multiplication for every token"
+    tradeoff = "if the table is tied to the head, a multiplication for every token"
     factor: float
 
     def run(self, graph: Graph, trace: Trace) -> None:
@@ -59,10 +59,10 @@ class ScaleResidualStream(Pass):
         if by == 1:
             return
 
-        def rows(x: Value) -> Value:
+        def scale_rows(x: Value) -> Value:
             return ops.affine(x, by=by, name="scaled")
 
-        write_mapped(streams, scaled(by), rows)
+        write_mapped(streams, scaled(by), scale_rows)
         for linear in (n for stream in streams for n in stream.linears):
             read_through(linear, scaled(1 / by))
         for norm in (n for stream in streams for n in stream.norms):

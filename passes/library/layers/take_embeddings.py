@@ -1,4 +1,4 @@
-"""Embeddings of tokens as an input, in the place of their ids."""
+"""Token embeddings as an input, instead of token ids."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class TakeEmbeddings(Pass):
-    """Read rows of the embedding table from the input inputs_embeds [batch, seq, dim] instead of input_ids.
+    """Read token embeddings from the input inputs_embeds [batch, seq, dim] instead of looking up input_ids.
 
-    What makes the rows then stands outside of the model: images, sounds, soft prompts or retrieved vectors take the
-    places of tokens. The rows are those of the table, before positions are added. A scale that the model multiplies
-    them by follows (Granite), or with `scaled` has been applied to them already (Gemma and BART in transformers). A
-    table that the head reads stays. Caches and states work as before.
+    The caller then computes the embeddings: images, sounds, soft prompts or retrieved vectors can replace tokens. They
+    are rows of the table, before positions are added. A factor of the embeddings is applied in the model (Granite), or
+    with `scaled` by the caller (Gemma and BART in transformers). A table that the head reads stays. Caches and states
+    work as before.
 
-    Condition: the rows of the table are given for the ids. Where other ops read the ids, as embeddings for every layer
+    Condition: the caller passes the rows of the table for the ids. If other ops read the ids, as embeddings per layer
     do, the model stays as it is.
 
     Source: inputs_embeds of transformers; Liu 2023 (LLaVA), arXiv:2304.08485.
@@ -51,40 +51,44 @@ class TakeEmbeddings(Pass):
         if ids is None:
             return
         tables = _tables(ids)
-        others = [reader for reader, _ in ids.uses if reader not in tables and not _counts(reader)]
-        if others or len({node.inputs[1] for node in tables}) != 1:
-            why = f"{others[0].op.name} reads the ids, too" if others else f"they read {len(tables)} tables, not one"
+        other_readers = [reader for reader, _ in ids.uses if reader not in tables and not _reads_shape(reader)]
+        if other_readers or len({node.inputs[1] for node in tables}) != 1:
+            why = (
+                f"{other_readers[0].op.name} also reads the ids"
+                if other_readers
+                else f"they index {len(tables)} tables, not one"
+            )
             trace.refuse(self.name, IDS, why)
             return
-        made = self._rows(tables)
-        rows = graph.add_input(EMBEDDED, made[0].output.type)
-        for reader, place in list(ids.uses):
+        lookups = self._rows(tables)
+        rows = graph.add_input(EMBEDDED, lookups[0].output.type)
+        for reader, operand_index in list(ids.uses):
             if reader not in tables:
-                reader.set_input(place, rows)
-        for node in made:
+                reader.set_input(operand_index, rows)
+        for node in lookups:
             replace_uses(node.output, rows)
             trace.fired(self.name, node.output.name)
-        drop(graph, [*tables, *made])
+        drop(graph, [*tables, *lookups])
         del graph.inputs[IDS]
         rest = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
         graph.inputs.clear()
         graph.inputs.update({EMBEDDED: rows, **rest})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The rows of the table that the ids name give what the ids give."""
+        """Check that the rows of the table at the ids give the same outputs as the ids."""
         inputs = equivalence.inputs(before)
-        shown = before.clone()
-        shown.add_output(EMBEDDED, self._rows(_tables(shown.inputs[IDS]))[0].output)
-        want = equivalence.run(shown, inputs)
-        given = {name: array for name, array in inputs.items() if name != IDS}
+        traced = before.clone()
+        traced.add_output(EMBEDDED, self._rows(_tables(traced.inputs[IDS]))[0].output)
+        outputs = equivalence.run(traced, inputs)
+        other_inputs = {name: array for name, array in inputs.items() if name != IDS}
         equivalence.same(
-            {name: array for name, array in want.items() if name != EMBEDDED},
-            equivalence.run(after, {**given, EMBEDDED: want[EMBEDDED]}),
+            {name: array for name, array in outputs.items() if name != EMBEDDED},
+            equivalence.run(after, {**other_inputs, EMBEDDED: outputs[EMBEDDED]}),
             EXACT,
         )
 
     def _rows(self, tables: list[Node]) -> list[Node]:
-        """The nodes that make the rows: `tables`, or where `scaled` the multiplications of all that they give."""
+        """Return the nodes whose outputs the input replaces: `tables`, or with `scaled` the scalings after them."""
         readers = list(dict.fromkeys(reader for node in tables for reader in node.output.users))
         scales = [node for node in readers if node.op is ops.affine and node.attrs["plus"] == 0]
         alike = len({node.attrs["by"] for node in scales}) == 1
@@ -92,10 +96,12 @@ class TakeEmbeddings(Pass):
 
 
 def _tables(ids: Value) -> list[Node]:
-    """The nodes that read rows of a table by `ids`, each once."""
-    return list(dict.fromkeys(node for node, place in ids.uses if node.op is ops.embedding and place == 0))
+    """Return the embedding nodes that look up `ids`, each once."""
+    return list(
+        dict.fromkeys(node for node, operand_index in ids.uses if node.op is ops.embedding and operand_index == 0)
+    )
 
 
-def _counts(reader: Node) -> bool:
-    """Return whether `reader` asks only how many tokens or texts there are."""
+def _reads_shape(reader: Node) -> bool:
+    """Return whether `reader` uses only the shape of the ids [batch, seq]."""
     return reader.op is ops.iota and reader.attrs["axis"] in (0, 1)

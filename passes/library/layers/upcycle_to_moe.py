@@ -1,4 +1,4 @@
-"""Feed-forwards become mixtures of copies of themselves."""
+"""Upcycling feed-forwards to mixtures of experts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...core.trace import Trace
 from ...edits.edit import backward_slice, derive, drop, joint_name, replace_uses
 
 STD = 0.02  # of a new router's weights
-MOST = 1024  # experts
+LIMIT = 1024  # number of experts
 
 
 @dataclass(frozen=True)
 class UpcycleToMoe(Pass):
-    """Turn every feed-forward into a mixture of `experts` copies of it, of which a new router asks `top_k` per token.
+    """Replace every feed-forward by a mixture of `experts` copies of it; a new router selects `top_k` for each token.
 
-    Σ_e g_e E(x) = E(x) whatever the router says, as long as the weights g_e of the chosen sum to 1: so they are
-    renormalized. The model is the same until it is trained further, when the copies part. The router is normal random
-    numbers, of `seed`.
+    Σ_e g_e E(x) = E(x) for any router output, as long as the weights g_e of the selected experts sum to 1: so they are
+    renormalized. The model is the same until further training, when the copies diverge. The router's weight is random
+    normal, drawn from `seed`.
 
-    Condition: weights that sum to 1; without renormalization (Switch) the result would shrink. What is read from
-    inside the feed-forward by others, and experts that all tokens pass beside others already, stays as it is.
+    Condition: weights that sum to 1; without renormalization (Switch) the result would shrink. A feed-forward with
+    other readers of its hidden values, and a shared expert next to routed ones, stay as they are.
 
     Source: Komatsuzaki 2023 (2212.05055), sparse upcycling.
 
@@ -52,29 +52,29 @@ class UpcycleToMoe(Pass):
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not 1 <= self.top_k <= self.experts <= MOST:
+        if not 1 <= self.top_k <= self.experts <= LIMIT:
             raise WeftError(
-                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {MOST}, top_k no larger"
+                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {LIMIT}, top_k no larger"
             )
         for node in graph.nodes:
-            found = feed_forward(node)
-            if isinstance(found, str):
-                trace.refuse(self.name, node.output.name, found)
-            elif found is not None and (_beside_experts(found) or found.up.normed):
+            unit = feed_forward(node)
+            if isinstance(unit, str):
+                trace.refuse(self.name, node.output.name, unit)
+            elif unit is not None and (_is_shared_expert(unit) or unit.up.normed):
                 why = (
                     "its norm is fused into it: run before fuse-norm-linear"
-                    if found.up.normed
-                    else "it stands beside experts"
+                    if unit.up.normed
+                    else "it is a shared expert next to routed ones"
                 )
                 trace.refuse(self.name, node.output.name, why)
-            elif found is not None:
+            elif unit is not None:
                 trace.fired(self.name, node.output.name)
-                self._upcycle(found)
+                self._upcycle(unit)
 
     def _upcycle(self, f: FeedForward) -> None:
         graph, down = f.down.graph, f.out.params[0]
 
-        def stacked(side: Projection | None, name: str, bias: bool = False) -> Param | None:
+        def stack_experts(side: Projection | None, name: str, bias: bool = False) -> Param | None:
             param, recipe = (None, None) if side is None else (side.params[bias], side.bias if bias else side.weight)
             if side is None or param is None or recipe is None:
                 return None
@@ -83,8 +83,8 @@ class UpcycleToMoe(Pass):
             return derive(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
         shape = (self.experts, f.x.width)
-        drawn = Normal(shape, STD, f"{down.name} router", self.seed)
-        router = derive(down, drawn, shape, joint_name(f.params, "router.weight"))
+        router_recipe = Normal(shape, STD, f"{down.name} router", self.seed)
+        router = derive(down, router_recipe, shape, joint_name(f.params, "router.weight"))
         sides = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
             logits = ops.linear(f.x, router, name="router")
@@ -92,8 +92,8 @@ class UpcycleToMoe(Pass):
             y = ops.moe(
                 f.x,
                 combine,
-                *(stacked(side, name) for name, side in sides.items()),
-                *(stacked(side, name, bias=True) for name, side in sides.items()),
+                *(stack_experts(side, name) for name, side in sides.items()),
+                *(stack_experts(side, name, bias=True) for name, side in sides.items()),
                 activation=f.activation,
                 limit=f.limit,
                 shift=f.shift,
@@ -103,15 +103,15 @@ class UpcycleToMoe(Pass):
         drop(graph, backward_slice([f.down.output], [f.x]))
 
 
-def _beside_experts(f: FeedForward) -> bool:
-    """Return whether the result of `f`, scaled or not, is added to the result of experts."""
+def _is_shared_expert(f: FeedForward) -> bool:
+    """Return whether the output of `f`, scaled or not, is added to the output of experts."""
     values = [f.down.output]
     # `values` grows during the walk: factors between the result and the sum are followed.
     for value in values:
         for node in value.users:
             if node.op in (ops.mul, ops.affine):
                 values.append(node.output)
-            others = [v.producer for v in node.inputs if v is not None and v is not value and v.producer is not None]
-            if node.op is ops.add and any(o.op is ops.moe for o in others):
+            producers = [v.producer for v in node.inputs if v is not None and v is not value and v.producer is not None]
+            if node.op is ops.add and any(o.op is ops.moe for o in producers):
                 return True
     return False

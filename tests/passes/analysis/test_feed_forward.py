@@ -239,7 +239,7 @@ def test_experts_are_not_upcycled_again() -> None:
     trace = Trace()
     before = ZOO["variant/experts, shared"]()
     assert str(applied("upcycle-to-moe{experts=4}", before, trace)) == str(before)
-    assert {r.reason for r in trace.refusals} == {"it stands beside experts"}
+    assert {r.reason for r in trace.refusals} == {"it is a shared expert next to routed ones"}
     before = unit(UNITS["silu"])
     before.add_output("hidden", next(n.output for n in before.nodes if n.op is ops.mul))
     trace = Trace()
@@ -292,7 +292,7 @@ def test_weights_with_another_reader_keep_their_order() -> None:
     before.add_output("other", ops.linear(before.inputs["z"], before.params["up"]))
     trace = Trace()
     assert str(applied("permute-neurons", before, trace)) == str(before)
-    assert trace.refusals[0].reason == "its weights are read by linear (%linear_4) too"
+    assert trace.refusals[0].reason == "its weights are also read by linear (%linear_4)"
 
 
 # -- replace-activation

@@ -75,7 +75,7 @@ def test_without_rotation_of_its_own_each_key_head_would_be_another() -> None:
     graph = Tiny().graph()
     assert applied("gqa-to-mla", graph, trace) == graph
     assert {r.reason for r in trace.refusals} == {
-        "its 2 KV heads are rotated each by itself; mha-to-gqa{kv_heads=1} makes one of them"
+        "its 2 KV heads are rotated separately; mha-to-gqa{kv_heads=1} merges them into one"
     }
     shared = graph.clone()
     for node in [n for n in shared.nodes if n.op is ops.attention]:
@@ -89,8 +89,8 @@ def test_without_rotation_of_its_own_each_key_head_would_be_another() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Tiny(kv_heads=1), "its keys are rotated whole, which leaves nothing to a latent"),
-        (Tiny(kv_heads=6, rope=False), "every query head has a KV head to itself"),
+        (Tiny(kv_heads=1), "its keys are rotated entirely, which leaves no features for a latent"),
+        (Tiny(kv_heads=6, rope=False), "every query head has its own KV head"),
         (
             Tiny(rope=False, qk_norm=True),
             "q is normalized, scaled or rotated on its way from the linear to the attention",

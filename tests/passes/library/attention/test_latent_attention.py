@@ -142,11 +142,11 @@ def test_grouped_keys_of_a_latent() -> None:
 @pytest.mark.parametrize(
     ("kind", "rule", "reason"),
     [
-        ("bias", "mla-absorb", "its keys or values have a bias beside what they are made from"),
-        ("bias", "slim-attention", "its keys or values have a bias beside what they are made from"),
+        ("bias", "mla-absorb", "its keys or values have a bias"),
+        ("bias", "slim-attention", "its keys or values have a bias"),
         ("cached", "mla-absorb", "it has a cache of its keys and values; run the pass before kv-cache"),
-        ("wide", "mla-absorb", "its keys, 4 numbers, are no longer than the 9 they are made from"),
-        ("wide", "slim-attention", "its keys and values, 8 numbers, are no longer than the 9 they are made from"),
+        ("wide", "mla-absorb", "its keys of 4 features are no wider than their source of 9"),
+        ("wide", "slim-attention", "its keys and values of 8 features are no wider than their source of 9"),
     ],
 )
 def test_refusals(kind: str, rule: str, reason: str) -> None:
@@ -192,8 +192,8 @@ def test_a_norm_between_would_be_lost() -> None:
     ("edit", "reason"),
     [
         ("heads", "it has 3 KV heads, not one latent"),
-        ("bare", "no W_UV, head by head, alone reads its result"),
-        ("q", "no W_UKᵀ, head by head, makes its queries"),
+        ("bare", "its result is not read by W_UV, head by head, alone"),
+        ("q", "its queries do not come from W_UKᵀ, head by head"),
         ("cached", "it has a cache of the latent; run mla-expand before kv-cache"),
     ],
 )

@@ -161,7 +161,7 @@ def test_it_is_what_one_writes_by_hand(kind: str) -> None:
 
 
 SLOPES = {
-    "symmetric": "its bias by |i − j| is no product",
+    "symmetric": "its bias by |i − j| is not a product",
     "softcap": "its soft cap bends scores before the bias",
     "sinks": "its sinks are not shifted",
     "no scale": "its scale is 0",

@@ -149,8 +149,8 @@ def test_what_stays() -> None:
     narrow = decoder(Attention(2, window=2))
     assert reasons("sliding-window{size=4}", narrow) == ["its window of 2 keys is narrower"]
     sparse = decoder(Attention(2, pattern="chunked", stride=3))
-    assert reasons("sliding-window{size=4}", sparse) == ["its pattern chunked says what it sees"]
-    assert reasons("local-global{window=4}", sparse) == ["chunked says what it sees"]
+    assert reasons("sliding-window{size=4}", sparse) == ["its pattern chunked defines its visible keys"]
+    assert reasons("local-global{window=4}", sparse) == ["chunked defines its visible keys"]
     longrope = RoPE(scaling="longrope", original=8, factors=(1.0, 2.0))
     found = reasons("local-global{window=4, theta_local=100}", decoder(Attention(2, rope=longrope)))
     assert set(found) == {"its frequencies are scaled in another way (longrope)"}

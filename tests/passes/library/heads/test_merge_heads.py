@@ -368,7 +368,7 @@ def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, name: str, conten
         ("mha-to-gqa{kv_heads=0}", Tiny(), "must be positive"),
         ("mha-to-gqa{kv_heads=6}", Tiny(kv_heads=2), "kv_heads=6 does not divide the 2"),
         ("kv-cache, mha-to-gqa{kv_heads=1}", Tiny(), "run mha-to-gqa before kv-cache"),
-        ('mha-to-gqa{kv_heads=1, calibration="a.npy"}', Tiny(), "method=mean looks at no text"),
+        ('mha-to-gqa{kv_heads=1, calibration="a.npy"}', Tiny(), "method=mean uses no calibration"),
     ],
 )
 def test_what_is_impossible(text: str, model: Tiny, message: str) -> None:

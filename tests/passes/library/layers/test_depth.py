@@ -101,7 +101,7 @@ def test_the_check_notices_other_layers() -> None:
     ("text", "reason"),
     [
         ("prune-layers{layers=[3]}", "prune-layers: there is no layer 3; the graph has layers 0 to 2"),
-        ("prune-layers{layers=all}", "prune-layers: of layers no layer would be left"),
+        ("prune-layers{layers=all}", "prune-layers: no layer of layers would be left"),
         ("prune-layers{layers=first}", "prune-layers: cannot read 'first'"),
         ("prune-layers{layers=[0], stack=encoder}", "prune-layers: give stack= as one of layers"),
         ("insert-layers{after=3}", "insert-layers: there is no layer 3; layers has 0 to 2"),
@@ -172,13 +172,13 @@ def test_only_what_ends_a_branch_is_zero() -> None:
     assert zero == {"layers.1.attn.o.weight", "layers.1.ffn.down.weight"}
     again = Trace()
     assert str(applied("insert-layers{after=0}", after, again)) == str(after)
-    assert again.refusals[0].reason == "layers.1, behind it, adds nothing already"
+    assert again.refusals[0].reason == "layers.1, after it, already adds zero"
 
 
 def test_post_norm_layers_are_no_identity_whatever_their_weights() -> None:
     before, trace = Decoder(37, 18, 2, Block(ATTENTION, GatedMLP(7), RMSNorm(), "post")).graph(), Trace()
     assert str(applied("insert-layers{after=0}", before, trace)) == str(before)
-    assert trace.refusals[0].reason == "rms_norm makes it: no sum of %embed and what the layer computes"
+    assert trace.refusals[0].reason == "it comes from rms_norm: not a sum of %embed and outputs of sublayers"
     wrong = Decoder(37, 18, 3, Block(ATTENTION, GatedMLP(7), RMSNorm(), "post")).graph()
     silent = wrong.clone()
     for name, p in (*before.params.items(), *silent.params.items()):
@@ -220,7 +220,7 @@ def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
             n.output.replace_uses(bent, keep=[bent.producer])
     trace = Trace()
     assert str(applied("insert-layers{after=0}", g, trace)) == str(g)
-    assert "exp (%layers.0.exp) makes what it adds, not a linear" in trace.refusals[0].reason
+    assert "exp (%layers.0.exp) is added to the residual stream, not the output of a linear" in trace.refusals[0].reason
 
 
 @pytest.mark.parametrize("layers", ["[0]", "[1]", "[0, 2]"])
