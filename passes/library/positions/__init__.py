@@ -1,1 +1,1 @@
-"""Passes that change how a model knows positions."""
+"""Passes that change how a model encodes positions."""

@@ -1,4 +1,4 @@
-"""Longer texts than the model was trained on, by other frequencies or a stretched table of positions."""
+"""Extending the context of a model by scaled RoPE frequencies or an interpolated position table."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions"
 
 @dataclass(frozen=True)
 class ExtendContext(ScalingArguments, Pass):
-    """Let the positions of a model reach `factor` times as far.
+    """Extend the context of a model `factor` times by scaling its RoPE frequencies or interpolating its position table.
 
-    RoPE turns pair k by position · f_k, f_k = θ^(−2k/d). `pi`: f_k/factor, as if positions were squeezed into the old
-    context; a learned table of positions gets `factor` times as many rows, interpolated between the old ones, a table
-    of sinusoids exact ones. `ntk`: the base becomes θ·factor^(d/(d−2)), so that fast pairs stay and the slowest is
-    interpolated. `yarn`: rotary pairs with more than `beta_fast` rotations over the `original` context stay, those with
-    fewer than `beta_slow` are interpolated, those between are blended (bounds are whole pairs if `truncate`), and
+    RoPE rotates pair k by position · f_k, f_k = θ^(−2k/d). `pi`: f_k/factor, as if positions were compressed into the
+    old context; a learned position table gets `factor` times as many rows, interpolated between the old ones, a table
+    of sinusoids exact rows. `ntk`: the base becomes θ·factor^(d/(d−2)), so that fast pairs stay and the slowest is
+    interpolated. `yarn`: rotary pairs with more than `beta_fast` rotations over the `original` context stay, pairs with
+    fewer than `beta_slow` are interpolated, pairs between are blended (bounds are whole pairs if `truncate`), and
     rotated queries and keys are scaled by 0.1·ln(factor) + 1. `llama3`: the same with `low_freq` and `high_freq`.
-    `original` None is the model's context; graph.meta then says the new one. `layers` says which layers' rotations:
-    all, even, odd, numbers, or a pattern ("local*5 + global").
+    `original` None means the model's context; graph.meta then stores the new one. `layers` selects the layers whose
+    rotations change: all, even, odd, indices, or a pattern ("local*5 + global").
 
-    Condition: the model becomes another one, usable as it is (ntk, yarn) or after little training. Frequencies that are
-    scaled already stay as they are, and so do biases by distance; tables only know pi.
+    Condition: the model changes; it is usable directly (ntk, yarn) or after little training. Frequencies that are
+    already scaled stay as they are, and so do biases by distance; position tables only support pi.
 
     Source: Chen 2023 (pi), arXiv:2306.15595; bloc97 2023 (NTK-aware scaled RoPE); Peng 2023 (YaRN), arXiv:2309.00071;
     Llama 3, 2024, arXiv:2407.21783.
@@ -71,64 +71,64 @@ class ExtendContext(ScalingArguments, Pass):
         original = self.context(graph)
         ropes = rotations_of(graph, chosen(graph, self.layers, self.name), self.name, trace)
         tables = position_tables(graph) if self.layers == "all" else []
-        done = [self._retuned(rope, recipe, original, trace) for rope, recipe in ropes.items()]
-        done += [self._stretched(node, trace) for node in tables]
-        if not any(done):
+        applied = [self._scale_frequencies(rope, recipe, original, trace) for rope, recipe in ropes.items()]
+        applied += [self._lengthen_table(node, trace) for node in tables]
+        if not any(applied):
             why = f"%{trace.refusals[0].at}: {trace.refusals[0].reason}" if trace.refusals else "no rotations, no table"
             raise WeftError(f"{self.name}: graph {graph.name} has no positions to extend ({why})")
         if trace.rewrites[self.name]:
-            self._describe(graph, original)
+            self._update_meta(graph, original)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Rotations turn by the frequencies of the paper, as complex numbers; rows of tables are interpolated."""
-        known = {n.output.name: n for n in after.nodes}
+        """Check that RoPE uses the paper's frequencies (in complex arithmetic) and tables have interpolated rows."""
+        by_name = {n.output.name: n for n in after.nodes}
         meanings: dict[str, Any] = {}
         tables = position_tables(before)
         for node in before.nodes:
-            name, new = node.output.name, known[node.output.name]
+            name, new = node.output.name, by_name[node.output.name]
             old = recipe_of(node) if node.op is ops.rope else None
             if old is not None and old != recipe_of(new):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
                     settings["amplitude"] = temperature("yarn", self.factor)
-                meanings[name] = expected(self._scaled(old, self.context(before)), new, **settings)
-            elif node in tables and _param(new).shape != _param(node).shape:
+                meanings[name] = expected(self._scale_recipe(old, self.context(before)), new, **settings)
+            elif node in tables and _table_of(new).shape != _table_of(node).shape:
                 meanings[name] = partial(
-                    _looked_up, self._table(node, equivalence.stage(before), equivalence.stage(after))
+                    _look_up, self._expect_table(node, equivalence.stage(before), equivalence.stage(after))
                 )
         inputs = equivalence.inputs(after)
         equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
-    def _scaled(self, recipe: RopeFrequencies, original: int) -> RopeFrequencies:
+    def _scale_recipe(self, recipe: RopeFrequencies, original: int) -> RopeFrequencies:
         return self.scaled(recipe, _SCALING[self.method], self.factor, original)
 
-    def _retuned(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
-        """Replace the `old` frequencies of the node `rope`; return False if refused."""
+    def _scale_frequencies(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
+        """Replace the `old` frequencies of the node `rope`; return False if refused, True if they have the factor."""
         if old.scaling != "none":
             if (old.scaling, old.factor) == (_SCALING[self.method], self.factor):
                 return True
-            reason = f"its frequencies are scaled already ({old.scaling}, factor {old.factor:g})"
+            reason = f"its frequencies are already scaled ({old.scaling}, factor {old.factor:g})"
             trace.refuse(self.name, rope.output.name, reason)
             return False
-        recipe = self._scaled(old, original)
+        recipe = self._scale_recipe(old, original)
         check_scaling(recipe, self.name)
         retune(rope, recipe, recipe.attention_factor() if self.method == "yarn" else None)
         trace.fired(self.name, rope.output.name)
         return True
 
-    def _stretched(self, node: Node, trace: Trace) -> bool:
-        """Lengthen the table of the position lookup `node`; return False if refused."""
-        table, offset = _param(node), first_row(node)
-        stretched = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
-        factor = max(stretched, default=1.0)
-        # A run before has done this: neither a rewrite nor a refusal.
+    def _lengthen_table(self, node: Node, trace: Trace) -> bool:
+        """Lengthen the table of the position lookup `node`; return False if refused, True if it has the factor."""
+        table, offset = _table_of(node), first_row(node)
+        factors = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
+        factor = max(factors, default=1.0)
+        # An earlier run has interpolated the table: neither a rewrite nor a refusal.
         if factor == self.factor:
             return True
         if offset is None:
-            trace.refuse(self.name, node.output.name, f"it cannot be told which row of %{table.name} is position 0")
+            trace.refuse(self.name, node.output.name, f"the row of %{table.name} for position 0 is unknown")
             return False
         if factor != 1 or self.method != "pi":
-            already = f"positions of the table %{table.name} are interpolated already, factor {factor:g}"
+            already = f"positions of the table %{table.name} are already interpolated, factor {factor:g}"
             only = "a table of positions can only be interpolated: method=pi"
             trace.refuse(self.name, node.output.name, only if factor == 1 else already)
             return False
@@ -138,9 +138,9 @@ class ExtendContext(ScalingArguments, Pass):
         if isinstance(table.recipe, Sinusoid) and not offset:
             new = replace(table.recipe, length=length, factor=self.factor)
         elif offset:
-            # Rows in front of position 0 stand for no position (OPT has two) and stay.
-            kept, rest = (Slice(table.recipe, 0, *ends) for ends in ((0, offset), (offset, rows)))
-            new = Concat((kept, Interpolate(rest, length, self.factor)))
+            # Rows before position 0 encode no position (OPT has two such rows) and stay.
+            head, tail = (Slice(table.recipe, 0, *ends) for ends in ((0, offset), (offset, rows)))
+            new = Concat((head, Interpolate(tail, length, self.factor)))
         else:
             new = Interpolate(table.recipe, length, self.factor)
         longer = derive(table, new, (offset + length, width))
@@ -149,39 +149,45 @@ class ExtendContext(ScalingArguments, Pass):
         trace.fired(self.name, node.output.name)
         return True
 
-    def _describe(self, graph: Graph, original: int) -> None:
-        """Say in graph.meta how far positions reach now."""
-        for fact in _LENGTHS:
-            if graph.meta.get(fact):
-                graph.meta[fact] = int(graph.meta[fact] * self.factor)
+    def _update_meta(self, graph: Graph, original: int) -> None:
+        """Store the new lengths of contexts and position tables in graph.meta."""
+        for key in _LENGTHS:
+            if graph.meta.get(key):
+                graph.meta[key] = int(graph.meta[key] * self.factor)
         if self.original is not None:
             graph.meta["context"] = int(original * self.factor)
 
-    def _table(self, node: Node, before: Graph, after: Graph) -> Array:
-        """The table that the node should look up in `after`, after comparing it with what is there."""
-        old = before.params[_param(node).name]
-        wide = next(n for n in after.nodes if n.output.name == node.output.name)
-        found = _param(wide).recipe.evaluate(after.reader).astype(np.float64)
+    def _expect_table(self, node: Node, before: Graph, after: Graph) -> Array:
+        """Return the table that the lookup `node` should use in `after`.
+
+        Raises:
+            WeftError: if the table of sinusoids in `after` differs from sinusoids at interpolated positions.
+        """
+        old = before.params[_table_of(node).name]
+        new_node = next(n for n in after.nodes if n.output.name == node.output.name)
+        values = _table_of(new_node).recipe.evaluate(after.reader).astype(np.float64)
         offset = first_row(node) or 0
-        places = np.arange(len(found) - offset) / self.factor
+        positions = np.arange(len(values) - offset) / self.factor
         if isinstance(old.recipe, Sinusoid) and not offset:
-            angle = places[:, None] / old.recipe.base ** (2 * np.arange(old.recipe.dim // 2) / old.recipe.dim)
-            two = np.sin(angle), np.cos(angle)
-            made = np.dstack(two).reshape(len(places), -1) if old.recipe.interleaved else np.hstack(two)
-            if np.max(np.abs(made - found)) > 1e-6:
-                raise WeftError(f"table %{old.name} is not that of sinusoids at interpolated positions")
-            return found
+            angle = positions[:, None] / old.recipe.base ** (2 * np.arange(old.recipe.dim // 2) / old.recipe.dim)
+            components = np.sin(angle), np.cos(angle)
+            wanted = (
+                np.dstack(components).reshape(len(positions), -1) if old.recipe.interleaved else np.hstack(components)
+            )
+            if np.max(np.abs(wanted - values)) > 1e-6:
+                raise WeftError(f"table %{old.name} does not contain sinusoids at interpolated positions")
+            return values
         rows = old.recipe.evaluate(before.reader).astype(np.float64)
-        columns = [np.interp(places, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
+        columns = [np.interp(positions, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
         return np.concatenate([rows[:offset], np.stack(columns, 1)])
 
 
-def _param(node: Node) -> Param:
-    """The table of an embedding."""
+def _table_of(node: Node) -> Param:
+    """Return the table of the embedding `node`."""
     value = node.inputs[1]
     assert isinstance(value, Param)
     return value
 
 
-def _looked_up(table: Array, ids: Array, _: Array) -> Array:
+def _look_up(table: Array, ids: Array, _: Array) -> Array:
     return np.asarray(table[ids])

@@ -1,4 +1,4 @@
-"""Rotary positions for attentions that have none."""
+"""Adding rotary positions to attentions without RoPE."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class InsertRope(ScalingArguments, Pass):
-    """Rotate the queries and keys of attentions that have no rotary positions.
+    """Add RoPE to the queries and keys of attentions that have no rotary positions.
 
-    Pair k of every head of q and k is turned by position · theta^(−2k/rotary_dim) radians, right before the attention:
-    behind norms of the heads, packed projections or not. The first `rotary_dim` numbers of a head are rotated (None:
-    all of them). `layout` pairs number k with k + rotary_dim/2 (half; GPT-NeoX, Llama) or neighbours (interleaved;
-    GPT-J). `scaling`, with `factor` and `original`, the context before it, as in extend-context. Decoders read the
-    input position_ids, which is added where it is missing; attentions that see both ways count their tokens. `layers`
-    says which layers: all, even, odd, numbers ("0-5, 8"), or a pattern ("local*3 + global").
+    Pair k of every head of q and k is rotated by position · theta^(−2k/rotary_dim) radians, right before the attention:
+    after norms of the heads, with packed projections or not. The first `rotary_dim` features of a head are rotated
+    (None: all of them). `layout` pairs feature k with k + rotary_dim/2 (half; GPT-NeoX, Llama) or neighbours
+    (interleaved; GPT-J). `scaling`, `factor` and `original` (the context before scaling) work as in extend-context.
+    Decoders read the input position_ids, which is added if it is missing; bidirectional attentions count their tokens.
+    `layers` selects the layers: all, even, odd, indices ("0-5, 8"), or a pattern ("local*3 + global").
 
-    Condition: the model becomes another one, to be trained on. A layer that is rotated already stays as it is, and so
-    does one whose values are part of its keys (latent attention); if no layer is left, that is an error, and so is a
-    second run.
+    Condition: the model changes and needs further training. A layer that already has RoPE stays as it is, and so does
+    one whose values are part of its keys (latent attention); it is an error if no layer is left, as in a second run.
 
     Source: Su 2021 (RoFormer), arXiv:2104.09864.
 
@@ -67,7 +66,7 @@ class InsertRope(ScalingArguments, Pass):
             raise WeftError(f"{self.name}: factor={self.factor} needs a scaling: linear, ntk, yarn or llama3")
         counted = dict[Any, Value]()
         for node in chosen(graph, self.layers, self.name):
-            why = self._misfit(node)
+            why = self._find_obstacle(node)
             if why is not None:
                 trace.refuse(self.name, node.output.name, why)
                 continue
@@ -85,29 +84,29 @@ class InsertRope(ScalingArguments, Pass):
             raise WeftError(f"{self.name}: there is nothing to rotate; %{first.at}: {first.reason}")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The rotated attentions are those of `before` over pairs turned as complex numbers."""
+        """Check that the attentions equal those of `before` with pairs rotated in complex arithmetic."""
         inputs = equivalence.inputs(after)
         meanings = {}
-        known = {n.output.name: n for n in before.nodes}
+        nodes_before = {n.output.name: n for n in before.nodes}
         for node in after.nodes:
-            old = known.get(node.output.name)
-            if node.op is ops.attention and old is not None and not rotations(old) and (found := rotations(node)):
+            old = nodes_before.get(node.output.name)
+            if node.op is ops.attention and old is not None and not rotations(old) and (ropes := rotations(node)):
                 amplitude, pairs = temperature(self.scaling, self.factor), self.layout == "interleaved"
-                turn = expected(self._recipe(before, old), found[0], interleaved=pairs, amplitude=amplitude)
-                meanings[node.output.name] = partial(_rotated, turn, inputs.get("position_ids"))
-        given = {name: inputs[name] for name in before.inputs}
-        equivalence.same(equivalence.run_as(before, given, meanings), equivalence.run(after, inputs), EXACT)
+                rotate = expected(self._recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude)
+                meanings[node.output.name] = partial(_rotated_attention, rotate, inputs.get("position_ids"))
+        old_inputs = {name: inputs[name] for name in before.inputs}
+        equivalence.same(equivalence.run_as(before, old_inputs, meanings), equivalence.run(after, inputs), EXACT)
 
-    def _misfit(self, node: Node) -> str | None:
-        """Say why the attention `node` cannot be rotated; None if it can."""
+    def _find_obstacle(self, node: Node) -> str | None:
+        """Return why the attention `node` cannot be rotated; None if it can."""
         if node.op is ops.block_sparse_attention:
-            return "its keys are seen in blocks, which insert-rope does not check"
+            return "its keys are visible in blocks, which insert-rope does not check"
         if node.op is not ops.attention:
-            return f"{node.op.name} has positions already (strip-positions removes them)"
+            return f"{node.op.name} already has positions (strip-positions removes them)"
         if node.attrs["cache_bits"] is not None:
-            return "its cache has scales of keys as they are; run insert-rope before quantize-cache"
+            return "its cache has scales for the present keys; run insert-rope before quantize-cache"
         if rotations(node):
-            return "it has rotary positions already (strip-positions removes them, extend-context changes them)"
+            return "it already has rotary positions (strip-positions removes them, extend-context changes them)"
         return "its values are part of its keys" if node.operand("v") is None else None
 
     def _recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
@@ -116,7 +115,7 @@ class InsertRope(ScalingArguments, Pass):
         head = q.width // node.attrs["heads"]
         dim = head if self.rotary_dim is None else self.rotary_dim
         if dim > head:
-            raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} numbers of a head")
+            raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} features of a head")
         plain = RopeFrequencies(dim, self.theta)
         recipe = self.scaled(plain, self.scaling, self.factor, self.context(graph))
         check_scaling(recipe, self.name)
@@ -124,17 +123,21 @@ class InsertRope(ScalingArguments, Pass):
 
 
 def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
-    """The positions [batch, seq] of the tokens of `node`: the input position_ids, or counted where there is none and
-    the attention sees both ways; `counted` has those of earlier layers by shape."""
+    """Return the positions [batch, seq] of the tokens of `node`: the input position_ids, added to causal graphs.
+
+    Bidirectional attentions without that input count their tokens; `counted` caches such values by shape.
+    """
     q = node.inputs[0]
     assert q is not None
     shape = q.shape[:2]
-    given = graph.inputs.get("position_ids")
-    if given is not None and given.shape == shape:
-        return given
+    position_ids = graph.inputs.get("position_ids")
+    if position_ids is not None and position_ids.shape == shape:
+        return position_ids
     if node.attrs["causal"]:
-        if given is not None:
-            raise WeftError(f"insert-rope: input {given!r} should be a position per token, of shape {list(shape)}")
+        if position_ids is not None:
+            raise WeftError(
+                f"insert-rope: input {position_ids!r} should be a position per token, of shape {list(shape)}"
+            )
         return graph.add_input("position_ids", TensorType(dtypes.i64, shape))
     if shape not in counted:
         row = ops.unsqueeze(ops.iota(q, axis=1), axes=(0,))
@@ -142,12 +145,12 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
     return counted[shape]
 
 
-def _rotated(
-    turn: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
+def _rotated_attention(
+    rotate: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
 ) -> Any:
-    """The op `attention` over rotated q and k; without positions `at` tokens are counted."""
+    """Compute the op `attention` on q and k rotated by `rotate`; without fitting positions `at`, tokens are counted."""
     if at is None or at.shape != q.shape[:2]:
         at = np.arange(q.shape[1])[None]
     heads = attrs["heads"], attrs["kv_heads"]
-    q, k = (turn(x, at, heads=h) for x, h in zip((q, k), heads, strict=True))
+    q, k = (rotate(x, at, heads=h) for x, h in zip((q, k), heads, strict=True))
     return ops.attention.reference(q, k, *operands, **attrs)

@@ -1,4 +1,4 @@
-"""Rotary positions along three axes, for tokens of images among those of a text."""
+"""Rotary positions along three axes, for sequences with tokens of images and of text."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ...core.trace import Trace
 from ...edits.edit import replace_uses
 
 POSITIONS = "rope_positions"
-SECTIONS, INTERLEAVED = "rope_sections", "rope_interleaved"  # of graph.meta, where a checkpoint says them
+SECTIONS, INTERLEAVED = "rope_sections", "rope_interleaved"  # keys of graph.meta, set from the checkpoint's config
 AXES = 3
 
 
 @dataclass(frozen=True)
 class MultimodalRope(Pass):
-    """Rotate queries and keys by time, height and width (M-RoPE).
+    """Rotate queries and keys by time, height and width (M-RoPE) instead of by one position.
 
-    Adds the input rope_positions i64[batch, seq, 3]. Each pair of a head is turned by the position along one of the
-    axes, times its frequency as before: of the pairs the first sections[0] by time, the next sections[1] by height, the
-    next sections[2] by width (Qwen2-VL), or `interleaved` the pairs 1, 4, 7, … by height, 2, 5, 8, … by width, as many
-    as their sections say, and all others by time (Qwen3-VL). A checkpoint says both. Where an image is, its tokens have
-    the time of its start and their rows and columns from there on; a text goes on after the largest number. Caches stay
-    in the order of tokens, by position_ids.
+    The pass adds the input rope_positions i64[batch, seq, 3]. Each pair of a head is rotated by the position along one
+    axis, times its frequency as before: the first sections[0] pairs by time, the next sections[1] by height, the next
+    sections[2] by width (Qwen2-VL); or `interleaved`: sections[1] of the pairs 1, 4, 7, … by height, sections[2] of
+    2, 5, 8, … by width, and all others by time (Qwen3-VL). A checkpoint's config contains both settings. Tokens of an
+    image have the time of its start, and rows and columns counted from there; text continues after the largest
+    position. Caches keep the order of tokens, by position_ids.
 
-    Condition: the three numbers of each token are its position_ids.
+    Condition: the three positions of each token equal its position_ids.
 
     Source: Wang 2024 (Qwen2-VL), arXiv:2409.12191, section 2.1; the interleaved order: Qwen3-VL (2025).
 
@@ -51,48 +51,50 @@ class MultimodalRope(Pass):
     effect = "conditional"
     purpose = "Positions and windows"
     see = ("take-embeddings",)
-    tradeoff = "three rotations in the place of one"
+    tradeoff = "three rotations instead of one"
     sections: tuple[int, ...] = ()
     interleaved: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if POSITIONS in graph.inputs:
-            raise WeftError(f"{self.name}: graph {graph.name} has the input {POSITIONS} already")
-        at, wanted = graph.inputs.get("position_ids"), self._settings(graph)
-        found = [n for n in graph.nodes if n.op is ops.rope and n.inputs[1] is at]
-        if at is None or not found:
+            raise WeftError(f"{self.name}: graph {graph.name} already has the input {POSITIONS}")
+        position_ids, settings = graph.inputs.get("position_ids"), self._settings(graph)
+        ropes = [n for n in graph.nodes if n.op is ops.rope and n.inputs[1] is position_ids]
+        if position_ids is None or not ropes:
             raise WeftError(f"{self.name}: nothing in graph {graph.name} is rotated by the input position_ids")
-        given = graph.add_input(POSITIONS, TensorType(dtypes.i64, (*at.shape, AXES)))
+        rope_positions = graph.add_input(POSITIONS, TensorType(dtypes.i64, (*position_ids.shape, AXES)))
         with graph.inserting(before=next(iter(graph.nodes))):
-            axes = [_along(given, axis) for axis in range(AXES)]
-        known = dict[Value, list[Param]]()
-        for node in found:
-            _turn(node, axes, _frequencies(graph, node, wanted, known))
+            axes = [_select_axis(rope_positions, axis) for axis in range(AXES)]
+        cache = dict[Value, list[Param]]()
+        for node in ropes:
+            _rotate_by_axes(node, axes, _split_frequencies(graph, node, settings, cache))
             trace.fired(self.name, node.output.name)
-        if not at.uses:
+        if not position_ids.uses:
             del graph.inputs["position_ids"]
-            graph.forget(at)
+            graph.forget(position_ids)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """By three equal numbers everything is turned as by one."""
+        """Check that three equal positions give the same outputs as the one position."""
         inputs = equivalence.inputs(before)
-        three = np.stack([inputs["position_ids"]] * AXES, -1)
-        given = {name: array for name, array in inputs.items() if name in after.inputs}
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, {**given, POSITIONS: three}), EXACT)
+        equal_positions = np.stack([inputs["position_ids"]] * AXES, -1)
+        inputs_after = {name: array for name, array in inputs.items() if name in after.inputs}
+        equivalence.same(
+            equivalence.run(before, inputs), equivalence.run(after, {**inputs_after, POSITIONS: equal_positions}), EXACT
+        )
 
     def _settings(self, graph: Graph) -> MultimodalRope:
-        """The pass with the sections of the checkpoint, unless it has its own."""
+        """Return the pass with its sections, by default those of the checkpoint in graph.meta."""
         if self.sections:
             return self
         if SECTIONS not in graph.meta:
-            raise WeftError(f"{self.name}: say how many pairs turn by time, height and width: sections=[16, 24, 24]")
+            raise WeftError(f"{self.name}: give the number of pairs for time, height, width: sections=[16, 24, 24]")
         return replace(self, sections=tuple(graph.meta[SECTIONS]), interleaved=bool(graph.meta.get(INTERLEAVED)))
 
     def axes_of(self, pairs: int) -> list[int]:
-        """The axis of each of `pairs` pairs of a head.
+        """Return the axis (0 time, 1 height, 2 width) of each of the `pairs` rotary pairs of a head.
 
         Raises:
-            WeftError: if the sections are not three numbers of so many pairs together.
+            WeftError: if the sections are not three counts that add up to `pairs`.
         """
         fits = len(self.sections) == AXES and min(self.sections) >= 0 and sum(self.sections) == pairs
         if not fits:
@@ -103,35 +105,43 @@ class MultimodalRope(Pass):
         return [k % 3 if k < 3 * (0, height, width)[k % 3] else 0 for k in range(pairs)]
 
 
-def _along(positions: Value, axis: int) -> Value:
-    """The numbers [batch, seq] along `axis` of `positions` [batch, seq, 3]."""
-    one = ops.slice_(positions, axis=2, start=axis, stop=axis + 1, name=f"axis_{axis}")
-    return ops.squeeze(one, axes=(2,), name=f"{POSITIONS}_{axis}")
+def _select_axis(positions: Value, axis: int) -> Value:
+    """Return the positions [batch, seq] along `axis` of `positions` [batch, seq, 3]."""
+    column = ops.slice_(positions, axis=2, start=axis, stop=axis + 1, name=f"axis_{axis}")
+    return ops.squeeze(column, axes=(2,), name=f"{POSITIONS}_{axis}")
 
 
-def _frequencies(graph: Graph, node: Node, wanted: MultimodalRope, known: dict[Value, list[Param]]) -> list[Param]:
-    """The frequencies of `node` along each axis, 0 for pairs of others."""
-    whole = node.required("frequencies")
-    if not isinstance(whole, Param):
-        raise WeftError(f"{wanted.name}: %{node.output.name} is rotated by computed frequencies")
-    if whole not in known:
-        chosen = wanted.axes_of(whole.width)
-        parts = []
+def _split_frequencies(
+    graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]
+) -> list[Param]:
+    """Return the frequencies of the rotation `node` for each axis, 0 at pairs of other axes; `cache` stores them."""
+    all_pairs = node.required("frequencies")
+    if not isinstance(all_pairs, Param):
+        raise WeftError(f"{settings.name}: %{node.output.name} is rotated by computed frequencies")
+    if all_pairs not in cache:
+        axis_of_pair = settings.axes_of(all_pairs.width)
+        by_axis = []
         for axis in range(AXES):
-            mask = Literal(tuple(float(a == axis) for a in chosen), (whole.width,))
-            name = graph.fresh(f"{whole.name}.{axis}")
-            parts.append(graph.add_param(name, whole.type, Scale(whole.recipe, mask)))
-        known[whole] = parts
-    return known[whole]
+            mask = Literal(tuple(float(a == axis) for a in axis_of_pair), (all_pairs.width,))
+            name = graph.fresh(f"{all_pairs.name}.{axis}")
+            by_axis.append(graph.add_param(name, all_pairs.type, Scale(all_pairs.recipe, mask)))
+        cache[all_pairs] = by_axis
+    return cache[all_pairs]
 
 
-def _turn(node: Node, axes: list[Value], frequencies: list[Param]) -> None:
-    """Let `node` turn along one axis, and others behind it along the others."""
+def _rotate_by_axes(node: Node, axes: list[Value], frequencies: list[Param]) -> None:
+    """Replace the rotation `node` by one rotation for each axis, applied one after the other."""
     graph, amplitude = node.output.graph, node.attrs["amplitude"]
     y = node.required("x")
     with graph.inserting(before=node):
-        for at, by in zip(axes, frequencies, strict=True):
-            y = ops.rope(y, at, by, **{**node.attrs, "amplitude": amplitude}, name=f"{node.output.name}_{by.name[-1]}")
+        for positions, frequency in zip(axes, frequencies, strict=True):
+            y = ops.rope(
+                y,
+                positions,
+                frequency,
+                **{**node.attrs, "amplitude": amplitude},
+                name=f"{node.output.name}_{frequency.name[-1]}",
+            )
             amplitude = 1.0
     replace_uses(node.output, y)
     graph.erase(node)

@@ -14,22 +14,23 @@ from ...analysis.index_tracking import Destination, Origin, destination, origin
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, derive, replace_param
-from ..heads.head_layout import taken
+from ..heads.head_layout import take_rows
 
 
 @dataclass(frozen=True)
 class RopeLayout(Pass):
-    """Let RoPE pair number k of a head with k + pairs (half: Llama, NeoX) or 2k with 2k + 1 (interleaved: GPT-J, GGUF).
+    """Convert RoPE to the `layout` half (feature k pairs with k + pairs: Llama, NeoX) or interleaved (2k with 2k + 1).
 
-    A score is a sum over the numbers of a head, in any order that queries and keys share. So the rows of W_q and W_k
-    (biases, weights of norms between) are put into the order in which the pairs stand in the other layout; what is not
-    turned stays in place. That goes through packed linears, and through the splits and joins of latent attention.
+    GPT-J and GGUF use interleaved pairs. A score is a sum over the features of a head, in any order that queries and
+    keys share. So the rows of W_q and W_k (biases, weights of norms between) are permuted to the other layout; features
+    without rotation stay in place. The pass follows features through packed linears, and through the splits and
+    concatenations of latent attention.
 
-    Condition: the queries and the keys of an attention are turned alike, come from linears, with nothing but norms,
-    scales, clips, reshapes and splits between, and go to that attention alone. Refused where only one side is turned,
-    where turned keys are values too, and where there are caches.
+    Condition: queries and keys of an attention are rotated alike, come from linears, with only norms, scales, clips,
+    reshapes and splits between, and have no other readers. Refused if only one of q and k is rotated, if rotated keys
+    are also the values, and if there are caches.
 
-    Source: Su 2021, RoFormer (arXiv 2104.09864), with the layout of GPT-NeoX (Black 2022, arXiv 2204.06745) beside it.
+    Source: Su 2021, RoFormer (arXiv 2104.09864); the half layout: GPT-NeoX (Black 2022, arXiv 2204.06745).
 
     Example rope-layout{layout=interleaved}::
 
@@ -55,35 +56,35 @@ class RopeLayout(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         interleaved = self.layout == "interleaved"
-        turned: dict[Node, list[tuple[Node, Destination]]] = {}
+        sides_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
             if node.op is ops.rope:
-                goes = destination(node.output, _elements(node))
-                if isinstance(goes, str):
+                target = destination(node.output, _feature_labels(node))
+                if isinstance(target, str):
                     if node.attrs["interleaved"] != interleaved:
-                        trace.refuse(self.name, node.output.name, goes)
+                        trace.refuse(self.name, node.output.name, target)
                 else:
-                    turned.setdefault(goes.node, []).append((node, goes))
-        for attention, sides in turned.items():
+                    sides_by_attention.setdefault(target.node, []).append((node, target))
+        for attention, sides in sides_by_attention.items():
             if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in sides):
                 continue
-            orders = _mismatch(attention, sides) or _orders([rotation for rotation, _ in sides])
+            orders = _find_obstacle(attention, sides) or _find_orders([rotation for rotation, _ in sides])
             if isinstance(orders, str):
                 trace.refuse(self.name, attention.output.name, orders)
                 continue
             trace.fired(self.name, attention.output.name)
             for node, order in orders.items():
-                _take(node, order)
+                _reorder_params(node, order)
             for rotation, _ in sides:
                 changed(rotation, interleaved=interleaved)
 
 
-def _elements(rotation: Node) -> Array:
-    """Labels of what `rotation` makes: which element of its head a number is, counted from 1; 0 if it is not turned."""
-    each = rotation.output.width // rotation.attrs["heads"]
-    number = np.arange(1, each + 1)
-    number[2 * _pairs(rotation) :] = 0
-    return np.tile(number, rotation.attrs["heads"])
+def _feature_labels(rotation: Node) -> Array:
+    """Return a label for each output feature of `rotation`: its index in the head, from 1; 0 if it is not rotated."""
+    head_dim = rotation.output.width // rotation.attrs["heads"]
+    labels = np.arange(1, head_dim + 1)
+    labels[2 * _pairs(rotation) :] = 0
+    return np.tile(labels, rotation.attrs["heads"])
 
 
 def _pairs(rotation: Node) -> int:
@@ -92,70 +93,73 @@ def _pairs(rotation: Node) -> int:
     return frequencies.width
 
 
-def _mismatch(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
-    """Say why features that `attention` reads from rotations on its `sides` cannot be reordered."""
-    if sorted(goes.role for _, goes in sides) != ["k", "q"]:
-        return "not one rotation of queries faces one of keys"
+def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
+    """Return why features that `attention` reads from the rotations in `sides` cannot be reordered; None if they can."""
+    if sorted(target.role for _, target in sides) != ["k", "q"]:
+        return "it does not have exactly one rotation of queries and one of keys"
     if len({rotation.attrs["interleaved"] for rotation, _ in sides}) > 1:
-        return "its queries and keys are turned in different layouts"
+        return "its queries and keys are rotated in different layouts"
     if attention.operand("past_k") is not None:
-        return "its cache holds turned keys; run rope-layout before kv-cache"
+        return "its cache holds rotated keys; run rope-layout before kv-cache"
     if attention.attrs.get("cache_bits") is not None:
-        return "its turned keys are rounded with scales of their own; run rope-layout before quantize-cache"
-    rows = np.concatenate([goes.labels for _, goes in sides])
+        return "its rotated keys are quantized with their own scales; run rope-layout before quantize-cache"
+    rows = np.concatenate([target.labels for _, target in sides])
     if (rows != rows[0]).any():
-        return "turned numbers of queries face other numbers of keys"
+        return "its queries and keys rotate different features"
     if attention.operand("v") is None and rows[0, : attention.attrs["value_dim"]].any():
-        return "its turned keys are its values too"
+        return "its rotated keys are also its values"
     return None
 
 
-def _orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """The order in which each linear and norm behind `rotations` must have its rows for the other layout, or why there
-    is none."""
+def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
+    """Return for each linear and norm before `rotations` the order of its rows in the other layout, or why there is
+    none."""
     rows: dict[Node, Array] = {}
     origins: list[Origin] = []
     for rotation in rotations:
         value = rotation.inputs[0]
         assert value is not None
-        came = origin(value)
-        if isinstance(came, str):
-            return came
-        origins.append(came)
-        order = rows.setdefault(came.linear, np.arange(came.linear.output.width))
-        places, pairs = came.labels.reshape(rotation.attrs["heads"], -1), _pairs(rotation)
-        paired = np.arange(2 * pairs).reshape((pairs, 2) if rotation.attrs["interleaved"] else (2, pairs))
-        # Transposing [pairs, 2] or [2, pairs] turns one layout into the other.
-        order[places[:, : 2 * pairs]] = places[:, paired.T.reshape(-1)]
+        source = origin(value)
+        if isinstance(source, str):
+            return source
+        origins.append(source)
+        order = rows.setdefault(source.linear, np.arange(source.linear.output.width))
+        features, pairs = source.labels.reshape(rotation.attrs["heads"], -1), _pairs(rotation)
+        pair_index = np.arange(2 * pairs).reshape((pairs, 2) if rotation.attrs["interleaved"] else (2, pairs))
+        # Transposing [pairs, 2] or [2, pairs] converts one layout to the other.
+        order[features[:, : 2 * pairs]] = features[:, pair_index.T.reshape(-1)]
     orders = {linear: order.tolist() for linear, order in rows.items()}
-    for came in origins:
-        for step, labels in came.steps:
+    for source in origins:
+        for step, labels in source.steps:
             if step.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
-                vector = _order_of_vector(step, labels, rows[came.linear])
+                vector = _find_vector_order(step, labels, rows[source.linear])
                 if isinstance(vector, str):
                     return f"{step.op.name} (%{step.output.name}) {vector}"
                 orders[step] = vector
     return orders
 
 
-def _order_of_vector(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the order of rows on the last axis of `step` that follows `order` for those labelled `labels`."""
+def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
+    """Return the order of the last axis of `step`'s parameters, or why there is none; `order` is that of the linear.
+
+    `labels` are the rows of the linear that the features of `step` come from.
+    """
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
-        return "has an operand that is no vector of numbers of heads"
+        return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])
     if (np.sort(groups) != np.sort(order[groups])).any():
-        return "treats parts of a head by themselves"
+        return "applies to parts of a head separately"
     places = [np.argsort(group)[np.searchsorted(np.sort(group), order[group])] for group in groups]
     if any((p != places[0]).any() for p in places):
-        return "treats heads by one vector whose rows they have in different orders"
+        return "applies one vector to heads with different orders of features"
     return [int(p) for p in places[0]]
 
 
-def _take(node: Node, order: list[int]) -> None:
-    """Give `node` its parameters with their rows in `order`."""
+def _reorder_params(node: Node, order: list[int]) -> None:
+    """Reorder the rows of all parameters of `node` by `order`."""
     names = [o.name for o, v in zip(node.op.operands, node.inputs, strict=False) if isinstance(v, Param)]
     old = {name: node.operand(name) for name in names}
-    new = {name: derive(p, taken(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}
+    new = {name: derive(p, take_rows(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}
     changed(node, new)
     for name, param in old.items():
         replace_param(param, new[name])

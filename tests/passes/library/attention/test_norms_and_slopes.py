@@ -83,7 +83,7 @@ REASONS = {
     "neighbours": "its weight %gain may differ within a pair",
     "layer": "it is a LayerNorm",
     "amplitude": "the rotation's amplitude 1.3",
-    "halves": "it norms 4 numbers, not heads of 8",
+    "halves": "it normalizes 4 features, not heads of 8",
 }
 
 

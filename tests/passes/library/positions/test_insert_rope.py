@@ -114,21 +114,21 @@ def test_layers_that_are_rotated_stay() -> None:
     mixed = Decoder(19, 16, [Block(Attention(2, rope=r), FEED) for r in (None, ROPE, None)]).graph()
     after = applied("insert-rope{theta=77}", mixed, trace)
     assert [r.at for r in trace.refusals] == ["layers.1.attn.attention"]
-    assert "it has rotary positions already" in trace.refusals[0].reason
+    assert "it already has rotary positions" in trace.refusals[0].reason
     assert [n.inputs[2].recipe.theta for n in after.nodes if n.op is ops.rope] == [77, 77, 1e4, 1e4, 77, 77]
 
 
 @pytest.mark.parametrize(
     ("graph", "text", "message"),
     [
-        (rotary(), "insert-rope", "nothing to rotate; %layers.0.attn.attention: it has rotary positions already"),
+        (rotary(), "insert-rope", "nothing to rotate; %layers.0.attn.attention: it already has rotary positions"),
         (decoder(), "insert-rope, insert-rope", "there is nothing to rotate; .*extend-context changes them"),
-        (decoder(RelativeAttention(2, 3)), "insert-rope", "relative_attention has positions already"),
+        (decoder(RelativeAttention(2, 3)), "insert-rope", "relative_attention already has positions"),
         (decoder(MLA(2, 8, 6, 4, 6, ROPE)), "strip-positions, insert-rope", "its values are part of its keys"),
         (decoder(LinearAttention(2)), "insert-rope", "has no softmax self-attention"),
         (decoder(), "kv-cache, insert-rope", "graph decoder has caches already; run insert-rope before kv-cache"),
         (decoder(), "insert-rope{layers=2}", "insert-rope: there is no layer 2; the graph has layers 0 to 1"),
-        (decoder(), "insert-rope{rotary_dim=10}", "rotary_dim=10 exceeds the 8 numbers of a head"),
+        (decoder(), "insert-rope{rotary_dim=10}", "rotary_dim=10 exceeds the 8 features of a head"),
         (decoder(), "insert-rope{rotary_dim=3}", "3 features of a head do not form pairs; choose an even rotary_dim"),
         (decoder(), "insert-rope{rotary_dim=0}", "0 features of a head do not form pairs"),
         (decoder(), "insert-rope{theta=1}", "theta=1.0 must be above 1"),

@@ -54,11 +54,11 @@ def test_caches_stay_in_the_order_of_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ("", r"say how many pairs turn by time, height and width: sections=\[16, 24, 24\]"),
+        ("", r"give the number of pairs for time, height, width: sections=\[16, 24, 24\]"),
         ("{sections=[2, 2]}", r"sections=\[2, 2\] must be three numbers that add up to 4"),
         ("{sections=[2, 2, 2]}", r"sections=\[2, 2, 2\] must be three numbers that add up to 4"),
         ("{sections=[5, -1, 0]}", r"sections=\[5, -1, 0\] must be three numbers that add up to 4"),
-        ("{sections=[2, 1, 1]}, multimodal-rope", "graph decoder has the input rope_positions already"),
+        ("{sections=[2, 1, 1]}, multimodal-rope", "graph decoder already has the input rope_positions"),
     ],
 )
 def test_refusals(settings: str, reason: str) -> None:

@@ -118,11 +118,11 @@ def turned(kind: str = "", interleaved: bool = False) -> Graph:
 
 
 REASONS = {
-    "one side": "not one rotation of queries faces one of keys",
-    "layouts": "its queries and keys are turned in different layouts",
-    "values": "its turned keys are its values too",
-    "halves": "rms_norm (%norm) treats heads by one vector whose rows they have in different orders",
-    "thirds": "rms_norm (%norm) treats parts of a head by themselves",
+    "one side": "it does not have exactly one rotation of queries and one of keys",
+    "layouts": "its queries and keys are rotated in different layouts",
+    "values": "its rotated keys are also its values",
+    "halves": "rms_norm (%norm) applies one vector to heads with different orders of features",
+    "thirds": "rms_norm (%norm) applies to parts of a head separately",
     "computed": "mul (%gated) has an operand that is no vector",
     "input": "no linear makes %k",
     "behind": "%reshape is read by rms_norm, not by an attention",
@@ -187,4 +187,4 @@ def test_unknown_layouts() -> None:
 def test_caches_are_left() -> None:
     trace, graph = Trace(), ZOO["cached/family mistral-gqa"]()
     assert str(applied(NEIGHBOURS, graph, trace)) == str(graph)
-    assert {r.reason for r in trace.refusals} == {"its cache holds turned keys; run rope-layout before kv-cache"}
+    assert {r.reason for r in trace.refusals} == {"its cache holds rotated keys; run rope-layout before kv-cache"}

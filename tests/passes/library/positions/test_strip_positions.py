@@ -82,7 +82,7 @@ def test_a_bias_that_may_be_a_mask_stays() -> None:
     g.add_output("y", ops.attention(x, x, x, ops.unsqueeze(hidden, axes=(0, 1)), heads=1, kv_heads=1, causal=True))
     trace = Trace()
     assert str(applied("strip-positions", g, trace)) == str(g)
-    assert [r.reason for r in trace.refusals] == ["it is made by comparisons and may be a mask"]
+    assert [r.reason for r in trace.refusals] == ["it is computed by comparisons and may be a mask"]
 
 
 def test_strip_refuses() -> None:
