@@ -80,7 +80,7 @@ class PruneHeads(Pass):
                 raise WeftError(f"prune-heads: %{node.output.name} has KV heads 0 to {node.attrs['kv_heads'] - 1}")
             if len(remaining_heads) <= (0 if self.heads else self.count):
                 raise WeftError(f"prune-heads: %{node.output.name} would have none left of its KV heads")
-        remaining, biases = self._kept(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
+        remaining, biases = self._select_heads(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
         for node in sites:
             name = node.output.name
             _prune(node, remaining[_output_weight(node)], biases)

@@ -94,7 +94,7 @@ def _pairs(rotation: Node) -> int:
 
 
 def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
-    """Return why features that `attention` reads from the rotations in `sides` cannot be reordered; None if they can."""
+    """Return why features that `attention` reads from rotations in `sides` cannot be reordered; None if they can."""
     if sorted(target.role for _, target in sides) != ["k", "q"]:
         return "it does not have exactly one rotation of queries and one of keys"
     if len({rotation.attrs["interleaved"] for rotation, _ in sides}) > 1:

@@ -79,8 +79,8 @@ def test_a_norm_and_a_rotation_commute(kind: str) -> None:
 
 
 REASONS = {
-    "weight": "its weight %gain may differ within a pair",
-    "neighbours": "its weight %gain may differ within a pair",
+    "weight": "its weight %gain may differ within a rotary pair",
+    "neighbours": "its weight %gain may differ within a rotary pair",
     "layer": "it is a LayerNorm",
     "amplitude": "the rotation's amplitude 1.3",
     "halves": "it normalizes 4 features, not heads of 8",

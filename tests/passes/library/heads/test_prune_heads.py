@@ -106,7 +106,7 @@ def test_sinks_and_biases_of_heads_go_with_them() -> None:
         ("prune-heads{heads=[0, 1]}", Tiny(), "would have none left of its KV heads"),
         ("prune-heads{heads=[2]}", Tiny(), "has KV heads 0 to 1"),
         ("prune-heads{count=0}", Tiny(), "must be positive"),
-        ("prune-heads{heads=[0], count=2}", Tiny(), "it needs no count"),
+        ("prune-heads{heads=[0], count=2}", Tiny(), "leave count and calibration out"),
         ("kv-cache, prune-heads", Tiny(), "run prune-heads before kv-cache"),
     ],
 )
