@@ -1,7 +1,7 @@
 """The declarative language: modules whose fields are the specification and whose calls emit ops.
 
-A module's parameters appear by name in the scope that asks for them, sizes are inferred, and every op of `weft.ir.ops`
-may be used beside the building blocks: ``from weft.frontends.dsl import linear, module, relu, square``.
+A module's parameters are created by name in the scope that requests them, sizes are inferred, and every op of
+`weft.ir.ops` can be mixed with the building blocks: ``from weft.frontends.dsl import linear, module, relu, square``.
 """
 
 from typing import Any

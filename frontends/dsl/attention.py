@@ -11,22 +11,22 @@ from weft.ir.ops.elementwise import filled
 from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
-from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
+from .build import Layer, fill, keep, kept, module, named, param, provided, shared_attrs
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
-from .layers import LayerNorm, Norm, is_causal, last_axis, linear
+from .layers import LayerNorm, Norm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
-_HIDDEN = -1e3  # the score of a key that is not to be seen: softmax makes 0 of it
+_HIDDEN = -1e3  # the score of a hidden key, which softmax maps to 0
 
 
 @module(leaf=True)
 class BlockSparse:
-    """Keys in blocks of `block` tokens, of which a query sees few: a field `sparse` of the `Attention` of encoders.
+    """Block-sparse attention with blocks of `block` tokens: a field `sparse` of the `Attention` of encoders.
 
-    A block sees the `sides` blocks on each side of it, itself, the `first` first blocks and the `last` last ones,
-    whose queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times,
-    and texts of at most `dense` tokens see all keys, as in the op `block_sparse_attention`.
+    A block sees itself, `sides` blocks on each side, and the `first` first and `last` last blocks, whose own queries
+    see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times, and sequences
+    of at most `dense` tokens see all keys, as in the op `block_sparse_attention`.
     """
 
     block: int
@@ -44,22 +44,22 @@ class BlockSparse:
         need(self, problem is None, problem or "")
 
     def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:
-        """q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] → [batch, seq, heads·d]."""
+        """Map q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] to [batch, seq, heads·d]."""
         if is_causal():
             raise WeftError("block-sparse attention sees what follows: it belongs in an Encoder")
-        attrs = named_alike(self, ops.block_sparse_attention)
+        attrs = shared_attrs(self, ops.block_sparse_attention)
         attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
         return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
 
 
 @module
 class LightningIndex:
-    """Keys that each query chooses: a field `index` of `MLA` (DeepSeek-V3.2, 2025: DeepSeek sparse attention).
+    """A selection of keys for each query: a field `index` of `MLA` (DeepSeek-V3.2, 2025: DeepSeek sparse attention).
 
-    They are the `top_k` with the largest scores Σ_h w_h · max(q_h·k, 0), as in the op `lightning_index`; a positive
-    factor of the scores would change nothing. `rope` rotates queries and keys. Parameters: ``q.weight``
-    [heads·head_dim, q_rank or dim] of what the queries of attention are made from, ``k.weight`` [head_dim, dim],
-    ``k_norm``, and for w ``weights.weight`` [heads, dim].
+    Selected are the `top_k` keys with the largest scores Σ_h w_h · max(q_h·k, 0), as in the op `lightning_index`; a
+    positive factor of the scores would change nothing. `rope` rotates queries and keys. Parameters: ``q.weight``
+    [heads·head_dim, q_rank or dim], applied to the input of the attention's query projection, ``k.weight``
+    [head_dim, dim], ``k_norm``, and ``weights.weight`` [heads, dim] for w.
     """
 
     heads: int
@@ -77,7 +77,7 @@ class LightningIndex:
             self.rope.recipe(self.head_dim)
 
     def __call__(self, x: Value, source: Value) -> Value:
-        """x [batch, seq, dim], `source` of queries [batch, seq, width] → bias of attention [batch, 1, seq, seq]."""
+        """Map x [batch, seq, dim] and the queries' `source` [batch, seq, width] to a bias [batch, 1, seq, seq]."""
         q, weights = linear(source, self.heads * self.head_dim, "q"), linear(x, self.heads, "weights")
         k = named(self.norm, "k_norm")(linear(x, self.head_dim, "k"))
         if self.rope is not None:
@@ -89,22 +89,22 @@ class LightningIndex:
 class Attention:
     """Multi-head, multi-query or grouped-query attention (Vaswani 2017; Shazeer 2019; Ainslie 2023).
 
-    `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
-    an encoder is not). `window` keys are seen at most; `keep_first`, `pattern` and `stride` as in the op `attention`.
-    `qk_norm` runs on each head (`qk_norm_each`: with weights of its own for each), or on the full width with
-    `qk_norm_full`, before `rope`, or behind it with `qk_norm_last`. `temperature` multiplies the queries by a factor
+    `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None follows the model (a decoder is causal,
+    an encoder is not). At most `window` keys are visible; `keep_first`, `pattern` and `stride` as in the op
+    `attention`. `qk_norm` normalizes each head (`qk_norm_each`: with separate weights per head), or the full width with
+    `qk_norm_full`, before `rope`, or after it with `qk_norm_last`. `temperature` multiplies the queries by a factor
     that grows with their position. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults
-    to 1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
-    the output projection (softplus instead of σ by `gate_activation`; one gate per head with `gate_by_head`), and
-    `sub_norm` normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`.
-    `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
-    model's `position_bias` makes for all. `sparse` says which blocks of keys are seen, in encoders. `value_conv` adds a
-    convolution of the values over time, of so many taps, one kernel per head (Xiong 2021, Nyströmformer), in encoders.
+    to 1/√head_dim, `softcap` limits scores, `sinks` learns one extra logit per head, `gate` multiplies by σ(x W) before
+    the output projection (`gate_activation`: softplus instead of σ; `gate_by_head`: one gate per head), and `sub_norm`
+    normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`. `bias`
+    (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; None uses the model's `position_bias`.
+    `sparse` selects the visible blocks of keys, in encoders. `value_conv` adds a convolution of the values over time
+    with that number of taps and one kernel per head (Xiong 2021, Nyströmformer), in encoders.
 
-    `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
-    cross-layer attention; YOCO): without a window, both have one cache. `keys_as_values` takes the projected keys,
-    before norm and rotation, for values, and `v_norm` normalizes values on each head (Gemma 4). `out_dim` is the width
-    of the output, by default that of x.
+    `keep_kv` stores keys and values under a name, and `share_kv` attends to those of an earlier layer (Brandon 2024,
+    cross-layer attention; YOCO): without a window, both share one cache. `keys_as_values` uses the projected keys,
+    before norm and rotation, as values, and `v_norm` normalizes values per head (Gemma 4). `out_dim` is the width of
+    the output, by default that of x.
     """
 
     heads: int
@@ -158,50 +158,51 @@ class Attention:
         need_one_of(self, "pattern", PATTERNS)
         fits = self.pattern != "fixed" or self.summary <= self.stride
         need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
-        ways = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
-        need(self, len(ways) < 2, "qk_norm_full and qk_norm_each exclude each other")
-        need(self, not ways or self.qk_norm is not None, f"{''.join(ways)} needs a qk_norm")
+        norm_options = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
+        need(self, len(norm_options) < 2, "qk_norm_full and qk_norm_each exclude each other")
+        need(self, not norm_options or self.qk_norm is not None, f"{''.join(norm_options)} needs a qk_norm")
         need_whole(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
         need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
         need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
         need_kind(self, "sparse", BlockSparse)
-        hiding = [name for name in ("window", "softcap", "bias", "causal") if getattr(self, name)]
-        hiding += ["sinks"] * self.sinks + ["pattern"] * (self.pattern != "dense")
-        need(self, self.sparse is None or not hiding, f"sparse and {''.join(hiding[:1])} exclude each other")
+        conflicts = [name for name in ("window", "softcap", "bias", "causal") if getattr(self, name)]
+        conflicts += ["sinks"] * self.sinks + ["pattern"] * (self.pattern != "dense")
+        need(self, self.sparse is None or not conflicts, f"sparse and {''.join(conflicts[:1])} exclude each other")
         if self.rope is not None and self.head_dim is not None:
             self.rope.recipe(self.head_dim)
 
     @property
     def groups(self) -> int:
-        """Number of key/value heads."""
+        """Return the number of key/value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
+        """Map x [batch, seq, dim] to [batch, seq, out_dim]; keys and values come from `memory` [batch, keys, width], if
+        given, else from x."""
         source = x if memory is None else memory
-        compared = [s is not None for s in (self.bias, self.rope, self.window, self.sparse, self.value_conv)]
-        if memory is not None and (any(compared) or self.pattern != "dense"):
+        self_only = [s is not None for s in (self.bias, self.rope, self.window, self.sparse, self.value_conv)]
+        if memory is not None and (any(self_only) or self.pattern != "dense"):
             raise WeftError(
-                "bias, rope, window, sparse, pattern and value_conv are of one text: attention to another has none"
+                "bias, rope, window, sparse, pattern and value_conv are for self-attention: cross-attention has none"
             )
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
-            raise WeftError("keys of all tokens and of those that mixture of depths chooses are not to be shared")
-        d = self.head_dim or last_axis(x, self.heads, "heads")
+            raise WeftError("keep_kv and share_kv do not work inside mixture of depths, which selects tokens")
+        d = self.head_dim or divide_width(x, self.heads, "heads")
         q, k, v = self._projections(x, source, d)
         if self.keep_kv is not None:
             keep(self.keep_kv, k, v)
-        y = self._attended(x, memory, q, k, v)
+        y = self._attend(x, memory, q, k, v)
         if self.value_conv is not None:
-            y = ops.add(y, self._convolved(v, self.value_conv), name="with_neighbours")
+            y = ops.add(y, self._convolve(v, self.value_conv), name="with_neighbours")
         if self.gate:
-            y = self._gated(y, x)
+            y = self._apply_gate(y, x)
         if self.sub_norm is not None:
             y = self.sub_norm(y)
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
-    def _attended(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
-        """Emit the attention op: q, k and v [batch, seq or keys, heads·d] → [batch, seq, heads·d]."""
+    def _attend(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
+        """Emit the attention op: map q, k and v [batch, seq or keys, heads·d] to [batch, seq, heads·d]."""
         if self.sparse is not None:
             if provided("position_bias") is not None or provided("chosen") is not None:
                 raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
@@ -210,15 +211,15 @@ class Attention:
         mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
         if memory is None and provided("chosen") is not None and self.softcap is None:
             mask, scale = None, 1 / math.sqrt(q.width // self.heads) if scale is None else scale
-            q, k = _hiding(q, k, self.heads, self.groups, _HIDDEN / scale)
+            q, k = _append_marks(q, k, self.heads, self.groups, _HIDDEN / scale)
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         return ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
+            **shared_attrs(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
         )
 
-    def _convolved(self, v: Value, taps: int) -> Value:
-        """Convolve v [batch, seq, heads·d] over time; zeros stand beyond the ends of the text, padding as it is."""
+    def _convolve(self, v: Value, taps: int) -> Value:
+        """Convolve v [batch, seq, heads·d] over time, with zeros past the sequence ends; padding is not masked."""
         if is_causal(self.causal):
             raise WeftError("value_conv sees what follows: it belongs in an Encoder")
         kernels = ops.unsqueeze(param("conv.weight", (self.heads, taps)), axes=(1,))
@@ -226,8 +227,8 @@ class Attention:
         weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")
         return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
-    def _gated(self, y: Value, x: Value) -> Value:
-        """y [batch, seq, heads·d] times the gates of x."""
+    def _apply_gate(self, y: Value, x: Value) -> Value:
+        """Multiply y [batch, seq, heads·d] by the gates computed from x."""
         gate = GATES[self.gate_activation](linear(x, self.heads if self.gate_by_head else y.width, "gate"))
         if not self.gate_by_head:
             return ops.mul(y, gate, name="gated")
@@ -238,53 +239,53 @@ class Attention:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _projections(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Queries, keys and values, normalized and rotated."""
-        kv, own = self.groups, self.share_kv is None
-        each = {"q": self._projected(x, self.heads * d, "q")}
-        if own:
-            each["k"] = self._projected(source, kv * d, "k")
-            v = each["k"] if self.keys_as_values else self._projected(source, kv * (self.v_head_dim or d), "v")
-            v = v if self.v_norm is None else self._by_head(self.v_norm, v, kv, "v_norm")
-        for what in ("rope", "norm") if self.qk_norm_last else ("norm", "rope"):
-            for name, value in each.items():
+        """Return queries, keys and values [batch, seq or keys, heads·d], normalized and rotated."""
+        kv, has_own_kv = self.groups, self.share_kv is None
+        projected = {"q": self._project(x, self.heads * d, "q")}
+        if has_own_kv:
+            projected["k"] = self._project(source, kv * d, "k")
+            v = projected["k"] if self.keys_as_values else self._project(source, kv * (self.v_head_dim or d), "v")
+            v = v if self.v_norm is None else self._normalize_heads(self.v_norm, v, kv, "v_norm")
+        for step in ("rope", "norm") if self.qk_norm_last else ("norm", "rope"):
+            for name, value in projected.items():
                 heads = self.heads if name == "q" else kv
-                if what == "rope" and self.rope is not None:
-                    each[name] = self.rope(value, heads, f"{name}_rope")
-                elif what == "norm" and self.qk_norm is not None:
-                    each[name] = self._normed(self.qk_norm, value, heads, f"{name}_norm")
-        q = each["q"] if self.temperature is None else self.temperature(each["q"])
-        k, v = (each["k"], v) if own else kept(self.share_kv or "")
+                if step == "rope" and self.rope is not None:
+                    projected[name] = self.rope(value, heads, f"{name}_rope")
+                elif step == "norm" and self.qk_norm is not None:
+                    projected[name] = self._normalize(self.qk_norm, value, heads, f"{name}_norm")
+        q = projected["q"] if self.temperature is None else self.temperature(projected["q"])
+        k, v = (projected["k"], v) if has_own_kv else kept(self.share_kv or "")
         return q, k, v
 
-    def _projected(self, x: Value, width: int, name: str) -> Value:
+    def _project(self, x: Value, width: int, name: str) -> Value:
         y = linear(x, width, name, self.qkv_bias)
         return y if self.clip is None else ops.clip(y, low=-self.clip, high=self.clip, name=f"{name}_clipped")
 
-    def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
+    def _normalize(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
         if self.qk_norm_full:
             return named(norm, name)(x)
         if not self.qk_norm_each:
-            return self._by_head(norm, x, heads, name)
-        joined = self._by_head(norm.plain(), x, heads, name)
+            return self._normalize_heads(norm, x, heads, name)
+        joined = self._normalize_heads(norm.plain(), x, heads, name)
         return ops.mul(joined, param(f"{name}.weight", (x.width,), fill(1.0)), name=f"{name}_scaled")
 
-    def _by_head(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
-        """x [batch, seq, heads·d], each head normalized."""
+    def _normalize_heads(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
+        """Normalize each head of x [batch, seq, heads·d]."""
         split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads), name=f"{name}_heads")
         return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")
 
 
-def _hiding(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
-    """q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one number more per head: 1 in queries, and `mark` in
-    keys of tokens that are not ``chosen`` [batch, seq]. So the cache of keys tells who was chosen."""
+def _append_marks(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
+    """Append one feature per head to q [batch, seq, heads·d] and k [batch, seq, kv_heads·d], so that the key cache
+    records the provided ``chosen`` [batch, seq]: 1 in queries, and in keys `mark` for tokens that are not chosen."""
     chosen = provided("chosen")
     assert chosen is not None
-    apart = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]
+    by_head = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]
     ones, zeros = (
-        filled(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(apart, (1.0, 0.0), strict=True)
+        filled(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(by_head, (1.0, 0.0), strict=True)
     )
-    seen = ops.unsqueeze(chosen, axes=(2, 3), name="seen")
-    marks = ones, ops.where(seen, zeros, ops.affine(zeros, plus=mark), name="penalties")
-    longer = [ops.concat(x, mark, axis=3) for x, mark in zip(apart, marks, strict=True)]
-    q, k = (ops.reshape(x, shape=(*x.shape[:2], x.shape[2] * x.shape[3])) for x in longer)
+    visible = ops.unsqueeze(chosen, axes=(2, 3), name="seen")
+    marks = ones, ops.where(visible, zeros, ops.affine(zeros, plus=mark), name="penalties")
+    extended = [ops.concat(x, mark, axis=3) for x, mark in zip(by_head, marks, strict=True)]
+    q, k = (ops.reshape(x, shape=(*x.shape[:2], x.shape[2] * x.shape[3])) for x in extended)
     return q, k

@@ -1,4 +1,4 @@
-"""The residual block in its arrangements, and what goes around blocks."""
+"""The residual block in its arrangements, and wrappers around blocks."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Block:
 
     Each is any module [..., dim] → [..., dim], or None.
 
-    `arrangement`, f being each sublayer and N each norm (all norms have weights of their own):
+    `arrangement`, where f is each sublayer and N each norm (every norm has its own weights):
 
     - pre: x + f(N(x)) (GPT-2, Llama)
-    - pre_ffn: as pre, but x + attn(x): x is normalized already (the first block of ModernBERT)
+    - pre_ffn: as pre, except x + attn(x): x is already normalized (the first block of ModernBERT)
     - post: N(x + f(x)) (Vaswani 2017, BERT)
     - sandwich: x + N(f(N(x))) (Gemma 2)
     - post_sublayer: x + N(f(x)) (OLMo 2)
     - parallel: x + attn(N(x)) + ffn(N(x)), one norm (Phi, Falcon)
     - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
 
-    `residual_scale` multiplies what each sublayer adds (Granite); with `weighted_residual` what it is added to is
-    multiplied by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge). `dropout` is the
-    share of what a sublayer adds that is dropped in training.
+    `residual_scale` multiplies the output of each sublayer (Granite); `weighted_residual` multiplies the residual
+    before each addition by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge). `dropout` is the
+    probability of dropping an element of a sublayer's output in training.
     """
 
     attn: Layer | None
@@ -69,16 +69,16 @@ class Block:
         need_finite(self, "residual_scale")
 
     def __call__(self, x: Value) -> Value:
-        known = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
-        sublayers = {name: f for name, f in known if f is not None}
+        sublayer_fields = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
+        sublayers = {name: f for name, f in sublayer_fields if f is not None}
         if self.arrangement.startswith("parallel"):
             return self._parallel(x, sublayers)
-        before = {"pre": ("attn", "cross", "ffn"), "sandwich": ("attn", "cross", "ffn"), "pre_ffn": ("cross", "ffn")}
-        after = self.arrangement in ("sandwich", "post_sublayer")
+        prenorm = {"pre": ("attn", "cross", "ffn"), "sandwich": ("attn", "cross", "ffn"), "pre_ffn": ("cross", "ffn")}
+        norm_after = self.arrangement in ("sandwich", "post_sublayer")
         for name, f in sublayers.items():
-            y = f(named(self.norm, f"{name}_norm")(x) if name in before.get(self.arrangement, ()) else x)
-            y = named(self.norm, f"{name}_post_norm")(y) if after else y
-            x = self._added(x, y, name)
+            y = f(named(self.norm, f"{name}_norm")(x) if name in prenorm.get(self.arrangement, ()) else x)
+            y = named(self.norm, f"{name}_post_norm")(y) if norm_after else y
+            x = self._add(x, y, name)
             x = named(self.norm, f"{name}_norm")(x) if self.arrangement == "post" else x
         return x
 
@@ -86,10 +86,10 @@ class Block:
         shared = None if self.arrangement == "parallel_norms" else named(self.norm, "norm")(x)
         total = x
         for name, f in sublayers.items():
-            total = self._added(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
+            total = self._add(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
         return total
 
-    def _added(self, x: Value, y: Value, name: str) -> Value:
+    def _add(self, x: Value, y: Value, name: str) -> Value:
         if y.type != x.type:
             raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
         if self.residual_scale != 1:
@@ -103,7 +103,7 @@ class Block:
 
 @module
 class Repeat:
-    """`block` applied `times` times with the same weights (Dehghani 2018, Universal Transformer; Lan 2019, ALBERT)."""
+    """The layer `block` applied `times` times with the same weights (Dehghani 2018, Universal Transformer; ALBERT)."""
 
     block: Layer
     times: int
@@ -114,7 +114,7 @@ class Repeat:
         need_few(self, "times")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         for _ in range(self.times):
             x = self.block(x)
         return x
@@ -122,8 +122,10 @@ class Repeat:
 
 @module
 class Initialized:
-    """`module`, whose parameters begin as `init` says (``normal(std)``, ``uniform(bound)``, ``fill(value)``), but for
-    norms, biases and others that have initial values of their own. Its parameters are called as without."""
+    """The layer `module` with parameters initialized by `init` (``normal(std)``, ``uniform(bound)``, ``fill(value)``).
+
+    Norms, biases and other parameters with their own initial values keep those. Parameter names do not change.
+    """
 
     module: Layer
     init: Init
@@ -133,16 +135,16 @@ class Initialized:
         need(self, callable(self.init), f"init={self.init!r} must be normal(…), uniform(…) or fill(…)")
 
     def __call__(self, *operands: Value) -> Value:
-        """Return what `module` makes of `operands`."""
+        """Return the output of `module` for `operands`."""
         with initializing(self.init):
             return named(self.module, "")(*operands)
 
 
 @module
 class AdaptedBlock:
-    """`block`, and behind it a bottleneck `adapter` of one language or task (Houlsby 2019; X-MOD, Pfeiffer 2022).
+    """A `block` followed by a bottleneck `adapter` for a language or task (Houlsby 2019; X-MOD, Pfeiffer 2022).
 
-    x = block(x), then N(x + adapter(x)); with `normed_residual` n + adapter(n) of n = N(x) instead.
+    x = block(x), then N(x + adapter(x)); with `normed_residual` n + adapter(n), n = N(x), instead.
     """
 
     block: Layer
@@ -154,7 +156,7 @@ class AdaptedBlock:
         need_modules(self, "block", "adapter", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         x, norm = self.block(x), named(self.norm, "adapter_norm")
         x = norm(x) if self.normed_residual else x
         y = ops.add(x, self.adapter(x), name="adapted")
@@ -163,9 +165,9 @@ class AdaptedBlock:
 
 @module
 class ShortcutBlock:
-    """Two pre-norm blocks of `attn` and `ffn`, and `moe` beside all that follows the first attention
-    (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash): n = N(x + attn₁(N(x))), y = moe(n) + what the rest of both
-    blocks makes.
+    """Two pre-norm blocks of `attn` and `ffn`, with `moe` in parallel to everything after the first attention
+    (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash): n = N(x + attn₁(N(x))), y = moe(n) + the output of the rest of
+    both blocks.
 
     Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, ``first.ffn``, ``second.…``,
     and ``moe``.
@@ -180,33 +182,33 @@ class ShortcutBlock:
         need_modules(self, "attn", "ffn", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        beside: Value | None = None
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        moe_output: Value | None = None
         for half in ("first", "second"):
             with scope(half):
                 x = ops.add(x, named(self.attn, "attn")(named(self.norm, "attn_norm")(x)), name="attn_residual")
                 normed = named(self.norm, "ffn_norm")(x)
-            beside = self.moe(normed) if beside is None else beside
+            moe_output = self.moe(normed) if moe_output is None else moe_output
             with scope(half):
                 x = ops.add(x, named(self.ffn, "ffn")(normed), name="ffn_residual")
-        assert beside is not None
-        return ops.add(x, beside, name="moe_residual")
+        assert moe_output is not None
+        return ops.add(x, moe_output, name="moe_residual")
 
 
 @module
 class MixtureOfDepths:
-    """`block` for the tokens that a router chooses: x + σ(r)·(block(x) − x), and x for the others
+    """A `block` that runs on the tokens a router selects: x + σ(r)·(block(x) − x) for those, x for all other tokens
     (Raposo 2024, arXiv 2404.02258).
 
-    r = x · ``router.weight`` [1, dim]. With `capacity` the so many tokens of a text with the largest r are chosen, and
-    `block` runs on nothing else: on [batch, capacity, dim], in the order of the text, at their positions in it. A text
-    must have that many tokens. So a model is trained, but it cannot write: whether a token is chosen depends on later
-    ones. Without `capacity` a token is chosen if r > 0, and `block` runs on all tokens, but attention in it sees chosen
-    ones only; nothing else may mix tokens there. The parameters are the same. Windows and biases by distance count
-    chosen tokens in the first way, all in the second.
+    r = x · ``router.weight`` [1, dim]. With `capacity`, the router selects that number of tokens with the largest r in
+    each sequence, and `block` runs on them only: [batch, capacity, dim], in order, at their original positions. A
+    sequence must have at least `capacity` tokens. This form is for training and cannot generate, since the selection
+    depends on later tokens. Without `capacity`, a token is selected if r > 0, and `block` runs on all tokens, but its
+    attention sees only selected ones; nothing else in it may mix tokens. The parameters are the same. Windows and
+    biases by distance count selected tokens with `capacity`, all tokens without.
 
-    `aux_loss` λ, which needs a capacity, adds λ · the mean binary cross-entropy of σ(r) as a forecast of the choice to
-    the graph output ``aux_loss``, for one to agree with the other (section 3.5 there).
+    `aux_loss` λ, which needs a capacity, adds λ · the mean binary cross-entropy of σ(r) as a prediction of the
+    selection to the graph output ``aux_loss``, to make both agree (section 3.5 of the paper).
     """
 
     block: Layer
@@ -220,54 +222,54 @@ class MixtureOfDepths:
         need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs a capacity")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         if provided("key_mask") is not None:
-            raise WeftError("a mask hides tokens already: mixture of depths is for decoders, and none inside another")
+            raise WeftError("a mask already hides tokens: mixture of depths is for decoders, and cannot be nested")
         r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")
         return self._by_sign(x, r) if self.capacity is None else self._by_rank(x, r, self.capacity)
 
     def _by_sign(self, x: Value, r: Value) -> Value:
         chosen, nodes = ops.less(ops.affine(r, by=0.0), r, name="chosen"), current().graph.nodes
-        before = set(nodes)
+        nodes_before = set(nodes)
         mask = ops.cast(chosen, to=dtypes.i64, name="chosen_mask")
         with providing(routed=chosen, chosen=chosen, key_mask=mask):
             y = self.block(x)
         if mask.producer and not mask.uses:
             current().graph.erase(mask.producer)
-        for node in (n for n in nodes if n not in before):
-            kept = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
-            if any(spec.growth is Growth.CONSTANT for spec in kept):
+        for node in (n for n in nodes if n not in nodes_before):
+            states = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
+            if any(spec.growth is Growth.CONSTANT for spec in states):
                 raise WeftError(f"{node.op.name} sees all tokens before it, chosen or not: give a capacity")
-        return ops.add(x, masked(ops.unsqueeze(chosen, axes=(2,)), _weighed(x, y, r)), name="mixed")
+        return ops.add(x, masked(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
 
     def _by_rank(self, x: Value, r: Value, capacity: int) -> Value:
-        scores, best = ops.top_k.emit(r, k=capacity, name=("best_scores", "best"))
+        scores, indices = ops.top_k.emit(r, k=capacity, name=("best_scores", "best"))
         if self.aux_loss:
-            least = ops.slice(scores, axis=1, start=capacity - 1, stop=capacity, name="least_score")
-            surprise = ops.sub(ops.softplus(r), masked(ops.less_equal(least, r), r), name="cross_entropy")
-            contribute("aux_loss", ops.affine(ops.mean(surprise, axes=(0, 1)), by=self.aux_loss, name="weighted_loss"))
-        backward, _ = ops.top_k.emit(ops.affine(best, by=-1), k=capacity, name=("negated", "ranks"))
-        chosen = ops.affine(backward, by=-1, name="chosen")
+            lowest = ops.slice(scores, axis=1, start=capacity - 1, stop=capacity, name="least_score")
+            error = ops.sub(ops.softplus(r), masked(ops.less_equal(lowest, r), r), name="cross_entropy")
+            contribute("aux_loss", ops.affine(ops.mean(error, axes=(0, 1)), by=self.aux_loss, name="weighted_loss"))
+        ranks, _ = ops.top_k.emit(ops.affine(indices, by=-1), k=capacity, name=("negated", "ranks"))
+        chosen = ops.affine(ranks, by=-1, name="chosen")
         rows = ops.gather_rows(x, chosen, name="chosen_rows")
-        weighed = _weighed(rows, _at(x, chosen, self.block, rows), ops.gather_rows(r, chosen, name="chosen_scores"))
-        return ops.scatter_rows(x, ops.add(rows, weighed), chosen, name="mixed")
+        change = _weigh(rows, _run_at(x, chosen, self.block, rows), ops.gather_rows(r, chosen, name="chosen_scores"))
+        return ops.scatter_rows(x, ops.add(rows, change), chosen, name="mixed")
 
 
-def _weighed(x: Value, y: Value, r: Value) -> Value:
-    """σ(r)·(y − x), r [batch, seq] without their last axis."""
+def _weigh(x: Value, y: Value, r: Value) -> Value:
+    """Return σ(r)·(y − x), with x and y [batch, seq, dim] and r [batch, seq]."""
     return ops.mul(ops.sub(y, x), ops.unsqueeze(ops.sigmoid(r), axes=(2,)), name="weighed")
 
 
-def _at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
-    """`block` of `rows`, which are those of x at `chosen`, told where they stand."""
+def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
+    """Apply `block` to `rows`, the rows of x at the indices `chosen`, with their original positions provided."""
     graph = current().graph
-    told = "position_ids" in graph.inputs or provided("positions") is not None
-    at = positions(x)
-    theirs = ops.gather_rows(at, chosen, name="chosen_positions")
-    with providing(positions=theirs, routed=chosen):
+    had_positions = "position_ids" in graph.inputs or provided("positions") is not None
+    all_positions = positions(x)
+    chosen_positions = ops.gather_rows(all_positions, chosen, name="chosen_positions")
+    with providing(positions=chosen_positions, routed=chosen):
         y = block(rows)
-    if theirs.producer and not theirs.uses:
-        graph.erase(theirs.producer)
-        if not told:
+    if chosen_positions.producer and not chosen_positions.uses:
+        graph.erase(chosen_positions.producer)
+        if not had_positions:
             graph.forget(graph.inputs.pop("position_ids"))
     return y

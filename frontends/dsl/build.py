@@ -1,7 +1,7 @@
-"""Emission of nodes by modules: scopes from field names, parameters on first use, facts provided from outside.
+"""Emission of nodes by modules: scopes from field names, parameters on first use, values provided by outer modules.
 
 While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name
-of the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.
+of its field there ("attn", "layers.3") as its scope. `named` and `scope` override it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 _HERE = str(Path(__file__).parent.parent)  # weft.frontends
-Layer = Callable[..., Value]  # a module of x [batch, seq, dim] that makes as much, perhaps of more operands
+Layer = Callable[..., Value]  # a module that maps x [batch, seq, dim], and maybe more operands, to the same shape
 Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
-STD = 0.02  # of what says nothing else
+STD = 0.02  # default of `normal`
 
 
 @dataclass
 class _Frame:
-    """One running call of a module; `inline` names the modules it made on the way."""
+    """A running call of a module: names of its `children` by id, and of modules created during the call (`inline`)."""
 
     module: Any
     name: str
@@ -54,7 +54,7 @@ class _Builder:
     frames: list[_Frame]
     facts: dict[str, Value]
     contributed: dict[str, Value] = field(default_factory=dict)
-    kept: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    stored: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     init: Init | None = None
     override: str | None = None
 
@@ -63,7 +63,7 @@ _CURRENT: ContextVar[_Builder | None] = ContextVar("weft_builder", default=None)
 
 
 def current() -> _Builder:
-    """The builder at work.
+    """Return the active builder.
 
     Raises:
         WeftError: if no graph is being built.
@@ -78,9 +78,9 @@ def current() -> _Builder:
 
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
-    """Module calls inside emit into `graph`; `seed` goes into the random initialization of its parameters.
+    """Emit module calls inside the block into `graph`; `seed` goes into the random initialization of its parameters.
 
-    Where the block ends, what modules contributed becomes further outputs (see `contribute`).
+    At the end of the block, contributed values become further outputs (see `contribute`).
     """
     builder = _Builder(graph, seed, [_Frame(None, "", {})], {})
     token = _CURRENT.set(builder)
@@ -93,12 +93,12 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
-    """The graph of `model` called on graph inputs of the given types; outputs are a value or a dict of named ones."""
-    return traced(model, inputs, seed, name, "output")
+    """Return the graph of `model` called on `inputs` by name and type; `model` returns a value or a dict of outputs."""
+    return trace_as(model, inputs, seed, name, "output")
 
 
-def traced(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
-    """As `trace`; an only output is called `output`."""
+def trace_as(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
+    """Return the graph of `model` as `trace` does; if it returns a single value, that output is called `output`."""
     with building(Graph(name), seed) as graph:
         outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
         for called, value in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
@@ -119,37 +119,37 @@ def module(cls: type[T]) -> type[T]: ...
 def module(*, leaf: bool) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True)
 def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
-    """Make a class a module: a frozen dataclass whose ``__call__`` emits ops in a scope of its own.
+    """Convert a class to a module: a frozen dataclass whose ``__call__`` emits ops in its own scope.
 
-    A module that sits in two fields (or repeatedly in a list) is copied into each, so every place has its own
-    parameters; calling the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own
-    name (`own_name`) for its value and parameters, as `linear` does.
+    A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
+    the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own name (`own_name`) for
+    its value and parameters, as `linear` does.
     """
 
     def declare(c: type[T]) -> type[T]:
-        made: Any = dataclass(frozen=True, repr=False)(c)
-        if not any("__call__" in vars(base) for base in made.__mro__):
+        wrapped: Any = dataclass(frozen=True, repr=False)(c)
+        if not any("__call__" in vars(base) for base in wrapped.__mro__):
             raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
-        original = made.__init__
+        original = wrapped.__init__
 
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             for f in fields(self):
-                object.__setattr__(self, f.name, _owned(getattr(self, f.name)))
-            object.__setattr__(self, "__weft_made__", _caller(sys._getframe(1)))
+                object.__setattr__(self, f.name, _copy_modules(getattr(self, f.name)))
+            object.__setattr__(self, "__weft_made__", _creation_site(sys._getframe(1)))
 
-        made.__init__, made.__repr__, made.__weft_leaf__ = init, spell, leaf
-        if "__call__" in vars(made):
-            made.__call__ = _scoped(made.__call__, leaf)
-        result: type[T] = made
+        wrapped.__init__, wrapped.__repr__, wrapped.__weft_leaf__ = init, spell, leaf
+        if "__call__" in vars(wrapped):
+            wrapped.__call__ = _run_in_scope(wrapped.__call__, leaf)
+        result: type[T] = wrapped
         return result
 
     return declare if cls is None else declare(cls)
 
 
-def _caller(frame: FrameType | None) -> tuple[str, int] | None:
-    """The file and line of whoever makes a module; None where weft itself does, but for its presets."""
+def _creation_site(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return the file and line that create a module; None for code of weft itself, except its presets."""
     while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
         frame = frame.f_back  # dataclasses.replace
     if frame is None:
@@ -159,15 +159,15 @@ def _caller(frame: FrameType | None) -> tuple[str, int] | None:
     return None if inside else (file, frame.f_lineno)
 
 
-def _owned(value: Any) -> Any:
+def _copy_modules(value: Any) -> Any:
     if is_module(value):
         return copy.copy(value)
     if isinstance(value, (list, tuple)) and any(is_module(v) for v in value):
-        return tuple(_owned(v) for v in value)
+        return tuple(_copy_modules(v) for v in value)
     return value
 
 
-def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
+def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         builder = current()
@@ -178,12 +178,12 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
         builder.frames.append(frame)
         try:
             with builder.graph.scope("" if leaf else name):
-                _remember(self, builder.graph, name if leaf else "")
+                _record_origin(self, builder.graph, name if leaf else "")
                 return call(self, *args, **kwargs)
         except WeftError as e:
             if not getattr(e, "placed", False):
-                e = WeftError(f"{_place(builder)}: {e}")
-                e.placed = True  # type: ignore[attr-defined]  # the innermost module names itself, outer ones do not
+                e = WeftError(f"{_location(builder)}: {e}")
+                e.placed = True  # type: ignore[attr-defined]  # only the innermost module adds its name
             raise e from None
         finally:
             builder.frames.pop()
@@ -191,15 +191,15 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
     return run
 
 
-def _remember(module: Any, graph: Graph, name: str) -> None:
-    """Note in `graph` that `module` makes what its scope holds, or what is called `name` there."""
+def _record_origin(module: Any, graph: Graph, name: str) -> None:
+    """Record in `graph.origins` that `module` creates the nodes of the current scope, or those called `name` in it."""
     place = getattr(module, "__weft_made__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
         graph.origins.setdefault(scope, Origin(module, *(place or ())))
 
 
-def _place(builder: _Builder) -> str:
+def _location(builder: _Builder) -> str:
     frame = builder.frames[-1]
     path = f"{builder.graph.insertion_scope}.{frame.name}".strip(".")
     kind = type(frame.module).__name__
@@ -207,7 +207,7 @@ def _place(builder: _Builder) -> str:
 
 
 def spell(module: Any) -> str:
-    """A module as the call that makes it, settings at their defaults left out, repetitions in a list folded."""
+    """Return the Python call that creates `module`, without settings at their defaults, repetitions in lists folded."""
     fields = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in fields)})"
 
@@ -218,11 +218,11 @@ def _spell(value: Any) -> str:
     texts = [repr(item) for item in value]
     period = next(p for p in range(1, len(texts) + 1) if texts == texts[:p] * (len(texts) // p))
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts[:period])]
-    once = " + ".join(f"[{text}] * {count}" if count > 1 else f"[{text}]" for text, count in runs)
-    times = len(texts) // period
-    if times == 1:
-        return once
-    return f"({once}) * {times}" if period > 1 else f"{once} * {times}"
+    period_text = " + ".join(f"[{text}] * {count}" if count > 1 else f"[{text}]" for text, count in runs)
+    repeats = len(texts) // period
+    if repeats == 1:
+        return period_text
+    return f"({period_text}) * {repeats}" if period > 1 else f"{period_text} * {repeats}"
 
 
 def _children(module: Any) -> Iterator[tuple[int, str]]:
@@ -236,22 +236,22 @@ def _children(module: Any) -> Iterator[tuple[int, str]]:
 
 def _name_of(module: Any, builder: _Builder) -> str:
     override, builder.override = builder.override, None
-    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
+    default_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
     if override is not None:
-        return override or (own if module.__weft_leaf__ else "")
+        return override or (default_name if module.__weft_leaf__ else "")
     frame = builder.frames[-1]
     if id(module) in frame.children:
         return frame.children[id(module)]
     if id(module) not in frame.inline:
-        taken = {name for _, name in frame.inline.values()}
-        numbered = (f"{own}_{i}" for i in itertools.count(2))
-        name = next(n for n in itertools.chain([own], numbered) if n not in taken)
+        used_names = {name for _, name in frame.inline.values()}
+        numbered = (f"{default_name}_{i}" for i in itertools.count(2))
+        name = next(n for n in itertools.chain([default_name], numbered) if n not in used_names)
         frame.inline[id(module)] = module, name
     return frame.inline[id(module)][1]
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """`module`, to be called under `name` instead of its field's name: ``named(self.norm, "attn_norm")(x)``."""
+    """Return `module` to be called under `name` instead of its field's name: ``named(self.norm, "attn_norm")(x)``."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -265,18 +265,18 @@ def named(module: Callable[P, R], name: str) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Ops and parameters made inside get `name` behind the current scope."""
+    """Append `name` to the current scope, for ops and parameters created inside the block."""
     with current().graph.scope(name):
         yield
 
 
 def own_name() -> str:
-    """The name under which the running leaf module was called."""
+    """Return the name under which the running leaf module was called."""
     return current().frames[-1].name
 
 
-def named_alike(module: Any, op: Op) -> dict[str, Any]:
-    """The attributes of `op` that have the names of fields of `module`."""
+def shared_attrs(module: Any, op: Op) -> dict[str, Any]:
+    """Return the fields of `module` that have the same names as attributes of `op`, with their values."""
     return {name: value for name, value in vars(module).items() if name in op.attrs}
 
 
@@ -285,7 +285,7 @@ def named_alike(module: Any, op: Op) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Init:
-    """An `Init` that is shown as the call that makes it."""
+    """An `Init` whose repr is the call that creates it."""
 
     text: str
     make: Init = field(compare=False)
@@ -298,23 +298,23 @@ class _Init:
 
 
 def normal(std: float = STD) -> Init:
-    """Random initialization N(0, std²), a stream of its own for every parameter name."""
+    """Return random initialization N(0, std²), with a separate random stream for every parameter name."""
     return _Init(f"normal({std})", lambda shape, name, seed: Normal(shape, std, name, seed))
 
 
 def uniform(bound: float) -> Init:
-    """Random initialization spread evenly over ±`bound`, a stream of its own for every parameter name."""
+    """Return uniform random initialization over ±`bound`, with a separate random stream for every parameter name."""
     return _Init(f"uniform({bound})", lambda shape, name, seed: Uniform(shape, -bound, bound, name, seed))
 
 
 def fill(value: float) -> Init:
-    """Initialization with one number."""
+    """Return initialization of every element with `value`."""
     return _Init(f"fill({value})", lambda shape, name, seed: Full(value, shape))
 
 
 @contextlib.contextmanager
 def initializing(init: Init) -> Iterator[None]:
-    """Parameters made inside begin as `init` says, but for those that are given their own."""
+    """Initialize parameters created inside the block by `init`, except those with their own `init`."""
     builder = current()
     outer, builder.init = builder.init, init
     try:
@@ -324,10 +324,10 @@ def initializing(init: Init) -> Iterator[None]:
 
 
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
-    """The f32 parameter `name` of the current scope, created on first use; the same name again is the same parameter.
+    """Return the f32 parameter `name` of the current scope, created on first use; the same name is the same parameter.
 
-    `init` declares its values where no checkpoint supplies them: `normal`, `uniform` or `fill`; by default what an
-    enclosing `Initialized` says, or ``normal(0.02)``.
+    `init` declares its values if no checkpoint supplies them: `normal`, `uniform` or `fill`; by default the `init` of
+    an enclosing `Initialized`, or ``normal(0.02)``.
 
     Raises:
         WeftError: if it exists with another shape.
@@ -335,24 +335,24 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     builder = current()
     graph = builder.graph
     prefix = graph.insertion_scope
-    full = f"{prefix}.{name}" if prefix else name
-    known = graph.params.get(full)
-    if known is not None:
-        if known.shape != shape:
+    full_name = f"{prefix}.{name}" if prefix else name
+    existing = graph.params.get(full_name)
+    if existing is not None:
+        if existing.shape != shape:
             raise WeftError(
-                f"parameter {full} was made with shape {list(known.shape)} and is asked for as {list(shape)}"
+                f"parameter {full_name} was made with shape {list(existing.shape)} and is asked for as {list(shape)}"
             )
-        return known
-    recipe = (init or builder.init or normal())(shape, full, builder.seed)
-    return graph.add_param(full, TensorType(dtypes.f32, shape), recipe)
+        return existing
+    recipe = (init or builder.init or normal())(shape, full_name, builder.seed)
+    return graph.add_param(full_name, TensorType(dtypes.f32, shape), recipe)
 
 
-def computed(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """The parameter whose values follow from `recipe` alone (position tables), one for the whole graph."""
+def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
+    """Return the parameter with the values of `recipe`, which reads no weights (position tables): one in the graph."""
     graph = current().graph
-    for known in graph.params.values():
-        if known.recipe == recipe:
-            return known
+    for existing in graph.params.values():
+        if existing.recipe == recipe:
+            return existing
     return graph.add_param(name, TensorType(dtypes.f32, shape), recipe)
 
 
@@ -361,7 +361,7 @@ def computed(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
 
 @contextlib.contextmanager
 def providing(**facts: Value) -> Iterator[None]:
-    """Modules called inside find these values with `provided`."""
+    """Provide the values `facts` by name to modules called inside the block, which read them with `provided`."""
     builder = current()
     outer = builder.facts
     builder.facts = outer | facts
@@ -372,29 +372,29 @@ def providing(**facts: Value) -> Iterator[None]:
 
 
 def provided(name: str) -> Value | None:
-    """The value that an enclosing module provides under `name` (``positions``, ``key_mask``), if any."""
+    """Return the value that an enclosing module provides under `name` (``positions``, ``key_mask``), or None."""
     return current().facts.get(name)
 
 
 def contribute(output: str, value: Value) -> None:
-    """Add `value` to the graph output called `output`, the sum of what all modules contribute (losses)."""
+    """Add `value` to the graph output called `output`, the sum of the contributions of all modules (losses)."""
     contributed = current().contributed
-    known = contributed.get(output)
-    contributed[output] = value if known is None else ops.add(known, value, name=f"{output}_sum")
+    previous = contributed.get(output)
+    contributed[output] = value if previous is None else ops.add(previous, value, name=f"{output}_sum")
 
 
 def keep(name: str, *values: Value) -> None:
-    """Keep `values` for modules that run later (`kept`); the same name again replaces them."""
-    current().kept[name] = values
+    """Store `values` under `name` for modules that run later (`kept`); the same name again replaces them."""
+    current().stored[name] = values
 
 
 def kept(name: str) -> tuple[Value, ...]:
-    """The values that an earlier module kept under `name`.
+    """Return the values that an earlier module stored under `name` with `keep`.
 
     Raises:
-        WeftError: if none did.
+        WeftError: if there are none.
     """
-    values = current().kept.get(name)
+    values = current().stored.get(name)
     if values is None:
-        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(current().kept) or 'none'}")
+        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(current().stored) or 'none'}")
     return values

@@ -1,4 +1,4 @@
-"""Refusing an architecture where it is written: one sentence with the module and the values."""
+"""Checks of module settings, which raise errors of one sentence with the module and the values."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def need_whole(module: object, *names: str, least: int = 1) -> None:
     _need_each(module, names, lambda value: value < 1 << 63, "a number that 64 bits hold")
 
 
-MOST_MADE = 1 << 12  # layers, states and the like; those of published models are hundreds
+MOST_PARTS = 1 << 12  # layers, states and the like; published models have hundreds
 
 
 def need_few(module: object, *names: str) -> None:
-    """The fields `names` of `module` count what is made one by one: they must be at most `MOST_MADE`, or None."""
+    """Raise WeftError unless each field of `names` in `module`, a count of parts, is None or at most `MOST_PARTS`."""
     for name in names:
         value = getattr(module, name)
-        fits = value is None or value <= MOST_MADE
-        need(module, fits, f"{name}={shown(value)} exceeds {MOST_MADE}, the most there can be")
+        fits = value is None or value <= MOST_PARTS
+        need(module, fits, f"{name}={shown(value)} exceeds {MOST_PARTS}, the most there can be")
 
 
 def need_positive(module: object, *names: str) -> None:
-    """The fields `names` of `module` must be positive numbers, or None."""
-    _need_each(module, names, lambda value: _finite(value) and value > 0, "a positive number")
+    """Raise WeftError unless each field of `names` in `module` is None or a positive finite number."""
+    _need_each(module, names, lambda value: _is_finite(value) and value > 0, "a positive number")
 
 
 def need_finite(module: object, *names: str) -> None:
-    """The fields `names` of `module` must be numbers, or None."""
-    _need_each(module, names, _finite, "a finite number")
+    """Raise WeftError unless each field of `names` in `module` is None or a finite number."""
+    _need_each(module, names, _is_finite, "a finite number")
 
 
 def _need_each(module: object, names: Iterable[str], fits: Callable[[Any], bool], expected: str) -> None:
@@ -54,18 +54,18 @@ def _need_each(module: object, names: Iterable[str], fits: Callable[[Any], bool]
         need(module, value is None or fits(value), f"{name}={shown(value)} must be {expected}")
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def need_divides(module: object, part: str, whole: str) -> None:
-    """The field `part` of `module` must divide its field `whole`."""
+    """Raise WeftError unless the field `part` of `module` divides its field `whole`."""
     pieces, size = getattr(module, part), getattr(module, whole)
     need(module, size % pieces == 0, f"{part}={pieces} does not divide {whole}={size}")
 
 
 def need_modules(module: object, *names: str) -> None:
-    """The fields `names` of `module` must be modules, made and not only named, or None."""
+    """Raise WeftError unless each field of `names` in `module` is None or a module instance, not a class."""
     for name in names:
         value = getattr(module, name)
         fits = value is None or (callable(value) and not isinstance(value, type))
@@ -73,21 +73,21 @@ def need_modules(module: object, *names: str) -> None:
 
 
 def need_kind(module: object, name: str, *kinds: type, otherwise: str = "") -> None:
-    """The field `name` of `module` must be an instance of one of `kinds`, or None; `otherwise` is the remedy."""
+    """Raise WeftError unless the field `name` of `module` is None or one of `kinds`; `otherwise` is the remedy."""
     value = getattr(module, name)
-    takes = " or ".join(kind.__name__ for kind in kinds)
+    expected = " or ".join(kind.__name__ for kind in kinds)
     fits = value is None or isinstance(value, kinds)
-    need(module, fits, f"{name}={value!r} must be {takes}" + (f": {otherwise}" if otherwise else ""))
+    need(module, fits, f"{name}={value!r} must be {expected}" + (f": {otherwise}" if otherwise else ""))
 
 
 def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
-    """The field `name` of `module` must be one of `known`."""
+    """Raise WeftError unless the field `name` of `module` is one of `known`."""
     value, choices = getattr(module, name), tuple(known)
     need(module, value in choices, f"unknown {name}={value!r}; known are {', '.join(choices)}")
 
 
 def need_activation(module: object, activation: str) -> None:
-    """`activation` of `module` must be one that `activate` knows."""
+    """Raise WeftError unless `activation`, a setting of `module`, is supported by `activate`."""
     try:
         known_activation(activation)
     except WeftError as e:

@@ -1,4 +1,4 @@
-"""Linear attention whose state forgets by gates and corrects itself by the delta rule: Gated DeltaNet, Kimi Delta."""
+"""Linear attention with a gated state that is updated by the delta rule: Gated DeltaNet, Kimi Delta Attention."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from weft.ir.ops.activation import activate
 
 from .build import module, named, param
 from .checks import need_activation, need_divides, need_few, need_modules, need_whole
-from .hybrids import convolved
+from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
-from .state_space import drawn_decays, negative, step_bias
+from .state_space import negative_exp, random_decays, step_bias
 
-_TINY = 1e-6  # beside the square of a key's length
+_TINY = 1e-6  # added to the squared norm of a key
 
 
 @module
 class GatedDeltaNet:
-    """The gated delta rule with `heads` of values, whose keys are shared by heads of each of `groups` (Yang 2024).
+    """The gated delta rule with `heads` value heads, where the heads of each of `groups` share keys (Yang 2024).
 
-    ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim] makes q, k and v, in this order, which pass a causal
-    convolution ``conv.weight`` over `conv` tokens and SiLU; q and k are then divided by their lengths, q also by
-    √head_dim. ``beta.weight`` [heads, dim] makes β through a sigmoid (twice that with `negative`, which admits negative
-    eigenvalues, Grazzi 2024), ``dt.weight`` [heads, dim] the gates −e^a_log · softplus(x W + dt.bias). What
-    `gated_delta_rule` makes passes `norm` on each head, is multiplied by `gate` of x W with ``gate.weight``
-    [heads·v_head_dim, dim], and passes ``out.weight`` [dim, heads·v_head_dim].
+    ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim] projects to q, k and v, in this order, which pass a
+    causal convolution ``conv.weight`` over `conv` tokens and SiLU; q and k are then divided by their lengths, q also by
+    √head_dim. β is the sigmoid of x W with ``beta.weight`` [heads, dim] (doubled with `negative`, which allows negative
+    eigenvalues, Grazzi 2024); the gates are −e^a_log · softplus(x W + dt.bias) with ``dt.weight`` [heads, dim]. The
+    output of `gated_delta_rule` passes `norm` on each head, is multiplied by the activation `gate` of x W with
+    ``gate.weight`` [heads·v_head_dim, dim], and passes ``out.weight`` [dim, heads·v_head_dim].
 
-    With `per_key` every key has a gate, ``dt.weight`` [heads·head_dim, dim] (Kimi Linear, 2025); ``a_log`` stays
-    [heads]. With `rank` the gates of state and output are made through so many numbers: by ``dt_down.weight``
+    With `per_key` every key feature has a gate, ``dt.weight`` [heads·head_dim, dim] (Kimi Linear, 2025); ``a_log``
+    stays [heads]. With `rank`, the projections of the gates of state and output are factorized: ``dt_down.weight``
     [rank, dim], ``dt.weight`` [..., rank], ``gate_down.weight`` and ``gate.weight``. `groups` defaults to `heads`,
     `v_head_dim` to `head_dim`.
     """
@@ -54,15 +54,15 @@ class GatedDeltaNet:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The widths of all keys and of all values."""
+        """Return the width of all keys and the width of all values."""
         return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         keys, values = self.widths
-        mixed = convolved(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
+        mixed = causal_conv(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
         q, k, v = ops.split.emit(mixed, sizes=(keys, keys, values), name=("q", "k", "v"))
-        # The norm divides by √mean: one more √head_dim makes length 1, and q is divided by another.
+        # RMSNorm divides by √mean, not by the length: a factor 1/√head_dim gives length 1, and q gets it twice.
         q, k = self._unit(q, 1 / self.head_dim, "q_unit"), self._unit(k, self.head_dim**-0.5, "k_unit")
         beta = ops.sigmoid(linear(x, self.heads, "beta"), name="rate")
         beta = ops.affine(beta, by=2.0, name="rate_doubled") if self.negative else beta
@@ -70,25 +70,25 @@ class GatedDeltaNet:
         y = ops.gated_delta_rule(q, k, v, beta, self._decay(x), heads=self.heads, groups=groups)
         by_head = ops.reshape(y, shape=(*y.shape[:2], self.heads, values // self.heads), name="by_head")
         normed = ops.reshape(named(self.norm, "norm")(by_head), shape=y.shape, name="normed")
-        gate = linear(self._narrowed(x, "gate_down"), values, "gate")
+        gate = linear(self._project_down(x, "gate_down"), values, "gate")
         return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
 
     def _unit(self, x: Value, factor: float, name: str) -> Value:
-        """Vectors of each head, normed and times `factor`."""
+        """Apply RMSNorm without weight to each head of x [batch, seq, n·head_dim], and multiply by `factor`."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
         normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
         return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)
 
     def _decay(self, x: Value) -> Value:
-        """The gates of the state, at most 0."""
-        rates = negative(param("a_log", (self.heads,), drawn_decays))
+        """Return the log decay [batch, seq, heads], or [batch, seq, heads·head_dim] with `per_key`; at most 0."""
+        rates = negative_exp(param("a_log", (self.heads,), random_decays))
         width = self.heads * (self.head_dim if self.per_key else 1)
-        step = linear(self._narrowed(x, "dt_down"), width, "dt")
+        step = linear(self._project_down(x, "dt_down"), width, "dt")
         delta = ops.softplus(ops.add(step, param("dt.bias", (width,), step_bias), name="dt_biased"), name="delta")
         if not self.per_key:
             return ops.mul(delta, rates, name="decay")
         by_head = ops.reshape(delta, shape=(*x.shape[:2], self.heads, self.head_dim))
         return ops.reshape(ops.mul(by_head, ops.unsqueeze(rates, axes=(1,))), shape=delta.shape, name="decay")
 
-    def _narrowed(self, x: Value, name: str) -> Value:
+    def _project_down(self, x: Value, name: str) -> Value:
         return x if self.rank is None else linear(x, self.rank, name)

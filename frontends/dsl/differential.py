@@ -1,5 +1,4 @@
-"""Softmax attention in other arrangements: differences of two attentions, heads chosen as experts are, keys with scores
-of their own."""
+"""Variants of softmax attention: differences of two attentions, heads routed like experts, keys with learned scores."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from weft.ir.graph import Value
 
 from .build import fill, module, named, normal, param, provided
 from .checks import need, need_few, need_kind, need_modules, need_positive, need_whole
-from .layers import Norm, RMSNorm, is_causal, last_axis, linear
+from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE
 
 
@@ -20,7 +19,7 @@ class DifferentialAttention:
 
     Head h of the first half and head h of the second attend to the same pair of values, and
     y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}), λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. The norm is over a pair of
-    values, without weights. `lambda_init` is λ₀; the paper takes `lambda_of` the layer. Parameters ``q``, ``k``, ``v``
+    values, without weights. `lambda_init` is λ₀; the paper uses `lambda_of` the layer. Parameters: ``q``, ``k``, ``v``
     and ``o.weight`` as in `Attention`, ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim].
     """
 
@@ -44,7 +43,7 @@ class DifferentialAttention:
 
     @staticmethod
     def lambda_of(layer: int) -> float:
-        """λ₀ of the `layer`-th layer, counted from 0: 0.8 − 0.6 e^(−0.3 · layer)."""
+        """Return λ₀ for layer `layer`, counted from 0: 0.8 − 0.6 e^(−0.3 · layer)."""
         return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
     @property
@@ -53,14 +52,14 @@ class DifferentialAttention:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        d, kv, half = self.head_dim or last_axis(x, self.heads, "heads"), self.groups, self.groups // 2
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        d, kv, half = self.head_dim or divide_width(x, self.heads, "heads"), self.groups, self.groups // 2
         batch, seq, _ = x.shape
         q = linear(x, self.heads * d, "q", self.bias)
         k, v = (linear(x, kv * d, name, self.bias) for name in "kv")
         if self.rope is not None:
             q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
-        # The values of key/value heads j and j + kv/2 side by side, for both of these heads.
+        # Both key/value heads j and j + kv/2 read the concatenation of their two values.
         paired = ops.transpose(ops.reshape(v, shape=(batch, seq, 2, half, d)), axes=(0, 1, 3, 2, 4))
         once = ops.reshape(paired, shape=(batch, seq, half * 2 * d))
         values = ops.concat(once, once, axis=2, name="v_pairs")
@@ -68,13 +67,13 @@ class DifferentialAttention:
             *(q, k, values, None, provided("key_mask")), heads=self.heads, kv_heads=kv, causal=is_causal(self.causal)
         )
         first, second = ops.split.emit(y, sizes=(self.heads * d, self.heads * d), name=("first", "second"))
-        apart = ops.sub(first, ops.mul(second, self._weight(d), name="second_weighed"), name="difference")
-        by_head = ops.reshape(apart, shape=(batch, seq, self.heads // 2, 2 * d))
+        difference = ops.sub(first, ops.mul(second, self._weight(d), name="second_weighed"), name="difference")
+        by_head = ops.reshape(difference, shape=(batch, seq, self.heads // 2, 2 * d))
         scaled = ops.affine(named(RMSNorm(self.eps, weight=False), "norm")(by_head), by=1 - self.lambda_init)
         return linear(ops.reshape(scaled, shape=(batch, seq, self.heads * d)), x.width, "o", self.bias)
 
     def _weight(self, d: int) -> Value:
-        """λ, one number [1]."""
+        """Return λ [1]."""
 
         def exponential(i: int) -> Value:
             q, k = (param(f"lambda_{name}{i}", (d,), normal(0.1)) for name in "qk")
@@ -85,14 +84,14 @@ class DifferentialAttention:
 
 @module
 class ScoredKeysAttention:
-    """Attention whose keys have a score of their own, made of their values: dynamic mask attention (Shi 2025, Doge,
-    arXiv 2508.02124) of texts so short that it masks nothing.
+    """Attention with an extra score per key, computed from its value: dynamic mask attention (Shi 2025, Doge,
+    arXiv 2508.02124) for sequences short enough that its top-k mask hides nothing.
 
-    The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one number per key/value head, with
-    ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The number is cached as one more element of its
-    key. Parameters ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key (``q_norm``,
-    ``k_norm``), `bias` is of all linear maps. Causality and `window` alone mask: of longer texts the authors
-    keep the top-k keys.
+    The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one extra score per key/value head,
+    with ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The extra score is cached as one more
+    feature of its key. Parameters: ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key
+    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys; in longer
+    sequences the authors keep the top-k keys.
     """
 
     heads: int
@@ -116,16 +115,16 @@ class ScoredKeysAttention:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        d, kv = self.head_dim or last_axis(x, self.heads, "heads"), self.groups
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        d, kv = self.head_dim or divide_width(x, self.heads, "heads"), self.groups
         scale = d**-0.5
         v = linear(x, kv * d, "v", self.bias)
         step = ops.softplus(linear(v, kv, "step", self.bias))
-        own = ops.exp(ops.mul(step, param("a", (kv,), fill(0.0))), name="key_scores")
-        q, k = (self._turned(x, heads, d, name) for name, heads in (("q", self.heads), ("k", kv)))
-        # q · k · scale + own = [q, 1 / scale] · [k, own] · scale: a key's score is in the cache with it.
-        one = ops.affine(ops.slice(q, axis=3, start=0, stop=1), by=0.0, plus=1 / scale)
-        q, k = ops.concat(q, one, axis=3), ops.concat(k, ops.unsqueeze(own, axes=(3,)), axis=3)
+        extra = ops.exp(ops.mul(step, param("a", (kv,), fill(0.0))), name="key_scores")
+        q, k = (self._project_heads(x, heads, d, name) for name, heads in (("q", self.heads), ("k", kv)))
+        # q · k · scale + extra = [q, 1 / scale] · [k, extra] · scale: the extra score is cached as part of the key.
+        ones = ops.affine(ops.slice(q, axis=3, start=0, stop=1), by=0.0, plus=1 / scale)
+        q, k = ops.concat(q, ones, axis=3), ops.concat(k, ops.unsqueeze(extra, axes=(3,)), axis=3)
         y = ops.attention(
             ops.reshape(q, shape=(*x.shape[:2], self.heads * (d + 1)), name="q_longer"),
             ops.reshape(k, shape=(*x.shape[:2], kv * (d + 1)), name="k_longer"),
@@ -134,8 +133,8 @@ class ScoredKeysAttention:
         )
         return linear(y, x.width, "o", self.bias)
 
-    def _turned(self, x: Value, heads: int, d: int, name: str) -> Value:
-        """Queries or keys [batch, seq, heads, d], normed and rotated."""
+    def _project_heads(self, x: Value, heads: int, d: int, name: str) -> Value:
+        """Return queries or keys [batch, seq, heads, d], projected, normalized and rotated."""
         shape = (*x.shape[:2], heads, d)
         y = named(self.norm, f"{name}_norm")(ops.reshape(linear(x, heads * d, name, self.bias), shape=shape))
         if self.rope is None:
@@ -146,12 +145,13 @@ class ScoredKeysAttention:
 
 @module
 class MixtureOfAttention:
-    """Attention whose query and output maps are experts (Zhang 2022, Mixture of Attention Heads; JetMoE).
+    """Attention whose query and output projections are experts (Zhang 2022, Mixture of Attention Heads; JetMoE).
 
-    Each of `experts` maps to queries of `kv_heads` heads, which attend to keys and values that all experts share; the
-    best `k` of a token, softmax over their logits, add up. All experts attend here, and those that were not chosen
-    weigh 0. Parameters ``q.weight`` and ``o.weight``, whose rows (columns) are those of key/value head 0 of every
-    expert, then of head 1, …; ``k``, ``v``, ``router.weight`` [experts, dim] and ``bias`` [dim].
+    Each of `experts` projects to queries of `kv_heads` heads, which attend to keys and values that all experts share;
+    the outputs of the best `k` experts of a token are summed, weighted by a softmax over their logits. All experts are
+    computed, with weight 0 for experts that are not selected. Parameters: ``q.weight`` and ``o.weight``, whose rows
+    (columns) are those of key/value head 0 of every expert, then of head 1, …; ``k``, ``v``, ``router.weight``
+    [experts, dim] and ``bias`` [dim].
     """
 
     experts: int
@@ -167,7 +167,7 @@ class MixtureOfAttention:
         need(self, self.k <= self.experts, f"k={self.k} exceeds experts={self.experts}")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         kv, d, (batch, seq, _) = self.kv_heads, self.head_dim, x.shape
         heads = kv * self.experts
         q = linear(x, heads * d, "q")

@@ -12,7 +12,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits, sparse_mixer
 
-from .build import Layer, contribute, current, fill, module, named_alike, param
+from .build import Layer, contribute, current, fill, module, param, shared_attrs
 from .checks import (
     need,
     need_activation,
@@ -31,8 +31,11 @@ CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
 
 @module
 class MLP:
-    """act(x W_up) W_down with an inner width of `hidden`; activations by name: relu, gelu, gelu_tanh, silu, …, or a
-    module such as `XIELU`. `sub_norm` normalizes what W_down takes (Wang 2022, Magneto)."""
+    """The feed-forward act(x W_up) W_down with an inner width of `hidden`.
+
+    `activation` is a name (relu, gelu, gelu_tanh, silu, …) or a module such as `XIELU`. `sub_norm` normalizes the input
+    of W_down (Wang 2022, Magneto).
+    """
 
     hidden: int
     activation: str | Layer = "gelu"
@@ -48,7 +51,7 @@ class MLP:
         need_modules(self, "sub_norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [..., dim] → the same."""
+        """Map x [..., dim] to a value of the same shape."""
         y = linear(x, self.hidden, "up", self.bias)
         y = activate(y, self.activation) if isinstance(self.activation, str) else self.activation(y)
         return linear(y if self.sub_norm is None else self.sub_norm(y), x.width, "down", self.bias)
@@ -56,10 +59,11 @@ class MLP:
 
 @module
 class GatedMLP:
-    """(act(x W_gate) ⊙ x W_up) W_down: SwiGLU for silu, GEGLU for gelu, ReGLU, GLU (sigmoid), bilinear (identity).
+    """The gated feed-forward (act(x W_gate) ⊙ x W_up) W_down: SwiGLU for silu, GEGLU for gelu, ReGLU for relu.
 
-    `limit` clamps gate and up as the op `glu` says; `sub_norm` as in `MLP`. With `sparsity` p, of every token's gates
-    only what exceeds their mean by the p-quantile of a normal distribution passes (Gemma 3n's Gaussian top-k).
+    With sigmoid it is GLU, with identity bilinear. `limit` clamps gate and up as in the op `glu`; `sub_norm` as in
+    `MLP`. With `sparsity` p, each gate becomes its excess over the p-quantile of a normal distribution with the mean
+    and deviation of the token's gates, at least 0 (Gemma 3n's Gaussian top-k).
     """
 
     hidden: int
@@ -78,20 +82,21 @@ class GatedMLP:
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
-        """As many parameters as an ungated MLP of `hidden`: ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`."""
+        """Return a gated MLP with the parameter count of an MLP of `hidden`: width ⌊2/3 · hidden⌋, rounded up to a
+        multiple of `multiple`."""
         return cls(-(-(2 * hidden // 3) // multiple) * multiple, activation, bias)
 
     def __call__(self, x: Value) -> Value:
-        """x [..., dim] → the same."""
+        """Map x [..., dim] to a value of the same shape."""
         gate = linear(x, self.hidden, "gate", self.bias)
         if self.sparsity:
-            gate = _above_quantile(gate, self.sparsity)
+            gate = _excess_over_quantile(gate, self.sparsity)
         y = ops.glu(gate, linear(x, self.hidden, "up", self.bias), activation=self.activation, limit=self.limit)
         return linear(y if self.sub_norm is None else self.sub_norm(y), x.width, "down", self.bias)
 
 
-def _above_quantile(x: Value, share: float) -> Value:
-    """By how much each of x exceeds the `share`-quantile of a normal distribution with its mean and deviation."""
+def _excess_over_quantile(x: Value, share: float) -> Value:
+    """Return max(x − c, 0), c the `share`-quantile of a normal distribution with the mean and deviation of x's rows."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
@@ -101,10 +106,10 @@ def _above_quantile(x: Value, share: float) -> Value:
 
 @module
 class XIELU:
-    """αp x² + βx for x > 0, else αn (e^min(x, ε) − 1 − x) + βx (Huang 2024, arXiv 2411.13010).
+    """The activation αp x² + βx for x > 0, else αn (e^min(x, ε) − 1 − x) + βx (Huang 2024, arXiv 2411.13010).
 
-    Parameters of one number each: ``alpha_p`` and ``alpha_n``, αp = softplus(alpha_p), αn = β + softplus(alpha_n);
-    ``beta`` and ``eps``, which start as given.
+    Parameters, [1] each: ``alpha_p`` and ``alpha_n``, αp = softplus(alpha_p), αn = β + softplus(alpha_n); ``beta`` and
+    ``eps``, initialized with the fields.
     """
 
     beta: float = 0.5
@@ -114,9 +119,9 @@ class XIELU:
         need_finite(self, "beta", "eps")
 
     def __call__(self, x: Value) -> Value:
-        """x [..., width] → the same."""
+        """Map x [..., width] to a value of the same shape."""
         beta, eps = param("beta", (1,), fill(self.beta)), param("eps", (1,), fill(self.eps))
-        # softplus of these is 0.8 and 0.3, so both α begin as 0.8
+        # softplus of these is 0.8 and 0.3, so both α are 0.8 initially
         positive = ops.softplus(param("alpha_p", (1,), fill(0.2032)))
         negative = ops.add(beta, ops.softplus(param("alpha_n", (1,), fill(-1.0502))))
         curved = ops.affine(ops.exp(ops.minimum(x, eps)), plus=-1.0)
@@ -127,35 +132,35 @@ class XIELU:
 
 @module
 class MoE:
-    """Σ_e g_e(x) E_e(x): every token is a weighted sum of what a few of `experts` feed-forwards make (Shazeer 2017).
+    """A mixture of experts Σ_e g_e(x) E_e(x): a few of `experts` feed-forwards process each token (Shazeer 2017).
 
     The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
     `glu`), or plain ones if not `gated`. Parameters: ``router.weight`` [experts, dim], ``experts.gate`` and
     ``experts.up`` [experts, hidden, dim], ``experts.down`` [experts, dim, hidden], with `bias` ``experts.gate_bias``,
     ``experts.up_bias`` [experts, hidden] and ``experts.down_bias`` [experts, dim].
 
-    `choice` is who chooses:
+    `choice` is the routing scheme:
 
-    - token: each its best `k` experts, by `scoring` softmax or sigmoid, as the op `route` says of `renormalize`,
-      `scale`, `groups`, `top_groups` and `group_score`. `router_bias` adds ``router.bias`` to the logits, `correction`
-      adds ``router.correction`` to the scores for the choice only (DeepSeek-V3); both [experts]. `noisy` adds noise ·
-      softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the graph input
-      ``router_noise.{i}`` [batch, seq, experts] of standard normal numbers. An expert takes the first tokens of a row
-      up to `capacity`: a whole number of them, or a float for ⌈that · seq / experts⌉ (Fedus 2021).
-    - expert: each its best `capacity` tokens of a row, by default k for every token on average (Zhou 2022).
-    - hierarchical: each token `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its best `k`
-      experts of each by ``router.weight`` (Shazeer 2017, appendix B).
-    - sparsemixer: each two experts, weighed as `sparse_mixer` says with `jitter` (Liu 2024, Phi-3.5-MoE).
+    - token: each token selects its best `k` experts, by `scoring` softmax or sigmoid; `renormalize`, `scale`, `groups`,
+      `top_groups` and `group_score` as in the op `route`. `router_bias` adds ``router.bias`` to the logits,
+      `correction` adds ``router.correction`` to the scores for the selection only (DeepSeek-V3); both [experts].
+      `noisy` adds noise · softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy
+      router, the graph input ``router_noise.{i}`` [batch, seq, experts] of standard normal noise. An expert accepts the
+      first tokens of a row up to `capacity`: an integer count, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021).
+    - expert: each expert selects its best `capacity` tokens of a row, by default k per token on average (Zhou 2022).
+    - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
+      best `k` experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+    - sparsemixer: each token selects two experts, weighted by `sparse_mixer` with `jitter` (Liu 2024, Phi-3.5-MoE).
 
-    If `batched`, the tokens of all rows compete for the experts together, not those of each row.
+    If `batched`, the tokens of all rows compete for the experts together, instead of within each row.
 
-    With `latent` the experts work at that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
-    [dim, latent]; the router and `shared` see the full one (LatentMoE, Nemotron 3).
+    With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
+    [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).
 
-    `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
-    `zero_experts` more experts, the last for the router, give tokens back as they are (Meituan 2025, LongCat-Flash).
-    `weigh_input` multiplies what the one expert takes, not what it makes, by its weight (Llama 4). `out_bias` adds
-    ``out_bias`` [dim] to the mixture.
+    `shared` is a module for all tokens, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
+    `zero_experts` additional experts, the last ones of the router, return tokens unchanged (Meituan 2025,
+    LongCat-Flash). `weigh_input` multiplies the input of the single expert, not its output, by its weight (Llama 4).
+    `out_bias` adds ``out_bias`` [dim] to the mixture.
     `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
     """
 
@@ -200,11 +205,11 @@ class MoE:
         need_divides(self, "groups", "experts")
         need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
         members = self.experts // self.groups
-        alone = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
-        need(self, not alone, f"group_score='top2' needs two experts in each of groups={self.groups}")
-        open_to = members * (1 if self.choice == "hierarchical" else self.top_groups)
+        too_few = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
+        need(self, not too_few, f"group_score='top2' needs two experts in each of groups={self.groups}")
+        choices = members * (1 if self.choice == "hierarchical" else self.top_groups)
         among = f" in top_groups={self.top_groups} of groups={self.groups}" if self.groups > 1 else ""
-        need(self, self.k <= open_to, f"k={self.k} exceeds the {open_to} experts to choose from{among}")
+        need(self, self.k <= choices, f"k={self.k} exceeds the {choices} experts to choose from{among}")
         for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
             default = next(f.default for f in fields(MoE) if f.name == name)
             need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
@@ -213,46 +218,51 @@ class MoE:
         need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
         need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
-        compares = self.choice == "expert" or self.capacity is not None
-        need(self, compares or not self.batched, "batched is for choice='expert' or a capacity")
+        has_capacity = self.choice == "expert" or self.capacity is not None
+        need(self, has_capacity or not self.batched, "batched is for choice='expert' or a capacity")
         need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
-        """x [batch, seq, dim] → the same; the router reads `routed_by`, like x, if given."""
+        """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` instead, if given."""
         combine = self._combine(x if routed_by is None else routed_by)
         if self.latent is None:
-            y = self._all_mixed(x, combine)
+            y = self._mix_all(x, combine)
         else:
-            y = linear(self._all_mixed(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
+            y = linear(self._mix_all(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
         if self.out_bias:
             y = ops.add(y, param("out_bias", (x.width,), fill(0.0)), name="with_bias")
         if self.shared is None:
             return y
-        through = self.shared(x)
+        shared = self.shared(x)
         if self.shared_gate:
-            through = ops.mul(through, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
-        return ops.add(y, through, name="with_shared")
+            shared = ops.mul(shared, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
+        return ops.add(y, shared, name="with_shared")
 
-    def _all_mixed(self, x: Value, combine: Value) -> Value:
-        """The mixture of the experts, and of x itself as what zero experts make."""
+    def _mix_all(self, x: Value, combine: Value) -> Value:
+        """Return the mixture [batch, seq, dim] of experts with the weights `combine` [batch, seq, experts].
+
+        The output of zero experts is x itself.
+        """
         if self.weigh_input:
             weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
-            return self._mixed(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
+            return self._mix(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
         if not self.zero_experts:
-            return self._mixed(x, combine)
-        own, zero = ops.split.emit(combine, sizes=(self.experts, self.zero_experts), name=("combine", "combine_zero"))
-        through = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
-        return ops.add(self._mixed(x, own), through, name="with_zero_experts")
+            return self._mix(x, combine)
+        routed, zero = ops.split.emit(
+            combine, sizes=(self.experts, self.zero_experts), name=("combine", "combine_zero")
+        )
+        identity = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
+        return ops.add(self._mix(x, routed), identity, name="with_zero_experts")
 
     def _combine(self, x: Value) -> Value:
-        """The weight of every expert in every token, [batch, seq, experts], zero experts behind them."""
+        """Return the weight of every expert per token, [batch, seq, experts + zero_experts], zero experts last."""
         logits = linear(x, self.experts + self.zero_experts, "router", self.router_bias)
         if self.noisy:
             noise = _noise_input(logits)
             logits = noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
-        combine = self._chosen(x, logits)
+        combine = self._choose(x, logits)
         if self.aux_loss:
             loss = ops.load_balance_loss(logits, combine)
             contribute("aux_loss", ops.affine(loss, by=self.aux_loss, name="weighted_loss"))
@@ -260,7 +270,7 @@ class MoE:
             combine = ops.limit_capacity(combine, batched=self.batched, **_limit(self.capacity))
         return combine
 
-    def _chosen(self, x: Value, logits: Value) -> Value:
+    def _choose(self, x: Value, logits: Value) -> Value:
         if self.choice == "expert":
             capacity = float(self.k) if self.capacity is None else self.capacity
             return ops.expert_choice(logits, batched=self.batched, **_limit(capacity))
@@ -270,9 +280,9 @@ class MoE:
         if self.choice == "sparsemixer":
             return sparse_mixer(logits, jitter=self.jitter)
         correction = param("router.correction", (logits.width,), fill(0.0)) if self.correction else None
-        return ops.route(logits, correction, **named_alike(self, ops.route))
+        return ops.route(logits, correction, **shared_attrs(self, ops.route))
 
-    def _mixed(self, x: Value, combine: Value) -> Value:
+    def _mix(self, x: Value, combine: Value) -> Value:
         wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)
         gate = param("experts.gate", wide) if self.gated else None
         up, down = param("experts.up", wide), param("experts.down", narrow)
@@ -295,7 +305,7 @@ def _limit(capacity: int | float) -> dict[str, Any]:
 
 
 def _noise_input(logits: Value) -> Value:
-    """The next graph input for noise in the shape of `logits`."""
+    """Add and return the next graph input ``router_noise.{i}``, with the type of `logits`."""
     graph = current().graph
-    taken = sum(name.startswith("router_noise.") for name in graph.inputs)
-    return graph.add_input(f"router_noise.{taken}", logits.type)
+    count = sum(name.startswith("router_noise.") for name in graph.inputs)
+    return graph.add_input(f"router_noise.{count}", logits.type)

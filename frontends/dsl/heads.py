@@ -1,4 +1,4 @@
-"""Heads: what makes scores of labels, spans or tokens out of hidden states."""
+"""Heads: modules that compute scores of labels, spans or tokens from hidden states."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BY_TOKEN = ("token-classification", "question-answering", "fill-mask", "replaced
 
 @module
 class HeadTransform:
-    """norm(act(x W + b)) before an output head, as in BERT's language models.
+    """The transform norm(act(x W + b)) before an output head, as in BERT's language models.
 
-    ``dense.bias`` only with `bias`; `norm` or `activation` None leaves that out, `width` is that of W x where it is
-    another than that of x.
+    ``dense.bias`` exists only with `bias`; `norm` or `activation` None leaves that step out; `width` is the output
+    width, by default that of x.
     """
 
     norm: Norm | None = None
@@ -44,7 +44,7 @@ class HeadTransform:
             need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """x [..., dim] → [..., width]."""
+        """Map x [..., dim] to [..., width]."""
         y = linear(x, self.width or x.width, "dense", self.bias)
         y = y if self.activation is None else activate(y, self.activation)
         return y if self.norm is None else named(self.norm, "norm")(y)
@@ -52,15 +52,15 @@ class HeadTransform:
 
 @module
 class TaskHead:
-    """Scores for a `task` (`TASKS`) out of the last hidden states of a model.
+    """A head that computes scores for a `task` (`TASKS`) from the last hidden states of a model.
 
-    `labels` are their names, or how many there are; None means one for each token of the vocabulary (fill-mask). `pool`
-    says which vector of a text is scored: that of the first token, of the last, their mean, the `pooler`'s, that of the
-    last token with the id `token`, the first with the mean of those from `skip` on (first+mean), or the mean of the
-    scores of all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias`
-    and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output`
-    is the name of the scores, `also` a further head (BERT's pretraining has two). Of a decoder that reads what its
-    encoder does (BART), `start` is the token before the text.
+    `labels` are the label names, or their number; None means one for each token of the vocabulary (fill-mask). `pool`
+    selects the vector of a sequence that is scored: the first token, the last, the mean, the `pooler` output, the last
+    token with the id `token`, the first concatenated with the mean from `skip` on (first+mean), or the mean of the
+    scores of all tokens (late); None scores each token. `transform` comes before the output linear, which has a bias
+    with `bias` and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of
+    transformers. `output` is the name of the scores, `also` a further head (BERT's pretraining has two). `start` is the
+    token before the sequence for a decoder that reads the same sequence as its encoder (BART).
     """
 
     task: str
@@ -78,9 +78,9 @@ class TaskHead:
 
     def __post_init__(self) -> None:
         need_one_of(self, "task", TASKS)
-        for name, known in (("pool", POOLS), ("problem_type", PROBLEMS)):
+        for name, choices in (("pool", POOLS), ("problem_type", PROBLEMS)):
             if getattr(self, name) is not None:
-                need_one_of(self, name, known)
+                need_one_of(self, name, choices)
         need_kind(self, "transform", HeadTransform)
         need_kind(self, "also", TaskHead)
         need_whole(self, "token", least=0)
@@ -100,7 +100,7 @@ class TaskHead:
 
     @property
     def count(self) -> int | None:
-        """Number of scores of a text or token; None for those of the vocabulary."""
+        """Return the number of scores per sequence or token; None means the size of the vocabulary."""
         return FIXED.get(self.task) or (len(self.labels) if isinstance(self.labels, tuple) else self.labels)
 
     def __call__(
@@ -111,9 +111,12 @@ class TaskHead:
         pooled: Value | None = None,
         table: Value | None = None,
     ) -> dict[str, Value]:
-        """Hidden states x [batch, seq, dim], the token ids and mask [batch, seq] where there are any, the pooler's
-        output [batch, dim] and the embedding [vocab, dim] → outputs by name."""
-        y = x if self.pool in (None, "late") else self._pooled(x, ids, mask, pooled)
+        """Map hidden states x [batch, seq, dim] to outputs by name.
+
+        `ids` and `mask` are [batch, seq], `pooled` is the pooler's output [batch, dim], `table` the embedding
+        [vocab, dim].
+        """
+        y = x if self.pool in (None, "late") else self._pool(x, ids, mask, pooled)
         y = y if self.transform is None else self.transform(y)
         out: Any = self.count or (table if self.tied or table is None else table.shape[0])
         scores = linear(y, out, "out", self.bias)
@@ -126,10 +129,10 @@ class TaskHead:
             }
         if self.task == "replaced-token-detection":
             scores = ops.squeeze(scores, axes=(2,), name="logits")
-        more = {} if self.also is None else named(self.also, "also")(x, ids, mask, pooled, table)
-        return {self.output: scores, **more}
+        further_scores = {} if self.also is None else named(self.also, "also")(x, ids, mask, pooled, table)
+        return {self.output: scores, **further_scores}
 
-    def _pooled(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
+    def _pool(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
         if self.pool == "pooler":
             if pooled is None:
                 raise WeftError("pool='pooler' needs a model with a pooler")
@@ -143,17 +146,17 @@ class TaskHead:
             )
         if self.pool == "mean":
             return _mean(x, mask)
-        marked, ids = mask, provided("text_ids") or ids  # a decoder behind an encoder reads them one token later
+        marked, ids = mask, provided("text_ids") or ids  # a decoder with an encoder reads ids shifted by one token
         if self.token is not None and ids is not None:
             marked = ops.cast(ops.equal(ids, ops.affine(ids, by=0, plus=self.token)), to=dtypes.i64)
         if marked is None:
-            raise WeftError(f"pool={self.pool!r} needs a model of texts")
+            raise WeftError(f"pool={self.pool!r} needs a model that reads token ids")
         # The largest index of a marked token: padding may be on either side.
-        at = ops.max(ops.mul(marked, ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))), axes=(1,), keepdims=True)
-        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
+        last_index = ops.max(ops.mul(marked, ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))), axes=(1,), keepdims=True)
+        return ops.squeeze(ops.gather_rows(x, last_index), axes=(1,), name="last_token")
 
     def describe(self, graph: Graph) -> Graph:
-        """`graph`, the facts that a runtime needs added to its meta."""
+        """Store the task, labels and problem type, which a runtime needs, in graph.meta; return `graph`."""
         names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
         graph.meta["task"] = self.task
         if names and self.task not in (*FIXED, "ctc"):
@@ -164,8 +167,8 @@ class TaskHead:
 
 
 def _mean(x: Value, mask: Value | None) -> Value:
-    """The mean of the rows of x [batch, seq, width] that `mask` [batch, seq] shows; of all without one."""
+    """Return the mean [batch, width] over tokens of x [batch, seq, width] with nonzero `mask` [batch, seq], or all."""
     if mask is None:
         return ops.mean(x, axes=(1,))
-    seen = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)
-    return ops.div(ops.sum(ops.mul(x, seen), axes=(1,)), ops.sum(seen, axes=(1,)), name="mean_token")
+    weights = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)
+    return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), ops.sum(weights, axes=(1,)), name="mean_token")

@@ -1,4 +1,4 @@
-"""Mixers of hybrid models beside state spaces: short convolutions, lightning attention, and what stands around them."""
+"""Mixers of hybrid models other than state spaces: short convolutions, lightning attention, and blocks around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.ir.recipes import Literal
 
 from .build import Layer, fill, module, named, param, provided, uniform
 from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
-from .layers import Norm, RMSNorm, last_axis, linear
+from .layers import Norm, RMSNorm, divide_width, linear
 
 
 @module
@@ -28,17 +28,17 @@ class ShortConv:
         need_whole(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         dim = x.width
         parts = ops.split.emit(linear(x, 3 * dim, "in", self.bias), sizes=(dim, dim, dim), name=("b", "c", "u"))
         before, after, u = parts
-        y = convolved(ops.mul(before, u, name="gated"), self.conv, self.bias)
+        y = causal_conv(ops.mul(before, u, name="gated"), self.conv, self.bias)
         return linear(ops.mul(after, y, name="mixed"), dim, "out", self.bias)
 
 
 @module
 class ParallelHybrid:
-    """attention(x) + ssm(x): attention beside a recurrence in one layer (Falcon-H1, 2025; Hymba, Dong 2024)."""
+    """The sum attention(x) + ssm(x) of attention and a recurrence in one layer (Falcon-H1, 2025; Hymba, Dong 2024)."""
 
     attention: Layer
     ssm: Layer
@@ -47,7 +47,7 @@ class ParallelHybrid:
         need_modules(self, "attention", "ssm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         ssm, attention = self.ssm(x), self.attention(x)
         if ssm.type != attention.type:
             raise WeftError(f"ssm makes {ssm.type} where attention makes {attention.type}; both must be as wide as x")
@@ -56,11 +56,11 @@ class ParallelHybrid:
 
 @module
 class MemoryBlock:
-    """A recurrent layer fed by a transformer block that sees the embeddings too (Zamba2, Glorioso 2024).
+    """A recurrent layer fed by a transformer block that also reads the embeddings (Zamba2, Glorioso 2024).
 
     x + mamba(N(x + W ffn(N(attn(N([x, e])))))) with the embeddings e of the model, or x + mamba(N(x)) without `attn`.
-    `attn` reads twice the width and must make dim numbers (``Attention(..., out_dim=dim)``). Norms are called ``norm``,
-    ``attn_norm`` and ``ffn_norm``, W ``link.weight`` [dim, dim].
+    `attn` reads twice the width and must return dim features (``Attention(..., out_dim=dim)``). Norms are called
+    ``norm``, ``attn_norm`` and ``ffn_norm``, W ``link.weight`` [dim, dim].
     """
 
     mamba: Layer
@@ -73,25 +73,25 @@ class MemoryBlock:
         need(self, (self.attn is None) == (self.ffn is None), "attn and ffn go together")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        seen = x
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        mixer_input = x
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
             if embedded is None:
                 raise WeftError("its attention reads the embeddings of a model: it belongs in a Decoder")
             y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
             y = self.ffn(named(self.norm, "ffn_norm")(y))
-            seen = ops.add(x, linear(y, x.width, "link"), name="fed")
-        return ops.add(x, self.mamba(named(self.norm, "norm")(seen)), name="mamba_residual")
+            mixer_input = ops.add(x, linear(y, x.width, "link"), name="fed")
+        return ops.add(x, self.mamba(named(self.norm, "norm")(mixer_input)), name="mamba_residual")
 
 
 @module
 class LightningAttention:
     """Linear attention with a fixed decay per head (TransNormerLLM, Qin 2023; Lightning Attention, 2024; MiniMax-01).
 
-    q, k and v pass `activation`: ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim]. Head h of the state
-    decays by −2^(−8(h + 1)/heads) · `decay` per token. What comes out passes `norm` over all heads, is multiplied by
-    σ(x W) with ``gate.weight`` [heads·head_dim, dim], and passes ``out.weight``. `head_dim` defaults to dim / heads.
+    q, k and v pass `activation`: ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim]. The log decay of head
+    h per token is −2^(−8(h + 1)/heads) · `decay`. The output passes `norm` over all heads, is multiplied by σ(x W) with
+    ``gate.weight`` [heads·head_dim, dim], and passes ``out.weight``. `head_dim` defaults to dim / heads.
     """
 
     heads: int
@@ -108,9 +108,9 @@ class LightningAttention:
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         heads = self.heads
-        width = heads * (self.head_dim or last_axis(x, heads, "heads"))
+        width = heads * (self.head_dim or divide_width(x, heads, "heads"))
         q, k, v = (activate(linear(x, width, name), self.activation) for name in "qkv")
         slopes = Literal(tuple(-self.decay * 2.0 ** (-8 * (h + 1) / heads) for h in range(heads)), (heads,))
         decay = ops.expand(param("slopes", (heads,), lambda *_: slopes), shape=(*x.shape[:2], heads), name="decay")
@@ -121,7 +121,7 @@ class LightningAttention:
 
 @module
 class NormedResidual:
-    """A block whose residual is the normed input: n = N(x), then α n + β f(n), for `attn` and then `ffn` (MiniMax-01).
+    """A block whose residual is the normalized input: n = N(x), then α n + β f(n), for `attn` then `ffn` (MiniMax-01).
 
     Norms are called ``attn_norm`` and ``ffn_norm``; `attn_scales` and `ffn_scales` are (α, β).
     """
@@ -140,7 +140,7 @@ class NormedResidual:
             need(self, fits, f"{name}={scales!r} must be two numbers")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         for name, f, scales in (("attn", self.attn, self.attn_scales), ("ffn", self.ffn, self.ffn_scales)):
             normed = named(self.norm, f"{name}_norm")(x)
             y = f(normed)
@@ -149,8 +149,11 @@ class NormedResidual:
         return x
 
 
-def convolved(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:
-    """`activation` of the causal convolution with ``conv.weight`` [channels, width]."""
+def causal_conv(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:
+    """Return `activation` of the causal convolution of u [batch, seq, channels] with ``conv.weight`` [channels, width].
+
+    `with_bias` adds ``conv.bias`` [channels].
+    """
     bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
     weight = param("conv.weight", (u.width, width), uniform(width**-0.5))
     return ops.causal_conv(u, weight, bias, activation=activation, name="conv")

@@ -8,12 +8,12 @@ from weft.ir.graph import Value
 from weft.ir.recipes.frequencies import Sinusoid
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Init, computed, current, fill, module, own_name, param, provided
+from .build import Init, constant_param, current, fill, module, own_name, param, provided
 from .checks import need_positive, need_whole
 
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
-    """x Wᵀ (+ b): x [..., in] → [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
+    """Map x [..., in] to x Wᵀ (+ b) [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
 
     `out` may be a weight value instead of a width (tied weights).
     """
@@ -22,9 +22,9 @@ def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False,
 
 
 def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", init: Init | None = None) -> Value:
-    """Rows of the table ``name.weight`` [rows, dim] picked by `ids` [...] → [..., dim].
+    """Look up `ids` [...] in the table ``name.weight`` [rows, dim], and return the rows [..., dim].
 
-    ``embedding(ids, table)`` with a value for a table makes no parameter.
+    ``embedding(ids, table)`` with a table value creates no parameter.
     """
     if not isinstance(rows, Value):
         if not isinstance(dim, int) or dim < 1:
@@ -34,23 +34,23 @@ def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", 
 
 
 def positions(x: Value) -> Value:
-    """The positions [batch, seq] of the rows of x [batch, seq, ...]: those provided, else the input position_ids."""
+    """Return positions [batch, seq] of the tokens of x [batch, seq, ...]: as provided, or the input position_ids."""
     positions = provided("positions")
     if positions is not None:
         return positions
     graph = current().graph
-    known = graph.inputs.get("position_ids")
-    return graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2])) if known is None else known
+    ids = graph.inputs.get("position_ids")
+    return graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2])) if ids is None else ids
 
 
 def is_causal(causal: bool | None = None) -> bool:
-    """`causal` where a module says it; None means what the model is (a decoder is causal, an encoder is not)."""
+    """Return `causal`; for None, return whether the enclosing model is causal (a decoder is, an encoder is not)."""
     return provided("bidirectional") is None if causal is None else causal
 
 
 @module(leaf=True)
 class RMSNorm:
-    """x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); `weight` False leaves the weight out."""
+    """The norm x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); `weight` False leaves the weight out."""
 
     eps: float = 1e-6
     weight: bool = True
@@ -64,13 +64,13 @@ class RMSNorm:
         return ops.rms_norm(x, weight, eps=self.eps, name=name)
 
     def plain(self) -> RMSNorm:
-        """The same without parameters."""
+        """Return the same norm without parameters."""
         return RMSNorm(self.eps, weight=False)
 
 
 @module(leaf=True)
 class LayerNorm:
-    """(x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` or `bias` False leaves that parameter out."""
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` or `bias` False leaves that parameter out."""
 
     eps: float = 1e-5
     weight: bool = True
@@ -86,7 +86,7 @@ class LayerNorm:
         return ops.layer_norm(x, weight, bias, eps=self.eps, name=name)
 
     def plain(self) -> LayerNorm:
-        """The same without parameters."""
+        """Return the same norm without parameters."""
         return LayerNorm(self.eps, weight=False, bias=False)
 
 
@@ -95,8 +95,10 @@ Norm = RMSNorm | LayerNorm
 
 @module(leaf=True)
 class LearnedPositions:
-    """x + Embedding(position + offset): a table [length + offset, dim] of learned absolute positions (GPT, BERT; BART
-    and RoBERTa have an offset of 2)."""
+    """Learned absolute positions, x + Embedding(position + offset), with a table [length + offset, dim] (GPT, BERT).
+
+    BART and RoBERTa have an offset of 2.
+    """
 
     length: int
     offset: int = 0
@@ -107,22 +109,23 @@ class LearnedPositions:
 
     def __call__(self, x: Value) -> Value:
         name = own_name()
-        return _added(x, param(f"{name}.weight", (self.length + self.offset, x.width)), self.offset, name)
+        return _add_positions(x, param(f"{name}.weight", (self.length + self.offset, x.width)), self.offset, name)
 
 
-def _added(x: Value, table: Value, offset: int, name: str) -> Value:
-    """x plus the rows of `table` at its positions, the first of which is at `offset`."""
-    at = positions(x)
-    at = ops.affine(at, plus=offset, name=f"{name}_rows") if offset else at
-    return ops.add(x, ops.embedding(at, table, name=name), name=f"{name}_added")
+def _add_positions(x: Value, table: Value, offset: int, name: str) -> Value:
+    """Add the rows of `table` at the positions of x [batch, seq, dim]; position 0 is row `offset`."""
+    rows = positions(x)
+    rows = ops.affine(rows, plus=offset, name=f"{name}_rows") if offset else rows
+    return ops.add(x, ops.embedding(rows, table, name=name), name=f"{name}_added")
 
 
 @module(leaf=True)
 class Sinusoidal:
-    """x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017), for `length` positions.
+    """Sinusoidal positions: x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017).
 
-    All sines come before all cosines if not `interleaved`. The first position is `offset` (2 in M2M-100 and XGLM).
-    `inclusive` divides 2i by d − 2, so that the last frequency is 1/10000 (tensor2tensor, fairseq).
+    The table covers `length` positions. If not `interleaved`, all sines come before all cosines. The first position is
+    `offset` (2 in M2M-100 and XGLM). `inclusive` divides 2i by d − 2, so that the last frequency is 1/10000
+    (tensor2tensor, fairseq).
     """
 
     length: int
@@ -141,16 +144,16 @@ class Sinusoidal:
             raise WeftError(f"inclusive frequencies need a width of at least 4, not {x.width}")
         name, shape = own_name(), (self.length + self.offset, x.width)
         kind = {"interleaved": self.interleaved, "inclusive": self.inclusive}
-        table = computed(f"{name}.table", shape, Sinusoid(*shape, **kind))
-        return _added(x, table, self.offset, name)
+        table = constant_param(f"{name}.table", shape, Sinusoid(*shape, **kind))
+        return _add_positions(x, table, self.offset, name)
 
 
-def last_axis(x: Value, pieces: int, what: str) -> int:
-    """The width of x divided by `pieces`.
+def divide_width(x: Value, pieces: int, setting: str) -> int:
+    """Return the width of x divided by `pieces`; `what` names that setting in the error.
 
     Raises:
-        WeftError: if it does not divide.
+        WeftError: if `pieces` does not divide the width.
     """
     if x.width % pieces:
-        raise WeftError(f"{what}={pieces} does not divide the width {x.width}")
+        raise WeftError(f"{setting}={pieces} does not divide the width {x.width}")
     return sizes.evaluate(x.width, {}) // pieces

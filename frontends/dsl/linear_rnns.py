@@ -10,29 +10,29 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
-from .build import computed, fill, keep, kept, module, named, param, uniform
+from .build import constant_param, fill, keep, kept, module, named, param, uniform
 from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
-from .hybrids import convolved
-from .layers import LayerNorm, last_axis, linear, positions
+from .hybrids import causal_conv
+from .layers import LayerNorm, divide_width, linear, positions
 from .recurrence import State, scan
 
-_MAX_RATE = 8.0  # of −log a per token, times softplus of the parameter
-_LOWEST = -1e30  # an exponent below all others
+_MAX_RATE = 8.0  # −log a per token is at most this times softplus of the parameter
+_LOWEST = -1e30  # an exponent below all that occur
 
 
 def _rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Parameters whose a at an open gate lie between 0.9 and 0.999 (De 2024, section 2.4)."""
+    """Return initial rates such that a is between 0.9 and 0.999 if the gate is 1 (De 2024, section 2.4)."""
     low, high = (-math.log(a) / _MAX_RATE for a in (0.999, 0.9))
     return Map(Uniform(shape, low, high, name, seed), "inverse_softplus")
 
 
 @module
 class RGLRU:
-    """The recurrent block of Griffin (De 2024): a convolution and a real-gated linear recurrent unit beside a gate.
+    """The recurrent block of Griffin (De 2024): a convolution and a real-gated linear recurrent unit, times a gate.
 
-    x passes ``in.weight`` [width, dim], a causal convolution ``conv.weight`` over `conv` tokens with ``conv.bias``,
-    and h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t with a = e^(−8 r softplus(rate)), where at position 0 the factor of the
-    input is 1. The gates i and r are σ(u W + b), W block-diagonal in `heads` blocks: ``input.weight`` and
+    x passes ``in.weight`` [width, dim] and a causal convolution ``conv.weight`` over `conv` tokens with ``conv.bias``,
+    which gives u. Then h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t with a = e^(−8 r softplus(rate)); at position 0 the
+    factor of the input is 1. The gates i and r are σ(u W + b), W block-diagonal in `heads` blocks: ``input.weight`` and
     ``recur.weight`` [width, width/heads], ``input.bias``, ``recur.bias`` and ``rate`` [width]. h times `activation` of
     x W with ``gate.weight`` [width, dim] passes ``out.weight`` [dim, width]. in, gate and out have biases if `bias`.
     `width` defaults to dim.
@@ -53,15 +53,15 @@ class RGLRU:
         need(self, fits, f"heads={self.heads} does not divide width={self.width}")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         width = self.width or x.width
-        u = convolved(linear(x, width, "in", self.bias), self.conv, True)
+        u = causal_conv(linear(x, width, "in", self.bias), self.conv, True)
         rate = ops.softplus(param("rate", (width,), _rates), name="rates")
         decay = ops.mul(self._gate(u, "recur"), ops.affine(rate, by=-_MAX_RATE), name="decay")
         first = ops.unsqueeze(ops.equal(positions(x), 0), axes=(2,), name="first")
-        kept = ops.sqrt(ops.affine(ops.exp(ops.affine(decay, by=2.0)), by=-1.0, plus=1.0), name="left_over")
+        input_scale = ops.sqrt(ops.affine(ops.exp(ops.affine(decay, by=2.0)), by=-1.0, plus=1.0), name="left_over")
         driven = ops.mul(self._gate(u, "input"), u)
-        driven = ops.where(first, driven, ops.mul(driven, kept), name="driven")
+        driven = ops.where(first, driven, ops.mul(driven, input_scale), name="driven")
 
         def step(h: Value, a: Value, driven: Value) -> tuple[Value, Value]:
             h = ops.add(ops.mul(a, h), driven)
@@ -82,10 +82,10 @@ class RGLRU:
 class RWKVTimeMix:
     """The attention-free mixer of RWKV-4 (Peng 2023): a weighted mean of values that decays with distance.
 
-    k, v and r come from x and the token before it, mixed by ``k.mix``, ``v.mix`` and ``r.mix`` [dim], by ``k.weight``,
-    ``v.weight`` and ``r.weight`` [width, dim]. σ(r) times Σ e^(k_s − (t − 1 − s) e^decay) v_s + e^(k_t + first) v_t,
-    divided by the sum of its weights, passes ``out.weight`` [dim, width]; ``decay`` and ``first`` are [width]. `width`
-    defaults to dim.
+    x and the previous token are mixed by ``k.mix``, ``v.mix`` and ``r.mix`` [dim], and projected to k, v and r by
+    ``k.weight``, ``v.weight`` and ``r.weight`` [width, dim]. σ(r) times Σ e^(k_s − (t − 1 − s) e^decay) v_s +
+    e^(k_t + first) v_t, divided by the sum of its weights, passes ``out.weight`` [dim, width]; ``decay`` and ``first``
+    are [width]. `width` defaults to dim.
     """
 
     width: int | None = None
@@ -94,14 +94,14 @@ class RWKVTimeMix:
         need_whole(self, "width")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        width, before = self.width or x.width, _before(x)
-        k, v, r = (linear(_mixed(x, before, name), width, name) for name in ("k", "v", "r"))
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        width, before = self.width or x.width, _delay(x)
+        k, v, r = (linear(_mix(x, before, name), width, name) for name in ("k", "v", "r"))
         fade = ops.neg(ops.exp(param("decay", (width,), uniform(1.0))), name="fade")
         first = param("first", (width,), fill(math.log(0.3)))
 
         def step(state: tuple[Value, ...], k: Value, v: Value) -> tuple[tuple[Value, ...], Value]:
-            above, below, top = state  # sums, divided by e^top so that none overflows
+            above, below, top = state  # numerator and denominator, divided by e^top to prevent overflow
             now = ops.add(k, first)
             most = ops.maximum(top, now)
             old, new = ops.exp(ops.sub(top, most)), ops.exp(ops.sub(now, most))
@@ -119,8 +119,8 @@ class RWKVTimeMix:
 class RWKVChannelMix:
     """The feed-forward of RWKV-4 (Peng 2023): σ(r) times relu(x W_k)² W_v.
 
-    x and the token before it are mixed by ``k.mix`` and ``r.mix`` [dim]; ``k.weight`` [hidden, dim], ``v.weight``
-    [dim, hidden], ``r.weight`` [dim, dim].
+    x and the previous token are mixed by ``k.mix`` and ``r.mix`` [dim]. Further parameters: ``k.weight`` [hidden, dim],
+    ``v.weight`` [dim, hidden], ``r.weight`` [dim, dim].
     """
 
     hidden: int
@@ -129,9 +129,9 @@ class RWKVChannelMix:
         need_whole(self, "hidden")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        before = _before(x)
-        k, r = linear(_mixed(x, before, "k"), self.hidden, "k"), linear(_mixed(x, before, "r"), x.width, "r")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        before = _delay(x)
+        k, r = linear(_mix(x, before, "k"), self.hidden, "k"), linear(_mix(x, before, "r"), x.width, "r")
         return ops.mul(ops.sigmoid(r), linear(ops.relu2(k), x.width, "v"), name="received")
 
 
@@ -139,10 +139,10 @@ class RWKVChannelMix:
 class MLSTM:
     """The matrix LSTM of xLSTM (Beck 2024) as in xLSTM 7B: linear attention with an exponential input gate.
 
-    q, k [heads·d] come by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the gates of
-    input and forgetting by ``i.weight`` and ``f.weight`` [heads, dim] with biases, squashed to ±`cap`. States C and n
-    forget by σ(f) and add e^i k vᵀ and e^i k; Cᵀq / (max(|nᵀq|, 1) + eps e^m), q divided by √d and m the largest log
-    weight of a token, passes a norm on each head with ``norm.weight`` [v_dim], is multiplied by σ(x W) with
+    q and k [heads·d] are projected by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the
+    input and forget gates by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. States
+    C and n decay by σ(f) and add e^i k vᵀ and e^i k; Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by √d and m the
+    largest log weight of a token, passes a norm on each head with ``norm.weight`` [v_dim], is multiplied by σ(x W) with
     ``gate.weight`` [v_dim, dim], and passes ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
     """
 
@@ -163,17 +163,17 @@ class MLSTM:
             need(self, width is None or width % self.heads == 0, f"heads={self.heads} does not divide {name}={width}")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         heads, values = self.heads, self.v_dim or x.width
         keys = self.qk_dim or x.width // 2
         grid = (*x.shape[:2], heads)
         q, k, v = linear(x, keys, "q"), linear(x, keys, "k"), linear(x, values, "v")
-        i, f = (self._capped(linear(x, heads, name, bias=True), f"{name}_gate") for name in ("i", "f"))
+        i, f = (self._limit(linear(x, heads, name, bias=True), f"{name}_gate") for name in ("i", "f"))
         keep = ops.neg(ops.softplus(ops.neg(f)), name="decay")
         q = ops.affine(q, by=(keys // heads) ** -0.5, name="q_scaled")
         by_head = ops.reshape(k, shape=(*grid, keys // heads))
         k = ops.reshape(ops.mul(by_head, ops.exp(ops.unsqueeze(i, axes=(3,)))), shape=k.shape, name="k_weighed")
-        # A value of 1 beside the others makes the state n. Capped weights need no stabilizer in f32.
+        # A further value of 1 makes n part of the state. Limited weights need no stabilizer in f32.
         ones = ops.unsqueeze(ops.affine(i, by=0.0, plus=1.0), axes=(3,), name="ones")
         wide = ops.concat(ops.reshape(v, shape=(*grid, values // heads)), ones, axis=3)
         wide = ops.reshape(wide, shape=(*x.shape[:2], values + heads), name="v_and_one")
@@ -192,22 +192,22 @@ class MLSTM:
         gate = ops.sigmoid(linear(x, values, "gate"))
         return linear(ops.mul(scaled, gate, name="gated"), x.width, "out")
 
-    def _capped(self, x: Value, name: str) -> Value:
+    def _limit(self, x: Value, name: str) -> Value:
         return ops.affine(ops.tanh(ops.affine(x, by=1 / self.cap)), by=self.cap, name=name)
 
 
 @module
 class RWKV6TimeMix:
-    """The mixer of RWKV-6 (Peng 2024, Eagle and Finch, arXiv 2404.05892): linear attention whose keys fade as tokens
-    say; or, `static`, that of RWKV-5.
+    """The mixer of RWKV-6 (Peng 2024, Eagle and Finch, arXiv 2404.05892): linear attention with a decay per key feature
+    that depends on the token; with `static`, the mixer of RWKV-5.
 
-    r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of x and the token b before it at the shares
+    r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of mixtures of x and the previous token b:
     x + (b − x) ⊙ (``r.mix`` + tanh(y A) B), y = x + (b − x) ⊙ ``mix``, with A and B ``r.mix_down`` [mix_rank, dim] and
-    ``r.mix_up`` [dim, mix_rank]. Keys fade by w = exp(−exp(``decay`` + tanh(u A) B)), u another share (``w.mix`` …)
-    and A and B ``decay_down`` [decay_rank, dim] and ``decay_up``. S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, and what r reads,
-    (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ r_t, is normed on each head (``norm.weight``, ``norm.bias``), multiplied by
-    silu(g) and passes ``out.weight``. With `static` nothing depends on the token: shares are ``r.mix``, … and keys fade
-    by exp(−exp(``decay``)).
+    ``r.mix_up`` [dim, mix_rank]. The decay is w = exp(−exp(``decay`` + tanh(u A) B)), u another mixture (``w.mix`` …)
+    and A and B ``decay_down`` [decay_rank, dim] and ``decay_up``. S_t = diag(w_t) S_{t−1} + k_t v_tᵀ; the output
+    (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ r_t is normalized on each head (``norm.weight``, ``norm.bias``), multiplied by
+    silu(g) and passes ``out.weight``. With `static`, mixtures use ``r.mix``, … alone and the decay is
+    exp(−exp(``decay``)).
     """
 
     heads: int
@@ -222,45 +222,45 @@ class RWKV6TimeMix:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        last_axis(x, self.heads, "heads")
-        change = ops.sub(_before(x), x, name="change")
-        r, k, v, g = (linear(self._share(x, change, name), x.width, name) for name in "rkvg")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        divide_width(x, self.heads, "heads")
+        change = ops.sub(_delay(x), x, name="change")
+        r, k, v, g = (linear(self._mix_previous(x, change, name), x.width, name) for name in "rkvg")
         rate = param("decay", (x.width,), uniform(1.0))
         if self.static:
             fade = ops.add(ops.affine(k, by=0.0), rate)
         else:
-            down = ops.tanh(linear(self._share(x, change, "w"), self.decay_rank, "decay_down"))
+            down = ops.tanh(linear(self._mix_previous(x, change, "w"), self.decay_rank, "decay_down"))
             fade = ops.add(linear(down, x.width, "decay_up"), rate)
         fade = ops.neg(ops.exp(fade), name="fade")
-        # The state is that of the token before: what is written there comes a token later.
-        earlier = ops.gated_linear_attention(r, *map(_before, (k, v, fade)), heads=self.heads, groups=self.heads)
+        # r_t reads the state S_{t−1}: so keys, values and decays are delayed by one token.
+        earlier = ops.gated_linear_attention(r, *map(_delay, (k, v, fade)), heads=self.heads, groups=self.heads)
         bonus = param("bonus", (x.width,), uniform(0.5))
-        y = ops.add(earlier, _weighed(ops.mul(r, ops.mul(k, bonus)), v, self.heads), name="read")
-        y = ops.mul(_normed_heads(y, self.heads, self.eps), ops.swish(g), name="gated")
+        y = ops.add(earlier, _weigh(ops.mul(r, ops.mul(k, bonus)), v, self.heads), name="read")
+        y = ops.mul(_head_norm(y, self.heads, self.eps), ops.swish(g), name="gated")
         return linear(y, x.width, "out")
 
-    def _share(self, x: Value, change: Value, name: str) -> Value:
+    def _mix_previous(self, x: Value, change: Value, name: str) -> Value:
         share = param(f"{name}.mix", (x.width,), fill(0.5))
         if self.static:
             return ops.add(x, ops.mul(change, share), name=f"{name}_mixed")
         y = ops.add(x, ops.mul(change, param("mix", (x.width,), fill(0.5))))
-        own = linear(ops.tanh(linear(y, self.mix_rank, f"{name}.mix_down")), x.width, f"{name}.mix_up")
-        return ops.add(x, ops.mul(change, ops.add(own, share)), name=f"{name}_mixed")
+        dynamic_mix = linear(ops.tanh(linear(y, self.mix_rank, f"{name}.mix_down")), x.width, f"{name}.mix_up")
+        return ops.add(x, ops.mul(change, ops.add(dynamic_mix, share)), name=f"{name}_mixed")
 
 
 @module
 class RWKV7TimeMix:
-    """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state that fades by key, of which a token takes out
-    what stands at one key, and writes at another.
+    """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state with a decay per key feature, from which each
+    token removes the value at one key and to which it adds a value at another.
 
-    x and the token b before it are mixed, x + (b − x) ⊙ ``r.mix`` and so on. r, k and v are linear maps of them; the
-    decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate a = σ(x A B + bias)
-    with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``. With c = k ⊙
-    ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
-    S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'. S_t r is normed on each head, (r · (``bonus`` ⊙ k')) v is added, and
-    times g it passes ``out.weight``. `keep_values` keeps v under a name; with `mix_values` v goes towards what an
-    earlier layer kept, by σ(x A B + bias) with ``value_down`` and ``value_up``.
+    x and the previous token b are mixed, x + (b − x) ⊙ ``r.mix`` and so on. r, k and v are linear maps of the mixtures;
+    the decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate
+    a = σ(x A B + bias) with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``.
+    With c = k ⊙ ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
+    S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'. S_t r is normalized on each head, (r · (``bonus`` ⊙ k')) v is added,
+    and the sum times g passes ``out.weight``. `keep_values` stores v under a name; `mix_values` interpolates v towards
+    the values that an earlier layer stored, by σ(x A B + bias) with ``value_down`` and ``value_up``.
     """
 
     heads: int
@@ -278,9 +278,9 @@ class RWKV7TimeMix:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        width, heads, change = x.width, self.heads, ops.sub(_before(x), x, name="change")
-        size = last_axis(x, heads, "heads")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        width, heads, change = x.width, self.heads, ops.sub(_delay(x), x, name="change")
+        size = divide_width(x, heads, "heads")
         mixed = {
             name: ops.add(x, ops.mul(change, param(f"{name}.mix", (width,), fill(0.5))), name=f"{name}_mixed")
             for name in "rwkvag"
@@ -302,14 +302,15 @@ class RWKV7TimeMix:
 
         def step(state: Value, *token: Value) -> tuple[Value, Value]:
             r, w, k, v, c, ac = (ops.reshape(t, shape=(t.shape[0], heads, 1, size)) for t in token)
-            taken = ops.sum(ops.mul(state, c), axes=(3,), keepdims=True)  # [batch, heads, size, 1]
+            removed = ops.sum(ops.mul(state, c), axes=(3,), keepdims=True)  # [batch, heads, size, 1]
             written = ops.mul(ops.transpose(v, axes=(0, 1, 3, 2)), k)
-            state = ops.add(ops.sub(ops.mul(state, w), ops.mul(taken, ac)), written)
+            state = ops.add(ops.sub(ops.mul(state, w), ops.mul(removed, ac)), written)
             return state, ops.reshape(ops.sum(ops.mul(state, r), axes=(3,)), shape=(r.shape[0], width))
 
         y = scan(step, r, w, k, v, c, ops.mul(a, c), state=(heads, size, size))
         y = ops.add(
-            _normed_heads(y, heads, self.eps), _weighed(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads)
+            _head_norm(y, heads, self.eps),
+            _weigh(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads),
         )
         return linear(ops.mul(y, g, name="gated"), width, "out")
 
@@ -317,20 +318,20 @@ class RWKV7TimeMix:
         return ops.sigmoid(linear(linear(x, rank, f"{name}_down"), x.width, f"{name}_up", bias=True), name=name)
 
     def _unit(self, x: Value) -> Value:
-        """x [batch, seq, heads·d] with each head divided by its length, at least 1e-12."""
-        apart = ops.reshape(x, shape=(*x.shape[:2], self.heads, x.width // self.heads))
-        length = ops.clip(ops.sqrt(ops.sum(ops.square(apart), axes=(3,), keepdims=True)), low=1e-12)
-        return ops.reshape(ops.div(apart, length), shape=x.shape, name="unit")
+        """Divide each head of x [batch, seq, heads·d] by its Euclidean norm, at least 1e-12."""
+        by_head = ops.reshape(x, shape=(*x.shape[:2], self.heads, x.width // self.heads))
+        length = ops.clip(ops.sqrt(ops.sum(ops.square(by_head), axes=(3,), keepdims=True)), low=1e-12)
+        return ops.reshape(ops.div(by_head, length), shape=x.shape, name="unit")
 
 
 @module
 class SLSTM:
-    """The scalar LSTM of xLSTM (Beck 2024, arXiv 2405.04517), whose gates read the output for the token before.
+    """The scalar LSTM of xLSTM (Beck 2024, arXiv 2405.04517), whose gates read the output for the previous token.
 
     z, i, f and o are W x + R h + b, ``z.weight`` … [dim, dim] with biases, R block-diagonal in `heads` blocks:
     ``z.recur`` … [dim, dim/heads]. With `conv` i and f read x after a causal convolution and silu instead.
     c_t = f c_{t−1} + i tanh(z), n_t = f n_{t−1} + i, h_t = σ(o) c_t / n_t, where the gates e^i and σ(f) are divided by
-    e^m, m the largest log weight. h is normed on each head (``norm.weight``).
+    e^m, m the largest log weight. h is normalized on each head (``norm.weight``).
     """
 
     heads: int
@@ -344,53 +345,53 @@ class SLSTM:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        width, block = x.width, last_axis(x, self.heads, "heads")
-        smooth = x if self.conv is None else ops.swish(convolved(x, self.conv, True))
-        given = [linear(smooth if name in "if" else x, width, name, bias=True) for name in "zifo"]
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        width, block = x.width, divide_width(x, self.heads, "heads")
+        smooth = x if self.conv is None else ops.swish(causal_conv(x, self.conv, True))
+        gate_inputs = [linear(smooth if name in "if" else x, width, name, bias=True) for name in "zifo"]
         recur = [param(f"{name}.recur", (width, block), uniform(block**-0.5)) for name in "zifo"]
 
         def step(state: tuple[Value, ...], *token: Value) -> tuple[tuple[Value, ...], Value]:
             c, n, m, h = state
-            gates = (ops.add(x, self._within(h, weight)) for x, weight in zip(token, recur, strict=True))
+            gates = (ops.add(x, self._apply_blocks(h, weight)) for x, weight in zip(token, recur, strict=True))
             z, i, f, o = gates
             forget = ops.sub(m, ops.softplus(ops.neg(f)))  # m + log σ(f)
             top = ops.maximum(forget, i)
-            kept, new = ops.exp(ops.sub(forget, top)), ops.exp(ops.sub(i, top))
-            c = ops.add(ops.mul(kept, c), ops.mul(new, ops.tanh(z)))
-            n = ops.add(ops.mul(kept, n), new)
+            forget_scale, input_scale = ops.exp(ops.sub(forget, top)), ops.exp(ops.sub(i, top))
+            c = ops.add(ops.mul(forget_scale, c), ops.mul(input_scale, ops.tanh(z)))
+            n = ops.add(ops.mul(forget_scale, n), input_scale)
             h = ops.mul(ops.sigmoid(o), ops.div(c, n))
             return (c, n, top, h), h
 
         states = {name: State((width,), _LOWEST if name == "m" else 0.0) for name in "cnmh"}
-        return _normed_heads(scan(step, *given, state=states), self.heads, self.eps, bias=False)
+        return _head_norm(scan(step, *gate_inputs, state=states), self.heads, self.eps, bias=False)
 
-    def _within(self, h: Value, weight: Value) -> Value:
-        """h [batch, dim] through the blocks of `weight`."""
+    def _apply_blocks(self, h: Value, weight: Value) -> Value:
+        """Multiply h [batch, dim] by the block-diagonal matrix `weight` [dim, dim/heads]."""
         return ops.reshape(ops.head_linear(ops.unsqueeze(h, axes=(1,)), weight, heads=self.heads), shape=h.shape)
 
 
-def _before(x: Value) -> Value:
-    """The token before each of x [batch, seq, dim], zeros before the first."""
+def _delay(x: Value) -> Value:
+    """Return x [batch, seq, dim] delayed by one token, with zeros at the first."""
     taps = Interpolate(Literal((1.0, 0.0), (1, 2)), x.width, 1.0)
-    return ops.causal_conv(x, computed("shift.weight", (x.width, 2), taps), name="before")
+    return ops.causal_conv(x, constant_param("shift.weight", (x.width, 2), taps), name="before")
 
 
-def _mixed(x: Value, before: Value, name: str) -> Value:
-    """before + mix ⊙ (x − before)."""
+def _mix(x: Value, before: Value, name: str) -> Value:
+    """Return before + mix ⊙ (x − before), with the parameter ``name.mix`` [dim]."""
     mix = param(f"{name}.mix", (x.width,), fill(0.5))
     return ops.add(before, ops.mul(ops.sub(x, before), mix), name=f"{name}_mixed")
 
 
-def _weighed(scores: Value, v: Value, heads: int) -> Value:
-    """v [batch, seq, heads·d], each head times the sum of that head of `scores`."""
-    apart = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
-    return ops.reshape(ops.mul(ops.sum(apart[0], axes=(3,), keepdims=True), apart[1]), shape=v.shape, name="weighed")
+def _weigh(scores: Value, v: Value, heads: int) -> Value:
+    """Multiply each head of v [batch, seq, heads·d] by the sum over that head of `scores` [batch, seq, heads·d]."""
+    split = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
+    return ops.reshape(ops.mul(ops.sum(split[0], axes=(3,), keepdims=True), split[1]), shape=v.shape, name="weighed")
 
 
-def _normed_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
-    """x [batch, seq, heads·d] with each head normed, times ``norm.weight`` (plus ``norm.bias``)."""
-    apart = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
-    joined = ops.reshape(ops.layer_norm(apart, eps=eps, name="norm"), shape=x.shape)
+def _head_norm(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
+    """Normalize each head of x [batch, seq, heads·d] by LayerNorm, times ``norm.weight`` (plus ``norm.bias``)."""
+    split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
+    joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")
     return ops.add(scaled, param("norm.bias", (x.width,), fill(0.0)), name="shifted") if bias else scaled

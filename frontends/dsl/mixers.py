@@ -1,5 +1,4 @@
-"""Mixing by other mathematics than that of `Attention`: from a latent, with relative vectors, without softmax, without
-scores."""
+"""Token mixers other than `Attention`: latent attention, relative vectors, linear attention, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -12,25 +11,24 @@ from weft.ir.ops.positions import picked
 from .attention import LightningIndex
 from .build import fill, keep, kept, module, named, param, provided, uniform
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
-from .layers import Norm, RMSNorm, is_causal, last_axis, linear
+from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
 
 @module
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, 2024), in the form that attends to the latent itself if `absorbed`, and
-    else to the keys and values of all heads.
+    """Multi-head latent attention (DeepSeek-V2, 2024), over the latent itself if `absorbed`, else over all heads.
 
-    Keys and values of all `heads` are made from one latent of `rank` numbers per token, beside which all heads share a
-    rotary key of `rope_dim`: only these are cached if `absorbed`. Parameters: ``q.weight``
+    Keys and values of all `heads` are projected from one latent of `rank` features per token; in addition, all heads
+    share a rotary key of `rope_dim` features. With `absorbed`, only these two are cached. Parameters: ``q.weight``
     [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and
-    ``q_up.weight``; of every head's rows the last rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
+    ``q_up.weight``; the last rope_dim rows of every head are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
     ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
-    ``o.weight`` [dim, heads·v_head_dim]. Without `rope` nothing rotates (Kimi Linear). `scale` defaults to
+    ``o.weight`` [dim, heads·v_head_dim]. Without `rope` there is no rotation (Kimi Linear). `scale` defaults to
     1/√(head_dim + rope_dim); `temperature` as in `Attention`.
 
-    `index` chooses the keys that a query attends to, of its latent if it has one. `keep_index` keeps the choice under a
-    name, and `share_index` takes what an earlier layer kept (GLM-5, 2026).
+    `index` selects the keys that a query attends to, from the latent of queries if there is one. `keep_index` stores
+    the selection under a name, and `share_index` reads the selection of an earlier layer (GLM-5, 2026).
     """
 
     heads: int
@@ -62,28 +60,28 @@ class MLA:
             self.rope.recipe(self.rope_dim)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         if not is_causal():
             raise WeftError("latent attention is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
-        q, turned = self._queries(source)
+        q, rotary = self._queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
         y = (absorbed if self.absorbed else expanded)(
             q,
-            turned if self.rope is None else self.rope(turned, self.heads, "q_rope"),
+            rotary if self.rope is None else self.rope(rotary, self.heads, "q_rope"),
             named(self.norm, "kv_norm")(latent),
             shared if self.rope is None else self.rope(shared, 1, "k_rope"),
             param("k_up.weight", (self.heads * self.head_dim, self.rank)),
             param("v_up.weight", (self.heads * self.v_head_dim, self.rank)),
-            self._chosen(x, source),
+            self._index_bias(x, source),
             heads=self.heads,
             scale=self.scale,
         )
         return linear(y, x.width, "o")
 
-    def _chosen(self, x: Value, source: Value) -> Value | None:
-        """The bias that hides the keys which no query chooses, [batch, 1, seq, seq]."""
+    def _index_bias(self, x: Value, source: Value) -> Value | None:
+        """Return the bias [batch, 1, seq, seq] that hides keys outside a query's selection; None without an index."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -92,21 +90,21 @@ class MLA:
         return bias
 
     def _queries(self, x: Value) -> tuple[Value, Value]:
-        """Of all heads side by side: the plain part [batch, seq, heads·head_dim], and the one to be rotated."""
+        """Return the parts of queries: plain [batch, seq, heads·head_dim] and rotary [batch, seq, heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
-        by_head = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
-        parts = ops.split.emit(by_head, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
-        plain, turned = (ops.reshape(p, shape=(*q.shape[:2], self.heads * p.width)) for p in parts)
-        return plain, turned
+        head_products = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
+        parts = ops.split.emit(head_products, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
+        plain, rotary = (ops.reshape(p, shape=(*q.shape[:2], self.heads * p.width)) for p in parts)
+        return plain, rotary
 
 
 @module
 class RelativeAttention:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
-    r = clip(j − i, ±`clip`); parameters ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if
+    r = clip(j − i, ±`clip`). Parameters: ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if
     `values`, ``values`` [2·clip + 1, d], shared by the heads. `causal` as in `Attention`.
     """
 
@@ -121,8 +119,8 @@ class RelativeAttention:
         need_few(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        table = 2 * self.clip + 1, last_axis(x, self.heads, "heads")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        table = 2 * self.clip + 1, divide_width(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
         keys, values = param("keys", table), param("values", table) if self.values else None
         past, mask = (None, None, None), provided("key_mask")
@@ -133,10 +131,10 @@ class RelativeAttention:
 
 @module
 class LinearAttention:
-    """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), φ = elu + 1 (Katharopoulos 2020): a state of constant size.
+    """Linear attention Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), φ = elu + 1 (Katharopoulos 2020).
 
-    `rope` rotates the φ of the numerator only (Su 2021). Parameters ``q``, ``k``, ``v`` and ``o.weight``, with biases
-    if `bias`. `causal` as in `Attention`.
+    Its state has constant size. `rope` rotates φ in the numerator only (Su 2021). Parameters: ``q``, ``k``, ``v`` and
+    ``o.weight``, with biases if `bias`. `causal` as in `Attention`.
     """
 
     heads: int
@@ -152,12 +150,12 @@ class LinearAttention:
             need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of its rope must be 1")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        d = last_axis(x, self.heads, "heads")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        d = divide_width(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
-        turned = (None, None) if self.rope is None else self.rope.angles(x, d)
+        rotary = (None, None) if self.rope is None else self.rope.angles(x, d)
         y = ops.linear_attention(
-            *(q, k, v, provided("key_mask"), *turned),
+            *(q, k, v, provided("key_mask"), *rotary),
             heads=self.heads,
             causal=is_causal(self.causal),
             interleaved=self.rope is not None and self.rope.interleaved,
@@ -169,11 +167,11 @@ class LinearAttention:
 class FourierMixing:
     """The real part of the Fourier transform of x along tokens and along features (Lee-Thorp 2021, FNet).
 
-    It has no parameters. Padding is mixed in like any token.
+    It has no parameters. Padding takes part like any token.
     """
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("the Fourier transform mixes all tokens: it belongs in an Encoder")
         return ops.fourier(x, name="fourier")
@@ -184,9 +182,9 @@ class DisentangledAttention:
     """Attention with scores of content to content, content to position and position to content (He 2020, DeBERTa).
 
     score_ij = (q_i·k_j + q_i·K_r + k_j·Q_r) / √(d · terms), r the row of i − j in the `RelativeTable` of the encoder,
-    K and Q maps of its vectors. `to_position` is the term with K, `from_position` that with Q. Parameters: ``q``,
-    ``k``, ``v`` and ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if `shared`. Keys and K
-    have biases with `key_bias`, the others always. Not causal.
+    K and Q projections of its vectors. `to_position` enables the term with K, `from_position` the term with Q.
+    Parameters: ``q``, ``k``, ``v`` and ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if
+    `shared`. Keys and K have biases with `key_bias`, all other projections always. Not causal.
     """
 
     heads: int
@@ -200,10 +198,10 @@ class DisentangledAttention:
         need_few(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
-        d = last_axis(x, self.heads, "heads")
+        d = divide_width(x, self.heads, "heads")
         q, v = linear(x, x.width, "q", True), linear(x, x.width, "v", True)
         k = linear(x, x.width, "k", self.key_bias)
         scale = (d * (1 + self.to_position + self.from_position)) ** -0.5
@@ -216,7 +214,7 @@ class DisentangledAttention:
         return linear(y, x.width, "o", True)
 
     def _bias(self, q: Value, k: Value, scale: float) -> Value | None:
-        """The scores with positions [batch, heads, seq, seq]."""
+        """Return the scores with positions [batch, heads, seq, seq]; None if both terms are disabled."""
         if not (self.to_position or self.from_position):
             return None
         table, index = provided("relative_table"), provided("relative_rows")
@@ -226,23 +224,23 @@ class DisentangledAttention:
             )
         width, terms = q.width, []
         if self.to_position:
-            scores = by_head(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
+            scores = head_products(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
             terms.append(picked(scores, index))
         if self.from_position:
-            scores = by_head(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
+            scores = head_products(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
             terms.append(ops.transpose(picked(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2)))
         return ops.affine(ops.add(*terms) if len(terms) == 2 else terms[0], by=scale, name="position_scores")
 
 
 @module
 class TransformerXLAttention:
-    """Attention with scores of contents, distances and segments, each with a bias of the queries of its own
+    """Attention with scores of contents, distances and segments, each with its own bias of the queries
     (Dai 2019, Transformer-XL; Yang 2019, XLNet).
 
     score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j} + (q_i + s)·e_{ij}) / √d, r the vectors of the encoder's
-    `SinusoidalDistances` through ``r``, e one vector for tokens of one segment and one for others. Parameters: ``q``,
-    ``k``, ``v``, ``o`` and ``r`` [dim, dim], no biases; u ``content_bias``, v ``distance_bias`` and s ``segment_bias``
-    [dim], e ``segments`` [2, dim]. Not causal.
+    `SinusoidalDistances` through ``r``, e one vector for tokens of the same segment and one for different segments.
+    Parameters: ``q``, ``k``, ``v``, ``o`` and ``r`` [dim, dim], no biases; u ``content_bias``, v ``distance_bias`` and
+    s ``segment_bias`` [dim], e ``segments`` [2, dim]. Not causal.
     """
 
     heads: int
@@ -252,21 +250,21 @@ class TransformerXLAttention:
         need_few(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
             raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
-        d, width = last_axis(x, self.heads, "heads"), x.width
+        d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
-        far = by_head(_biased(q, "distance_bias"), linear(table, width, "r"), self.heads)
-        scores = picked(far, index)
+        distances = head_products(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
+        scores = picked(distances, index)
         if same is not None:
-            pair = by_head(_biased(q, "segment_bias"), param("segments", (2, width)), self.heads)
-            own, other = ops.split.emit(pair, sizes=(1, 1), axis=3, name=("own_segment", "other_segment"))
-            scores = ops.add(scores, ops.where(same, own, other))
+            products = head_products(_add_bias(q, "segment_bias"), param("segments", (2, width)), self.heads)
+            equal, unequal = ops.split.emit(products, sizes=(1, 1), axis=3, name=("own_segment", "other_segment"))
+            scores = ops.add(scores, ops.where(same, equal, unequal))
         scale = d**-0.5
         y = ops.attention(
-            *(_biased(q, "content_bias"), k, v, ops.affine(scores, by=scale, name="position_scores")),
+            *(_add_bias(q, "content_bias"), k, v, ops.affine(scores, by=scale, name="position_scores")),
             provided("key_mask"),
             heads=self.heads,
             kv_heads=self.heads,
@@ -275,23 +273,23 @@ class TransformerXLAttention:
         return linear(y, width, "o")
 
 
-def _biased(q: Value, name: str) -> Value:
+def _add_bias(q: Value, name: str) -> Value:
     return ops.add(q, param(name, (q.width,), fill(0.0)), name=f"with_{name}")
 
 
-def by_head(x: Value, vectors: Value, heads: int) -> Value:
-    """x [batch, seq, width] times vectors [rows, width], head by head: [batch, heads, seq, rows]."""
+def head_products(x: Value, vectors: Value, heads: int) -> Value:
+    """Return the products [batch, heads, seq, rows] of x [batch, seq, width] and vectors [rows, width], per head."""
     (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
-    apart = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
-    return ops.matmul(apart, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
+    heads_first = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
+    return ops.matmul(heads_first, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
 
 
 @module
 class TransientGlobalAttention:
-    """Attention to the tokens around, and to global tokens that every layer makes anew: norms of the sums of blocks
+    """Attention to nearby tokens and to global tokens, which every layer computes as normalized sums over blocks
     (Guo 2021, LongT5, arXiv 2112.07916).
 
-    The encoder's `TransientGlobals` say which and how many there are. Parameters: ``q``, ``k``, ``v`` [heads·head_dim,
+    The encoder's `TransientGlobals` defines window and blocks. Parameters: ``q``, ``k``, ``v`` [heads·head_dim,
     dim], ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `scale` defaults to 1/√head_dim. Not causal.
     """
 
@@ -307,13 +305,13 @@ class TransientGlobalAttention:
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
             raise WeftError("this attention belongs in an Encoder with relative=TransientGlobals(...)")
         batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
-        width = self.heads * (self.head_dim or last_axis(x, self.heads, "heads"))
+        width = self.heads * (self.head_dim or divide_width(x, self.heads, "heads"))
         sums = ops.matmul(members, x, name="global_sums")
         source = ops.concat(x, named(self.norm, "global_norm")(sums), axis=1, name="with_globals")
         q = ops.gather(linear(x, width, "q"), queries, axis=1)
@@ -332,12 +330,12 @@ class TransientGlobalAttention:
 
 @module
 class SpanConvAttention:
-    """Attention beside a convolution whose kernel every token makes of the tokens around it (Jiang 2020, ConvBERT).
+    """Attention in parallel to a convolution whose kernel depends on the span around a token (Jiang 2020, ConvBERT).
 
-    `heads` of attention and as many of the convolution, each half as wide as the width divided by `heads`. The kernel
-    of `conv` taps per head is softmax((q ⊙ s) W), s a depthwise convolution of x and a linear map of it. Parameters:
-    ``q``, ``k``, ``v``, ``span`` and ``conv`` [width / 2, dim], ``depthwise.weight`` [dim, conv], ``kernel``
-    [heads·conv, width / 2], and ``o`` [dim, width]; all but depthwise have biases.
+    Both have `heads` heads, each half as wide as the width divided by `heads`. The kernel of `conv` taps per head is
+    softmax((q ⊙ s) W), s a linear map of a depthwise convolution of x. Parameters: ``q``, ``k``, ``v``, ``span`` and
+    ``conv`` [width / 2, dim], ``depthwise.weight`` [dim, conv], ``kernel`` [heads·conv, width / 2], and ``o``
+    [dim, width]; all except depthwise have biases.
     """
 
     heads: int
@@ -349,35 +347,35 @@ class SpanConvAttention:
         need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd: it sees as much on both sides")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("a convolution that sees what follows belongs in an Encoder")
-        heads, d = self.heads, last_axis(x, 2 * self.heads, "2 · heads")
+        heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
         kernel = linear(ops.mul(q, self._span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)
-        by_head = ops.softmax(ops.reshape(kernel, shape=(*x.shape[:2], heads, self.conv)), axis=3)
-        near = self._neighbours(linear(x, heads * d, "conv", bias=True), ops.iota(by_head, axis=3))
+        head_products = ops.softmax(ops.reshape(kernel, shape=(*x.shape[:2], heads, self.conv)), axis=3)
+        near = self._neighbours(linear(x, heads * d, "conv", bias=True), ops.iota(head_products, axis=3))
         taps = ops.reshape(near, shape=(*x.shape[:2], self.conv, heads, d))
-        weights = ops.unsqueeze(ops.transpose(by_head, axes=(0, 1, 3, 2)), axes=(4,))
+        weights = ops.unsqueeze(ops.transpose(head_products, axes=(0, 1, 3, 2)), axes=(4,))
         mixed = ops.reshape(ops.sum(ops.mul(taps, weights), axes=(2,)), shape=q.shape, name="convolved")
         y = ops.attention(q, k, v, None, provided("key_mask"), heads=heads, kv_heads=heads)
         return linear(ops.concat(y, mixed, axis=2), x.width, "o", bias=True)
 
     def _span(self, x: Value, width: int) -> Value:
-        """A linear map of the depthwise convolution of x."""
+        """Return a linear map [batch, seq, width] of the depthwise convolution of x [batch, seq, dim]."""
         weight = param("depthwise.weight", (x.width, self.conv), uniform(self.conv**-0.5))
         near = self._neighbours(x, ops.iota(weight, axis=1))
         y = ops.sum(ops.mul(near, ops.transpose(weight, axes=(1, 0))), axes=(2,), name="depthwise")
         return linear(y, width, "span", bias=True)
 
     def _neighbours(self, x: Value, taps: Value) -> Value:
-        """x [batch, seq, width] → those around each token, [batch, seq, conv, width], zeros beyond the ends."""
+        """Return neighbours [batch, seq, conv, width] of each token of x [batch, seq, width], zeros past the ends."""
         zeros = _zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)
 
 
 def _zeros(x: Value, rows: int) -> Value:
-    """Return `rows` rows of zeros like those of x [batch, seq, width]."""
-    one = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
-    return ops.expand(one, shape=(x.shape[0], rows, x.shape[2]))
+    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]."""
+    zero_row = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
+    return ops.expand(zero_row, shape=(x.shape[0], rows, x.shape[2]))

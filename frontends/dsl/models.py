@@ -1,4 +1,4 @@
-"""Whole models: the decoder that predicts the next token and the encoder that makes features."""
+"""Complete models: the decoder, which predicts the next token, and the encoder, which computes features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, current, keep, module, named, param, provided, providing, traced
+from .build import Layer, current, keep, module, named, param, provided, providing, trace_as
 from .checks import (
     need,
     need_few,
@@ -34,7 +34,7 @@ IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 
 
 def _check(model: Decoder | Encoder) -> None:
-    """Refuse settings that do not fit."""
+    """Raise WeftError if settings of `model` contradict each other."""
     need_whole(model, "vocab", "dim", "context")
     if isinstance(model.layers, int):
         need_whole(model, "layers")
@@ -60,12 +60,12 @@ def _check(model: Decoder | Encoder) -> None:
 
 
 def _stack(model: Decoder | Encoder) -> list[Any]:
-    """One module per layer."""
+    """Return the modules of the layers, in order."""
     return [model.block] * model.layers if isinstance(model.layers, int) else list(model.layers)
 
 
-def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """Embed `ids` and `types` [batch, seq] with `table`, and add the model's position and type embeddings."""
+def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
+    """Return embeddings [batch, seq, dim] of `ids` by `table`, with the model's token types, positions and norm."""
     x = embedding(ids, table)
     if isinstance(model, Encoder) and model.mask_scaling is not None:
         x = model.mask_scaling(x, ids)
@@ -81,21 +81,23 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
 
 
 @contextlib.contextmanager
-def in_order(x: Value) -> Iterator[None]:
+def sequential_positions(x: Value) -> Iterator[None]:
     """Provide the positions 0, 1, … of the rows of x [batch, seq, ...] to modules called inside."""
     indices = ops.iota(x, axis=1, name="position_index")
     row = ops.unsqueeze(indices, axes=(0,), name="position_row")
     consecutive = ops.expand(row, shape=x.shape[:2], name="position_ids")
     with providing(positions=consecutive, position_row=row):
         yield
-    for made in (consecutive, row, indices):
-        if made.producer and not made.uses:
-            current().graph.erase(made.producer)
+    for value in (consecutive, row, indices):
+        if value.producer and not value.uses:
+            current().graph.erase(value.producer)
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """The layers, to which the model provides its `position_bias`, x as ``embedded``, and to each its part of
-    `per_layer`; x and what each makes of it are kept as ``hidden_states``."""
+    """Apply the layers to x [batch, seq, dim]; store x and the output of every layer as ``hidden_states``.
+
+    Layers are provided with the model's `position_bias`, x as ``embedded``, and each with its value of `per_layer`.
+    """
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):
@@ -109,22 +111,22 @@ def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) ->
     return x
 
 
-def _table(model: Decoder | Encoder) -> Value:
-    """The embedding [vocab, dim]: that of an enclosing model which shares one, or the model's own."""
+def _embedding_table(model: Decoder | Encoder) -> Value:
+    """Return the embedding table [vocab, dim]: the one that an enclosing model shares, or the model's own."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
         raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the embedding that it shares")
     return param("embed.weight", (model.vocab, narrow or model.dim)) if shared is None else shared
 
 
-def longest(model: Decoder | Encoder) -> int | None:
-    """The longest sequence meant, if the model says: its context, or the length of its table of positions."""
+def max_length(model: Decoder | Encoder) -> int | None:
+    """Return the length of the longest sequence: the context, else the length of the position table; None if open."""
     return model.context or (None if model.positions is None else model.positions.length)
 
 
 def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
-    """Facts for graph.meta; max_positions is the length of a table of positions, which ends there."""
-    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=longest(model))
+    """Store the settings of `model` in graph.meta; max_positions is the length of its position table, if it has one."""
+    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=max_length(model))
     if model.positions is not None:
         graph.meta["max_positions"] = model.positions.length
     if model.head is not None:
@@ -135,15 +137,15 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
-    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that
-    the last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight.
-    The embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows (with
-    `embed_norm_first` before positions are added, as in BlenderbotSmall). Logits are multiplied by `logit_scale`
-    and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
-    of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
-    which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
-    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head. With a `head` it
-    scores texts or their tokens, in one pass without caches, and predicts no next token.
+    `layers` is the number of copies of `block`, or a list of modules. `final_norm` True means the norm of the last
+    block (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The embedding is
+    multiplied by `embed_scale`, then `positions` are added, then `embed_norm` is applied (before positions with
+    `embed_norm_first`, as in BlenderbotSmall). Logits are multiplied by `logit_scale` and limited by `logit_softcap`.
+    `context` is the length of the longest sequence. `position_bias` is added to the scores of every self-attention
+    without its own `bias`. `per_layer` computes a further embedding for every layer, which its `PerLayerInput` reads.
+    `spread` maps x to the streams between layers, `gather` maps them back to x (`SpreadStreams`, `GatherStreams`).
+    `head_transform` is applied between the final norm and the head. With a `head`, the model scores sequences or their
+    tokens, in one pass without caches, and does not predict a next token.
     """
 
     vocab: int
@@ -178,18 +180,20 @@ class Decoder(Displayable):
             need_modules(self, "final_norm")
 
     def __call__(self, input_ids: Value, attention_mask: Value | None = None) -> Any:
-        """input_ids [batch, seq] → logits [batch, seq, vocab]; with a `head` also the mask [batch, seq], 0 for padding
-        on the right, → outputs by name."""
+        """Map input_ids [batch, seq] to logits [batch, seq, vocab].
+
+        With a `head`, map input_ids and attention_mask [batch, seq] (0 for padding, on the right) to outputs by name.
+        """
         if self.head is None:
-            return self._logits(self._hidden(input_ids, table := _table(self)), table)
-        with in_order(input_ids):  # a causal token sees no padding behind it
-            x = self._hidden(input_ids, table := _table(self))
+            return self._logits(self._hidden_states(input_ids, table := _embedding_table(self)), table)
+        with sequential_positions(input_ids):  # causal attention does not see padding on the right
+            x = self._hidden_states(input_ids, table := _embedding_table(self))
         return {"last_hidden_state": x, **self.head(x, input_ids, attention_mask, None, table)}
 
-    def _hidden(self, input_ids: Value, table: Value) -> Value:
-        x = _embedded(self, input_ids, table)
-        more = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_stack(self)))
-        x = _run(self, x if self.spread is None else self.spread(x), more)
+    def _hidden_states(self, input_ids: Value, table: Value) -> Value:
+        x = _embed(self, input_ids, table)
+        per_layer = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_stack(self)))
+        x = _run(self, x if self.spread is None else self.spread(x), per_layer)
         x = x if self.gather is None else self.gather(x)
         norm = self._last_norm() if self.final_norm is True else self.final_norm
         if norm:
@@ -214,25 +218,26 @@ class Decoder(Displayable):
         return norm if isinstance(norm, (RMSNorm, LayerNorm)) else RMSNorm()
 
     def graph(self, seed: int = 0, name: str = "decoder") -> Graph:
-        """The IR: inputs input_ids (and position_ids where positions are read), output logits [batch, seq, vocab]; with
-        a `head` inputs input_ids and attention_mask, and the outputs last_hidden_state and those of the head.
+        """Return the IR graph: inputs input_ids (and position_ids if a module reads positions), output logits
+        [batch, seq, vocab]; with a `head`, inputs input_ids and attention_mask, outputs last_hidden_state and the
+        outputs of the head.
 
         Parameters get their declared random initialization with `seed`; nothing is evaluated.
 
         Raises:
-            WeftError: naming the module and the setting that do not fit.
+            WeftError: if settings do not fit; the message names the module and the setting.
         """
         inputs = ["input_ids"] if self.head is None else ["input_ids", "attention_mask"]
-        graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "logits")
-        describe(self, graph, "decoder" if self.head is None else "encoder")  # which has no caches
+        graph = trace_as(self, dict.fromkeys(inputs, IDS), seed, name, "logits")
+        describe(self, graph, "decoder" if self.head is None else "encoder")  # a graph of kind encoder has no caches
         return graph
 
 
 @module
 class MaskScaling:
-    """Embeddings of the mask token `token` become 0, all are scaled by (1 − `trained`)/(1 − share of masked tokens).
+    """A scaling of embeddings by (1 − `trained`)/(1 − share of mask tokens), with 0 for the mask token `token`.
 
-    As if the text had as many masked tokens as those of training: that token for 80 % of 15 % (Rives 2021, ESM).
+    It compensates a share of mask tokens that differs from training, where 80 % of 15 % were masked (Rives 2021, ESM).
     """
 
     token: int
@@ -243,14 +248,14 @@ class MaskScaling:
         need_finite(self, "trained")
 
     def __call__(self, x: Value, ids: Value) -> Value:
-        """x [batch, seq, dim] and the ids [batch, seq] of its tokens → the same."""
+        """Map x [batch, seq, dim] and the ids [batch, seq] of its tokens to a value of the shape of x."""
         mask = provided("key_mask")
         if mask is None:
-            raise WeftError("the share of masked tokens is of a whole text: give mask_scaling to an Encoder")
+            raise WeftError("the share of masked tokens needs a complete sequence: give mask_scaling to an Encoder")
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
         masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
-        one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x
-        counts = (ops.sum(masked(counted, one), axes=(1,), keepdims=True) for counted in (masks, mask))
+        ones = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x
+        counts = (ops.sum(masked(counted, ones), axes=(1,), keepdims=True) for counted in (masks, mask))
         unmasked = ops.affine(ops.div(*counts), by=-1.0, plus=1.0)
         return masked(ops.logical_not(masks), ops.div(ops.affine(x, by=1 - self.trained), unmasked))
 
@@ -261,11 +266,11 @@ class Encoder(Displayable):
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
     `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
-    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
-    of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or what their
-    `TransientGlobalAttention` does. `sentence` adds a vector of the whole text. `mask_scaling` makes up for masked
-    tokens. With `causal`, tokens see earlier ones only: the layers of a decoder, whose states are used. `head` adds
-    scores for a task.
+    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` computes the
+    vectors of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or the
+    keys that `TransientGlobalAttention` reads. `sentence` adds an embedding of the sequence. `mask_scaling` compensates
+    masked tokens. With `causal`, tokens see only earlier ones: the layers of a decoder, used for their states. `head`
+    adds scores for a task.
     """
 
     vocab: int
@@ -300,18 +305,18 @@ class Encoder(Displayable):
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
     ) -> dict[str, Value]:
-        """All [batch, seq]; a token is attended to where attention_mask is not 0."""
+        """Map inputs [batch, seq] to outputs by name (see `graph`); attention_mask is 0 for hidden tokens."""
 
         facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
-        with in_order(input_ids), providing(**facts):
-            table = _table(self)
-            x = _embedded(self, input_ids, table, token_type_ids if self.token_types else None)
+        with sequential_positions(input_ids), providing(**facts):
+            table = _embedding_table(self)
+            x = _embed(self, input_ids, table, token_type_ids if self.token_types else None)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
             relative = {} if self.relative is None else self.relative(x)
-            if self._tells_segments and token_type_ids is not None:
-                each = (ops.unsqueeze(token_type_ids, axes=axes) for axes in ((1, 3), (1, 2)))
-                relative["same_segment"] = ops.equal(*each, name="same_segment")
+            if self._has_segments and token_type_ids is not None:
+                segments = (ops.unsqueeze(token_type_ids, axes=axes) for axes in ((1, 3), (1, 2)))
+                relative["same_segment"] = ops.equal(*segments, name="same_segment")
             with providing(**relative):
                 x = _run(self, x)
             if self.final_norm is not None:
@@ -327,24 +332,24 @@ class Encoder(Displayable):
         return outputs
 
     def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
-        """The IR: inputs input_ids, attention_mask and (with token types) token_type_ids, all i64[batch, seq].
+        """Return the IR graph: i64[batch, seq] inputs input_ids, attention_mask, and maybe token_type_ids.
 
-        Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] if there is a pooler,
-        sentence_embedding [batch, dim] if `sentence` says how, and those of the head.
+        Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] with a `pooler`, sentence_embedding
+        [batch, dim] with `sentence`, and the outputs of the head.
 
         Raises:
-            WeftError: naming the module and the setting that do not fit.
+            WeftError: if settings do not fit; the message names the module and the setting.
         """
         inputs = [
             "input_ids",
             "attention_mask",
-            *(["token_type_ids"] if self.token_types or self._tells_segments else []),
+            *(["token_type_ids"] if self.token_types or self._has_segments else []),
         ]
-        graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
+        graph = trace_as(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
         describe(self, graph, "encoder")
         graph.meta.update({} if self.sentence is None else self.sentence.facts)
         return graph
 
     @property
-    def _tells_segments(self) -> bool:
+    def _has_segments(self) -> bool:
         return isinstance(self.relative, SinusoidalDistances) and self.relative.segments

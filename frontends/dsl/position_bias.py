@@ -1,4 +1,4 @@
-"""Relative positions: a bias on the scores of attention, or vectors that take part in them, or keys in their blocks."""
+"""Relative positions: biases of attention scores, vectors of distances, and the keys of local and global attention."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
 
-from .build import computed, module, param, provided, providing
+from .build import constant_param, module, param, provided, providing
 from .checks import need, need_kind, need_positive, need_whole
 from .layers import LayerNorm, is_causal, positions
 from .rotary import RoPE
 
-_NUDGE = 1e-5  # the logarithm of the last distance may come out a rounding error too large
+_NUDGE = 1e-5  # rounding may make the logarithm of the last distance slightly too large
 
 
-def _counted(x: Value) -> Value:
-    """Positions of the rows of x: [1, seq] where all rows of the batch count alike, else [batch, seq]."""
+def _shared_positions(x: Value) -> Value:
+    """Return the positions of the tokens of x: [1, seq] if all batch rows have the same, else [batch, seq]."""
     row = provided("position_row")
     return positions(x) if row is None else row
 
@@ -41,10 +41,10 @@ class ALiBi:
         need_positive(self, "max_bias", "scale")
 
     def __call__(self, x: Value, heads: int, causal: bool | None = None) -> Value:
-        """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
+        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
         slopes = AlibiSlopes(heads, self.max_bias)
-        table = computed("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
-        at = _counted(x)
+        table = constant_param("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
+        at = _shared_positions(x)
         return ops.alibi(table, at, at, symmetric=not is_causal(causal))
 
 
@@ -52,9 +52,9 @@ class ALiBi:
 class T5Bias:
     """A learned bias per head and bucket of the distance (Raffel 2020): ``weight`` [buckets, heads].
 
-    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; half of all are
-    for the future if not causal. As `bias` of `Attention`, every layer has a table of its own; as `position_bias` of
-    `Decoder` or `Encoder`, with `heads` said, all layers share one.
+    Half of the buckets are for exact distances, the rest grow logarithmically up to `max_distance`; if not causal, half
+    of all are for later keys. As `bias` of `Attention`, every layer has its own table; as `position_bias` of `Decoder`
+    or `Encoder`, which needs `heads`, all layers share one.
     """
 
     buckets: int = 32
@@ -68,11 +68,11 @@ class T5Bias:
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
-        """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
+        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
         heads = self.heads or heads
         if heads is None:
             raise WeftError("a bias that all layers share needs heads=")
-        table, at = param("weight", (self.buckets, heads)), _counted(x)
+        table, at = param("weight", (self.buckets, heads)), _shared_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
 
@@ -81,8 +81,8 @@ class T5Bias:
 class RelativeTable:
     """Learned vectors of relative positions, which all layers share: ``weight`` [2·span, dim], normalized by `norm`.
 
-    Row span + r is that of a key r tokens before its query, −span ≤ r < span. With `max_distance` distances above
-    span/2 share rows, on a logarithmic scale up to it (He 2021, arXiv 2006.03654). A field `relative` of `Encoder`.
+    Row span + r is for a key r tokens before its query, −span ≤ r < span. With `max_distance`, distances above span/2
+    share rows, on a logarithmic scale up to it (He 2021, arXiv 2006.03654). A field `relative` of `Encoder`.
     """
 
     span: int
@@ -97,36 +97,36 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """x [batch, seq, dim] → ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq]."""
+        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq] for x [batch, seq, dim]."""
         row = provided("position_row")
         if row is None:
             raise WeftError("a table of relative positions belongs in an Encoder")
         table = param("weight", (2 * self.span, x.width))
-        apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
+        distances = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.max_distance is not None:
-            apart = self._bucket(apart, self.span // 2, self.max_distance)
-        index = ops.clip(ops.affine(apart, plus=self.span), low=0, high=2 * self.span - 1, name="relative_rows")
+            distances = self._bucket(distances, self.span // 2, self.max_distance)
+        index = ops.clip(ops.affine(distances, plus=self.span), low=0, high=2 * self.span - 1, name="relative_rows")
         return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
 
-    def _bucket(self, apart: Value, exact: int, farthest: int) -> Value:
-        """Signed distances, those above `exact` on a logarithmic scale."""
-        distance = ops.abs(apart)
+    def _bucket(self, signed_distance: Value, exact: int, farthest: int) -> Value:
+        """Map signed distances above `exact` to a logarithmic scale up to `farthest`; return all distances."""
+        distance = ops.abs(signed_distance)
         ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
         rate = (exact - 1) / math.log((farthest - 1) / exact)
         steps = ops.neg(ops.floor(ops.affine(ops.log(ratio), by=-rate, plus=_NUDGE)))  # rounded up
-        far = ops.affine(ops.cast(steps, to=apart.type.dtype), plus=exact)
-        zero = ops.affine(apart, by=0)
-        signed = ops.where(ops.less(apart, zero), ops.neg(far), far)
-        return ops.where(ops.less(distance, ops.affine(zero, plus=exact + 1)), apart, signed)
+        log_distance = ops.affine(ops.cast(steps, to=signed_distance.type.dtype), plus=exact)
+        zero = ops.affine(signed_distance, by=0)
+        signed = ops.where(ops.less(signed_distance, zero), ops.neg(log_distance), log_distance)
+        return ops.where(ops.less(distance, ops.affine(zero, plus=exact + 1)), signed_distance, signed)
 
 
 @module
 class SinusoidalDistances:
     """Vectors of relative positions that are sines and cosines of the distance (Dai 2019, Transformer-XL).
 
-    The first half of a vector are the sines of distance/10000^(2i/d), the second the cosines; distances above `clamp`
-    are taken for it. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention` tells tokens
-    of one segment from others (Yang 2019, XLNet). A field `relative` of `Encoder`.
+    The first half of a vector are the sines of distance/10000^(2i/d), the second half the cosines; distances are
+    clipped to ±`clamp`. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention`
+    distinguishes keys of the same and of other segments (Yang 2019, XLNet). A field `relative` of `Encoder`.
     """
 
     clamp: int | None = None
@@ -136,9 +136,9 @@ class SinusoidalDistances:
         need_whole(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """x [batch, seq, dim] → ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq].
+        """Return ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq] for x [batch, seq, dim].
 
-        The rows of the table are those of the distances 0, 1, … and then of 0, −1, …
+        The rows of the table are for the distances 0, 1, … and then 0, −1, …
         """
         row = provided("position_row")
         if row is None or x.width % 2:
@@ -146,18 +146,18 @@ class SinusoidalDistances:
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
         ones = ops.concat(filled(half, 0.0), filled(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):
-            behind = RoPE()(ones, 1, "behind")  # (−sin, cos)
-        sines, cosines = ops.split.emit(behind, sizes=(x.width // 2, x.width // 2), axis=2, name=("sines", "cosines"))
+            past = RoPE()(ones, 1, "behind")  # (−sin, cos)
+        sines, cosines = ops.split.emit(past, sizes=(x.width // 2, x.width // 2), axis=2, name=("sines", "cosines"))
         ahead = ops.concat(ops.neg(sines), cosines, axis=2, name="ahead")
-        table = ops.squeeze(ops.concat(ahead, behind, axis=1), axes=(0,), name="relative_table")
-        apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
+        table = ops.squeeze(ops.concat(ahead, past, axis=1), axes=(0,), name="relative_table")
+        distances = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.clamp is not None:
-            apart = ops.clip(apart, low=-self.clamp, high=self.clamp)
+            distances = ops.clip(distances, low=-self.clamp, high=self.clamp)
         length = ops.affine(ops.max(ops.iota(x, axis=1), axes=(0,), keepdims=True), plus=1, name="length")
-        forward = ops.less_equal(filled(apart, 0), apart)
+        forward = ops.less_equal(filled(distances, 0), distances)
         return {
             "relative_table": table,
-            "relative_rows": ops.where(forward, apart, ops.sub(length, apart), name="relative_rows"),
+            "relative_rows": ops.where(forward, distances, ops.sub(length, distances), name="relative_rows"),
         }
 
 
@@ -165,9 +165,10 @@ class SinusoidalDistances:
 class TransientGlobals:
     """The keys that the layers' `TransientGlobalAttention` sees, and their biases (Guo 2021, LongT5, arXiv 2112.07916).
 
-    A token sees those less than `window` tokens away, and a global one for every `block` tokens of the text; the tokens
-    behind the last whole block belong to that. Both have biases by distance as in `T5Bias`, of tokens and of blocks,
-    which all layers share: ``local.weight`` and ``blocks.weight`` [buckets, heads]. A field `relative` of `Encoder`.
+    A token sees tokens less than `window` away, and one global token for every `block` tokens of the sequence; the
+    tokens after the last complete block belong to that block. Both kinds have biases by distance as in `T5Bias`, in
+    tokens and in blocks, shared by all layers: ``local.weight`` and ``blocks.weight`` [buckets, heads]. A field
+    `relative` of `Encoder`.
     """
 
     heads: int
@@ -183,64 +184,72 @@ class TransientGlobals:
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """x [batch, seq, dim] → what `TransientGlobalAttention` reads, for runs of `window` queries and their keys:
-        3 · window tokens and all global ones.
+        """Return the values that `TransientGlobalAttention` reads, for x [batch, seq, dim].
 
-        ``global_members`` [batch, globals, seq]: 1 where a token belongs to a block. ``run_queries`` [runs · window]
-        and ``run_keys`` [runs, keys]: indices of tokens, behind which global ones are counted. ``run_mask``
+        Queries are in runs of `window` tokens; the keys of a run are 3 · window tokens and all global tokens.
+        ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block. ``run_queries`` [runs · window] and
+        ``run_keys`` [runs, keys]: indices of tokens; global tokens are numbered after them. ``run_mask``
         [batch · runs, keys] and ``run_bias`` [batch · runs, heads, window, keys].
         """
         row, mask = provided("position_row"), provided("key_mask")
         if row is None or mask is None:
-            raise WeftError("global tokens are sums of a whole text: give TransientGlobals to an Encoder")
+            raise WeftError("global tokens are sums over a complete sequence: give TransientGlobals to an Encoder")
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")
         at, numbers = self._blocks(row, shown), indices(x, blocks, "blocks")
-        exist = ops.less_equal(ops.unsqueeze(numbers, axes=(0,)), ops.max(at, axes=(1,), keepdims=True))
+        exists = ops.less_equal(ops.unsqueeze(numbers, axes=(0,)), ops.max(at, axes=(1,), keepdims=True))
         members = ops.equal(ops.unsqueeze(at, axes=(1,)), ops.unsqueeze(numbers, axes=(0, 2)))
         first = ops.affine(indices(x, runs, "runs"), by=window, name="run_starts")
         near = ops.affine(indices(x, 3 * window, "offsets"), plus=-window, name="near_offsets")
         tokens = ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(near, axes=(0,)), name="near_tokens")
         inside = ops.logical_and(ops.less_equal(filled(tokens, 0), tokens), ops.less_equal(tokens, last))
         tokens = ops.clip(ops.minimum(tokens, last), low=0, name="near_tokens")
-        seen = ops.logical_and(ops.gather(shown, tokens, axis=1), ops.unsqueeze(inside, axes=(0,)), name="near_shown")
-        exist = ops.expand(ops.unsqueeze(exist, axes=(1,)), shape=(batch, runs, blocks), name="globals_shown")
-        behind = ops.unsqueeze(ops.affine(ops.add(numbers, last), plus=1), axes=(0,))
-        behind = ops.expand(behind, shape=(runs, blocks), name="globals_behind")
+        visible = ops.logical_and(
+            ops.gather(shown, tokens, axis=1), ops.unsqueeze(inside, axes=(0,)), name="near_shown"
+        )
+        exists = ops.expand(ops.unsqueeze(exists, axes=(1,)), shape=(batch, runs, blocks), name="globals_shown")
+        global_indices = ops.unsqueeze(ops.affine(ops.add(numbers, last), plus=1), axes=(0,))
+        global_indices = ops.expand(global_indices, shape=(runs, blocks), name="globals_behind")
         queries = ops.minimum(indices(x, runs * window), last, name="run_queries")
-        of_query = ops.gather(at, queries, axis=1, name="run_blocks")
-        keys = ops.concat(seen, exist, axis=2, name="run_shown")
-        # In the dtype of x, also where a module of PyTorch is cast later.
+        query_blocks = ops.gather(at, queries, axis=1, name="run_blocks")
+        keys = ops.concat(visible, exists, axis=2, name="run_shown")
+        # In the dtype of x, even if the PyTorch module is cast later.
         ones = filled(ops.transpose(ops.slice(x, axis=2, start=0, stop=1), axes=(0, 2, 1)), 1.0)
         return {
             "global_members": ops.where(members, ones, filled(ones, 0.0), name="global_members"),
             "run_queries": queries,
-            "run_keys": ops.concat(tokens, behind, axis=1, name="run_keys"),
+            "run_keys": ops.concat(tokens, global_indices, axis=1, name="run_keys"),
             "run_mask": ops.reshape(keys, shape=(batch * runs, keys.shape[2]), name="run_mask"),
-            "run_bias": self._bias(x, near, ops.reshape(of_query, shape=(batch * runs, window)), numbers),
+            "run_bias": self._bias(x, near, ops.reshape(query_blocks, shape=(batch * runs, window)), numbers),
         }
 
     def _blocks(self, row: Value, shown: Value) -> Value:
-        """The blocks [batch, seq] of the tokens at `row` [1, seq]: −1 of padding, and where no block is whole."""
-        width = filled(row, self.block)
-        ending = ops.logical_and(ops.equal(ops.mod(row, width), filled(row, self.block - 1)), shown)
-        whole = ops.sum(ops.cast(ending, to=dtypes.i64), axes=(1,), keepdims=True, name="whole_blocks")
-        counted = masked(shown, ops.floordiv(row, width), -1)
-        return ops.minimum(counted, ops.affine(whole, plus=-1), name="token_blocks")
+        """Return the block index [batch, seq] of each position in `row` [1, seq].
 
-    def _bias(self, x: Value, near: Value, of_query: Value, blocks: Value) -> Value:
-        """The bias of tokens at `near` offsets from a run, and of all `blocks` [globals] by those `of_query` tokens
-        [batch · runs, window]."""
-        rows, window = of_query.shape
+        It is −1 for padding (`shown` [batch, seq] is false), and everywhere if there is no complete block.
+        """
+        width = filled(row, self.block)
+        ends_block = ops.logical_and(ops.equal(ops.mod(row, width), filled(row, self.block - 1)), shown)
+        complete_blocks = ops.sum(ops.cast(ends_block, to=dtypes.i64), axes=(1,), keepdims=True, name="whole_blocks")
+        block_index = masked(shown, ops.floordiv(row, width), -1)
+        return ops.minimum(block_index, ops.affine(complete_blocks, plus=-1), name="token_blocks")
+
+    def _bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
+        """Return the bias [batch · runs, heads, window, keys] of the keys of each run.
+
+        Keys are tokens at offsets `near` [3 · window] from the start of a run, then all `blocks` [globals];
+        `of_query` [batch · runs, window] are the blocks of the queries.
+        """
+        rows, window = query_blocks.shape
         queries, keys = ops.unsqueeze(indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))
         tables = [param(f"{name}.weight", (self.buckets, self.heads)) for name in ("local", "blocks")]
         local = ops.relative_position_bias(tables[0], queries, keys, max_distance=self.max_distance, name="local_bias")
-        apart = ops.abs(ops.sub(ops.unsqueeze(keys, axes=(1,)), ops.unsqueeze(queries, axes=(2,))))
-        within = ops.unsqueeze(ops.less(apart, filled(apart, window)), axes=(1,), name="within_window")
+        distance = ops.abs(ops.sub(ops.unsqueeze(keys, axes=(1,)), ops.unsqueeze(queries, axes=(2,))))
+        within = ops.unsqueeze(ops.less(distance, filled(distance, window)), axes=(1,), name="within_window")
         local = ops.expand(masked(within, local, -math.inf), shape=(rows, *local.shape[1:]))
-        numbers = ops.unsqueeze(blocks, axes=(0,))
-        side = ops.relative_position_bias(
-            tables[1], of_query, numbers, max_distance=self.max_distance, name="block_bias"
+        block_row = ops.unsqueeze(blocks, axes=(0,))
+        block_bias = ops.relative_position_bias(
+            tables[1], query_blocks, block_row, max_distance=self.max_distance, name="block_bias"
         )
-        return ops.concat(local, side, axis=3, name="run_bias")
+        return ops.concat(local, block_bias, axis=3, name="run_bias")

@@ -1,4 +1,4 @@
-"""Recurrences of one's own: a function of states and of the inputs at one token."""
+"""Custom recurrences: a function from states and the inputs at one token to new states and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.ir.types import TensorType, dtypes
 
 @dataclass(frozen=True)
 class State:
-    """A state of `scan`: the `shape` of a row, and the number that fills it before the first token."""
+    """A state of `scan`: its `shape` without the batch axis, and the value that fills it before the first token."""
 
     shape: tuple[int, ...]
     initial: float = 0.0
@@ -30,14 +30,14 @@ def scan(
 ) -> Any:
     """Run ``step(state, *inputs)`` on one token after the other; return its outputs of all tokens.
 
-    `inputs` are [batch, seq, ...], and a step gets each as [batch, ...], with the state [batch, ...] that the token
-    before left. It returns the new state and an output [batch, ...], or a tuple of several, made with any ops and
-    modules; parameters that it asks for are made once, in the scope of the caller. `state` is the shape of a row, such
-    as ``(heads, d)``, which starts as zeros, or a `State`; a dict of several by name makes the step take and return a
-    tuple of them. States are f32.
+    `inputs` are [batch, seq, ...]; the step receives each as [batch, ...], with the state [batch, ...] after the
+    previous token. It returns the new state and an output [batch, ...], or a tuple of outputs, computed with any ops
+    and modules; its parameters are created once, in the scope of the caller. `state` is the shape without the batch
+    axis, such as ``(heads, d)``, for a state that starts as zeros, or a `State`; with a dict of states by name, the
+    step takes and returns a tuple of states. States are f32.
 
-    The result is an output [batch, seq, ...], or a tuple of them. The state is kept from call to call of a model that
-    generates. ::
+    The result is an output [batch, seq, ...], or a tuple of outputs. A model that generates stores the state between
+    calls. ::
 
         def step(h, a, b):
             h = a * h + b
@@ -47,19 +47,19 @@ def scan(
 
     Raises:
         WeftError: if the new state differs from the old in shape or type, or the step reads a value of all tokens that
-            it is not given.
+            is not one of `inputs`.
     """
-    states = _declared(state)
+    states = _parse_states(state)
     if not inputs or not all(isinstance(x, Value) for x in inputs):
         raise WeftError("scan: inputs are values [batch, seq, ...], at least one")
     if short := next((x for x in inputs if len(x.shape) < 2 or x.shape[:2] != inputs[0].shape[:2]), None):
         raise WeftError(f"scan: the input {short!r} must be [batch, seq, ...] like the first, {inputs[0]!r}")
     names = _names(step, [*states], len(inputs), isinstance(state, Mapping))
-    several, seq = list[bool](), inputs[0].shape[1]
+    returns_tuple, seq = list[bool](), inputs[0].shape[1]
 
-    def run(before: Sequence[Value], tokens: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def run(previous: Sequence[Value], tokens: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         try:
-            returned = step(tuple(before) if isinstance(state, Mapping) else before[0], *tokens)
+            returned = step(tuple(previous) if isinstance(state, Mapping) else previous[0], *tokens)
         except WeftError as e:
             if isinstance(seq, int) or str(seq) not in str(e):
                 raise
@@ -67,26 +67,26 @@ def scan(
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise WeftError("scan: the step must return a pair, the new state and the output")
         new, outputs = returned
-        several.append(isinstance(outputs, (tuple, list)))
-        made = _values(new, "new state"), _values(outputs, "output")
-        if len(made[0]) != len(before):
-            raise WeftError(f"scan: the step returns {len(made[0])} new states, not {len(before)}")
-        return made
+        returns_tuple.append(isinstance(outputs, (tuple, list)))
+        returned_values = _values(new, "new state"), _values(outputs, "output")
+        if len(returned_values[0]) != len(previous):
+            raise WeftError(f"scan: the step returns {len(returned_values[0])} new states, not {len(previous)}")
+        return returned_values
 
-    before = zip(names, states.values(), strict=False)
-    carried = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in before}
+    named_states = zip(names, states.values(), strict=False)
+    carried = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in named_states}
     tokens = {n: x.type.with_shape(BATCH, *x.shape[2:]) for n, x in zip(names[len(states) :], inputs, strict=True)}
-    found, read = traced_step(inputs[0].graph, run, carried, tokens)
-    made = ops.scan.emit(*inputs, *read, step=found, name=name)
-    return made if several[0] else made[0]
+    scan_step, constants = traced_step(inputs[0].graph, run, carried, tokens)
+    made = ops.scan.emit(*inputs, *constants, step=scan_step, name=name)
+    return made if returns_tuple[0] else made[0]
 
 
-def _declared(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
-    """The states by name."""
+def _parse_states(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
+    """Return the states by name; a single state has the name ""."""
     if isinstance(state, Mapping):
         if not state:
             raise WeftError("scan: a recurrence needs a state")
-        return {str(name): _state(each) for name, each in state.items()}
+        return {str(name): _state(declared) for name, declared in state.items()}
     return {"": _state(state)}
 
 
@@ -100,20 +100,20 @@ def _state(declared: Declared) -> State:
 
 
 def _names(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
-    """The names of states, then of `count` inputs: those of the parameters of `step`."""
+    """Return the names of states, then of `count` inputs: the parameter names of `step`, if it has one for each."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [p.name for p in inspect.signature(step).parameters.values() if p.kind in kinds]
     except (TypeError, ValueError):
         parameters = []
-    named = len(parameters) == count + 1
-    inputs = parameters[1:] if named else [f"x{i}" for i in range(count)]
-    own = states if several else [parameters[0] if named else "state"]
-    return [*own, *(f"{name}_in" if name in own else name for name in inputs)]
+    has_names = len(parameters) == count + 1
+    inputs = parameters[1:] if has_names else [f"x{i}" for i in range(count)]
+    state_names = states if several else [parameters[0] if has_names else "state"]
+    return [*state_names, *(f"{name}_in" if name in state_names else name for name in inputs)]
 
 
-def _values(made: Any, what: str) -> list[Value]:
-    found = list(made) if isinstance(made, (tuple, list)) else [made]
-    if wrong := next((v for v in found if not isinstance(v, Value)), None):
-        raise WeftError(f"scan: the {what} of the step is a {type(wrong).__name__}, not a value")
-    return found
+def _values(result: Any, role: str) -> list[Value]:
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    if wrong := next((v for v in values if not isinstance(v, Value)), None):
+        raise WeftError(f"scan: the {role} of the step is a {type(wrong).__name__}, not a value")
+    return values

@@ -11,7 +11,7 @@ from weft.ir.recipes import Literal
 from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
 from weft.ir.types import dtypes
 
-from .build import computed, module, spell
+from .build import constant_param, module, spell
 from .checks import need, need_finite, need_one_of, need_positive, need_whole
 from .layers import positions
 
@@ -20,13 +20,13 @@ BLOCKS = 512  # of a `Temperature`
 
 @dataclass(frozen=True, repr=False)
 class RoPE(RopeScaling):
-    """Rotary positions (Su 2021): pairs of each head turned by position · theta^(−2k/dim).
+    """Rotary positions (Su 2021): pair k of each head is rotated by position · theta^(−2k/dim).
 
     `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
     (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn, llama3,
     longrope, proportional, with `factor`, `original` (context before extension) and the constants of `RopeScaling`.
-    Those that depend on the length of the text (dynamic, longrope) are fixed for the `length` a model is compiled for.
-    `amplitude` multiplies what is rotated (YaRN's attention temperature). All layers with equal settings share one
+    Scalings that depend on the sequence length (dynamic, longrope) are fixed for the `length` a model is compiled for.
+    `amplitude` multiplies the rotated features (YaRN's attention temperature). All layers with equal settings share one
     table of frequencies.
     """
 
@@ -52,7 +52,7 @@ class RoPE(RopeScaling):
     __repr__ = spell
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
-        """The frequencies for heads of `head_dim` elements."""
+        """Return the recipe of the frequencies for heads of `head_dim` features."""
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
         fits = dim % 2 == 0 and 0 < dim <= head_dim
         need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")
@@ -63,22 +63,22 @@ class RoPE(RopeScaling):
         return RopeFrequencies(dim, self.theta, **self.settings)
 
     def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:
-        """x [batch, seq, heads·d] rotated."""
+        """Rotate x [batch, seq, heads·d] by its positions."""
         options = {"heads": heads, "interleaved": self.interleaved, "amplitude": self.amplitude}
         return ops.rope(x, *self.angles(x, x.width // heads), **options, name=name)
 
     def angles(self, x: Value, head_dim: int) -> tuple[Value, Value]:
-        """The positions [batch, seq] of the rows of x and the frequencies [pairs] of heads of `head_dim`."""
+        """Return the positions [batch, seq] of the tokens of x and the frequencies [pairs] for heads of `head_dim`."""
         recipe = self.recipe(head_dim)
-        return positions(x), computed("rope.frequencies", (recipe.dim // 2,), recipe)
+        return positions(x), constant_param("rope.frequencies", (recipe.dim // 2,), recipe)
 
 
 @module
 class Temperature:
-    """Queries that grow with their position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
+    """A scale of queries by position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
 
-    Over long texts softmax over ever more keys flattens; sharper queries make up for that. The factor stays what it is
-    after 512 times `length`.
+    Softmax flattens as the number of keys grows; larger queries compensate. The factor is constant from position
+    512 · `length` on.
     """
 
     strength: float
@@ -91,13 +91,13 @@ class Temperature:
         need_whole(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, width] → the same."""
-        # Positions in f32, as f16 counts to 2,048 only; half a position more keeps quotients of whole numbers from
-        # falling short. The table follows the dtype of the model.
+        """Map x [batch, seq, width] to a value of the same shape."""
+        # Positions in f32, because f16 represents integers only up to 2,048; an added half position prevents quotients
+        # of integers from being rounded down to the block before. The table follows the dtype of the model.
         at = ops.affine(
             ops.cast(positions(x), to=dtypes.f32), by=1 / self.length, plus=(self.offset + 0.5) / self.length
         )
         blocks = ops.cast(ops.clip(ops.floor(at), high=BLOCKS - 1.0), to=dtypes.i64)
         rows = tuple(1 + self.strength * math.log(1 + n) for n in range(BLOCKS))
-        table = computed("temperatures", (BLOCKS, 1), Literal(rows, (BLOCKS, 1)))
+        table = constant_param("temperatures", (BLOCKS, 1), Literal(rows, (BLOCKS, 1)))
         return ops.mul(x, ops.embedding(blocks, table, name="factor"), name="scaled")

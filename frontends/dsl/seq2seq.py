@@ -1,4 +1,4 @@
-"""Models that read one sequence and write another: an encoder, and a decoder that attends to what it makes."""
+"""Models that map one sequence to another: an encoder, and a decoder that attends to its output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import sym
 
 from .attention import Attention
-from .build import module, param, provided, providing, traced
-from .models import IDS, Decoder, Encoder, describe, longest
-from .signals import AudioEncoder, longest_sound
+from .build import module, param, provided, providing, trace_as
+from .models import IDS, Decoder, Encoder, describe, max_length
+from .signals import AudioEncoder, max_frames
 
 
 @module
@@ -22,7 +22,7 @@ class CrossAttention(Attention):
     """Attention of a decoder's tokens to the encoder's output; keys and values are computed once per source."""
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         memory = provided("memory") if memory is None else memory
         if memory is None:
             raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
@@ -39,8 +39,8 @@ class EncoderDecoder(Displayable):
             Decoder(37_000, 512, 6, Block(attn, ffn, norm, "post", cross=CrossAttention(8)), positions=Sinusoidal(512)),
         )
 
-    Both read the same embedding unless `share_embeddings` is False; a decoder with `tie_embeddings` writes with it too.
-    The encoder may be one of sound (Whisper), which shares none.
+    Both use the same embedding unless `share_embeddings` is False; with `tie_embeddings` it is also the weight of the
+    output head. The encoder may be an `AudioEncoder` (Whisper), which shares no embedding.
     """
 
     encoder: Encoder | AudioEncoder
@@ -60,11 +60,11 @@ class EncoderDecoder(Displayable):
             raise WeftError(f"EncoderDecoder: token_types={self.encoder.token_types} of the encoder have no input")
 
     def __call__(self, *inputs: Value) -> Any:
-        """Those of the encoder, then input_ids [batch, seq] → logits [batch, seq, vocab].
+        """Map the inputs of the encoder, then input_ids [batch, seq], to logits [batch, seq, vocab].
 
-        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (a token is attended to where
-        the mask is not 0), one of sound what its stem says. With a head of the decoder both read the same text, whose
-        ids and mask [batch, seq] are the inputs, → outputs by name.
+        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (tokens with mask 0 are not
+        attended to), an audio encoder the inputs of its stem. If the decoder has a head, both read the same sequence:
+        the inputs are its ids and mask [batch, seq], the result is a dict of outputs by name.
         """
         head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}
@@ -79,29 +79,29 @@ class EncoderDecoder(Displayable):
                     logits = self.decoder(inputs[-1])
                 else:
                     with providing(text_ids=inputs[0]):
-                        logits = self.decoder(_shifted(inputs[0], head.start), mask)
+                        logits = self.decoder(_shift_right(inputs[0], head.start), mask)
         if not memory.uses:
             raise WeftError("no block of the decoder attends to the encoder: give it cross=CrossAttention(heads)")
         return logits
 
     def graph(self, seed: int = 0, name: str = "encoder_decoder") -> Graph:
-        """The IR: inputs encoder_input_ids and encoder_attention_mask (or the sound), input_ids (and position_ids where
-        positions are read by the decoder), output logits [batch, seq, vocab].
+        """Return the IR graph: inputs encoder_input_ids and encoder_attention_mask (or the audio), input_ids (and
+        position_ids if the decoder reads positions), output logits [batch, seq, vocab].
 
         Raises:
-            WeftError: naming the module and the setting that do not fit.
+            WeftError: if settings do not fit; the message names the module and the setting.
         """
         mask, encoder = "encoder_attention_mask", self.encoder
         if self.decoder.head is not None:
-            graph = traced(self, {"input_ids": IDS, "attention_mask": IDS}, seed, name, "logits")
+            graph = trace_as(self, {"input_ids": IDS, "attention_mask": IDS}, seed, name, "logits")
             describe(self.decoder, graph, "encoder")
             return graph
         if isinstance(encoder, AudioEncoder):
-            source, context = encoder.stem.input_types(mask), longest_sound(encoder)
+            source, context = encoder.stem.input_types(mask), max_frames(encoder)
         else:
             text = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
-            source, context = {"encoder_input_ids": text, mask: text}, longest(encoder)
-        graph = traced(self, {**source, "input_ids": IDS}, seed, name, "logits")
+            source, context = {"encoder_input_ids": text, mask: text}, max_length(encoder)
+        graph = trace_as(self, {**source, "input_ids": IDS}, seed, name, "logits")
         describe(self.decoder, graph, "encoder-decoder")
         graph.meta["source_context"] = context
         if self.encoder.positions is not None:
@@ -109,9 +109,9 @@ class EncoderDecoder(Displayable):
         return graph
 
 
-def _shifted(ids: Value, start: int) -> Value:
-    """The token `start`, and all of `ids` [batch, seq] but the last."""
-    at = ops.iota(ids, axis=1)
-    later = ops.cast(ops.cast(at, to=dtypes.bool_), to=ids.type.dtype)  # 0 for the first, else 1
-    before = ops.gather(ids, ops.sub(at, later), axis=1)
-    return ops.add(ops.mul(before, later), ops.affine(later, by=-start, plus=start), name="shifted")
+def _shift_right(ids: Value, start: int) -> Value:
+    """Shift `ids` [batch, seq] right by one token: insert the token `start` in front, and drop the last."""
+    index = ops.iota(ids, axis=1)
+    is_later = ops.cast(ops.cast(index, to=dtypes.bool_), to=ids.type.dtype)  # 0 for the first, else 1
+    previous = ops.gather(ids, ops.sub(index, is_later), axis=1)
+    return ops.add(ops.mul(previous, is_later), ops.affine(is_later, by=-start, plus=start), name="shifted")

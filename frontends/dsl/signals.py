@@ -1,4 +1,4 @@
-"""Encoders of images and of sound: patches, or frames by convolutions, that layers read as tokens."""
+"""Encoders of images and audio: patches, or frames computed by convolutions, which layers process as tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, traced
+from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, trace_as
 from .checks import need, need_activation, need_few, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
-from .models import in_order
+from .models import sequential_positions
 
 POOLERS = ("none", "dense", "first", "attention")
 FRAMES_SEEN = ("all", "start", "whole")
@@ -27,15 +27,16 @@ FRAMES_SEEN = ("all", "start", "whole")
 class ImageEncoder(Displayable):
     """An encoder of images [batch, channels, `image`, `image`]: patches, positions, layers (Dosovitskiy 2020, ViT).
 
-    Before the patches of `patch` × `patch` stand `prefix_tokens` learned tokens (the class token; DeiT's distillation
-    token), which have positions, and behind them `registers` that have none (Darcet 2023). `layers` and `block` as in
-    `Encoder`. `embed_norm` normalizes what the layers take (CLIP), `final_norm` what they make.
+    The tokens are `prefix_tokens` learned tokens with positions (the class token; DeiT's distillation token), then
+    `registers` without positions (Darcet 2023), then the patches of `patch` × `patch`. `layers` and `block` as in
+    `Encoder`. `embed_norm` normalizes the input of the layers (CLIP), `final_norm` their output.
 
-    `pooler` makes a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
-    given (CLIP); attention, a learned query that attends to all by the attention of `pooler_block`, whose norm and
-    feed-forward follow (SigLIP); none. `projection` adds image_embeds, that output mapped to this width; 0 leaves it as
-    it is. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix``
-    [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
+    `pooler` adds a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
+    given (CLIP); attention, a learned query that attends to all tokens by the attention of `pooler_block`, then its
+    norm and feed-forward (SigLIP); or none. `projection` adds image_embeds, that output mapped to this width; 0 adds it
+    unmapped. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``,
+    ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight``
+    [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -71,23 +72,23 @@ class ImageEncoder(Displayable):
 
     @property
     def patches(self) -> int:
-        """Number of patches."""
+        """Return the number of patches."""
         return (self.image // self.patch) ** 2
 
     def __call__(self, pixel_values: Value) -> dict[str, Value]:
-        """pixel_values [batch, channels, image, image] → last_hidden_state [batch, tokens, dim], and with a pooler
-        pooler_output [batch, dim], with `projection` image_embeds."""
+        """Map pixel_values [batch, channels, image, image] to outputs by name: last_hidden_state [batch, tokens, dim],
+        with a pooler also pooler_output [batch, dim], with `projection` also image_embeds."""
         batch, width = pixel_values.shape[0], self.dim
         kernel = param("patches.weight", (width, self.channels, self.patch, self.patch))
         bias = param("patches.bias", (width,), fill(0.0)) if self.patch_bias else None
         x = ops.patch_embedding(pixel_values, kernel, bias, name="patches")
         if self.prefix_tokens:
-            prefix = self._spread(param("prefix", (self.prefix_tokens, width)), batch)
+            prefix = self._repeat_tokens(param("prefix", (self.prefix_tokens, width)), batch)
             x = ops.concat(prefix, x, axis=1, name="with_prefix")
         x = ops.add(x, param("positions.weight", (self.prefix_tokens + self.patches, width)), name="positions_added")
         if self.registers:
             before, after = ops.split.emit(x, sizes=(self.prefix_tokens, self.patches), axis=1)
-            between = self._spread(param("registers", (self.registers, width)), batch)
+            between = self._repeat_tokens(param("registers", (self.registers, width)), batch)
             x = ops.concat(before, between, after, axis=1, name="with_registers")
         x = x if self.embed_norm is None else self.embed_norm(x)
         with providing(bidirectional=pixel_values):
@@ -98,36 +99,36 @@ class ImageEncoder(Displayable):
             x = x if self.final_norm is None else self.final_norm(x)
             outputs = {"last_hidden_state": x}
             if self.pooler != "none":
-                outputs["pooler_output"] = pooled = self._pooled(x, batch)
+                outputs["pooler_output"] = pooled = self._pool(x, batch)
                 if (to := self.projection) is not None:
                     outputs["image_embeds"] = linear(pooled, to, "projection") if to else pooled
         return outputs if self.head is None else outputs | self.head(x, pooled=outputs.get("pooler_output"))
 
-    def _spread(self, tokens: Value, batch: sizes.Size) -> Value:
-        """Tokens [n, dim] for every image of the batch."""
+    def _repeat_tokens(self, tokens: Value, batch: sizes.Size) -> Value:
+        """Repeat `tokens` [n, dim] for every image of the batch: [batch, n, dim]."""
         return ops.expand(ops.unsqueeze(tokens, axes=(0,)), shape=(batch, *tokens.shape))
 
-    def _pooled(self, x: Value, batch: sizes.Size) -> Value:
+    def _pool(self, x: Value, batch: sizes.Size) -> Value:
         if self.pooler == "attention":
-            query = self._spread(param("pooler.query", (1, self.dim)), batch)
+            query = self._repeat_tokens(param("pooler.query", (1, self.dim)), batch)
             block: Any = self.pooler_block
             with scope("pooler"):
                 attended = named(block.attn, "attn")(query, x)
-                made = ops.add(attended, named(block.ffn, "ffn")(named(block.norm, "ffn_norm")(attended)))
-            return ops.squeeze(made, axes=(1,), name="pooled")
+                pooled = ops.add(attended, named(block.ffn, "ffn")(named(block.norm, "ffn_norm")(attended)))
+            return ops.squeeze(pooled, axes=(1,), name="pooled")
         first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
         if self.pooler == "dense":
             return ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
         return first if self.pool_norm is None else self.pool_norm(first)
 
     def graph(self, seed: int = 0, name: str = "image-encoder") -> Graph:
-        """The IR: input pixel_values f32[batch, channels, image, image], outputs as of a call.
+        """Return the IR graph: input pixel_values f32[batch, channels, image, image], outputs as in `__call__`.
 
         Raises:
-            WeftError: naming the module and the setting that do not fit.
+            WeftError: if settings do not fit; the message names the module and the setting.
         """
         images = TensorType(dtypes.f32, (sizes.sym("batch"), self.channels, self.image, self.image))
-        graph = traced(self, {"pixel_values": images}, seed, name, "last_hidden_state")
+        graph = trace_as(self, {"pixel_values": images}, seed, name, "last_hidden_state")
         graph.meta.update(
             kind="image-encoder", model_type=graph.name, context=self.prefix_tokens + self.registers + self.patches
         )
@@ -148,8 +149,10 @@ def conv1d(
     groups: int = 1,
     bias: bool = True,
 ) -> Value:
-    """The op `conv1d` of x [batch, length, in], with parameters ``name.weight`` [channels, in / groups, kernel] and
-    ``name.bias`` [channels]."""
+    """Convolve x [batch, length, in] to [batch, frames, channels].
+
+    Parameters: ``name.weight`` [channels, in / groups, kernel] and ``name.bias`` [channels].
+    """
     weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
     offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
     return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
@@ -157,8 +160,10 @@ def conv1d(
 
 @module(leaf=True)
 class GroupNorm:
-    """(x − μ)/√(σ² + eps) ⊙ weight + bias, μ and σ over all frames and over each of `groups` runs of channels (Wu &
-    He 2018); None: each channel by itself."""
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias with μ and σ over all frames and a group of channels (Wu & He 2018).
+
+    `groups` None means one group per channel.
+    """
 
     groups: int | None = None
     eps: float = 1e-5
@@ -168,11 +173,11 @@ class GroupNorm:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, frames, channels] → the same."""
+        """Map x [batch, frames, channels] to a value of the same shape."""
         name, groups = own_name(), self.groups or x.width
         need(self, x.width % groups == 0, f"groups={groups} does not divide the {x.width} channels")
-        apart = ops.reshape(x, shape=(*x.shape[:2], groups, x.width // groups))
-        centred = ops.sub(apart, ops.mean(apart, axes=(1, 3), keepdims=True))
+        grouped = ops.reshape(x, shape=(*x.shape[:2], groups, x.width // groups))
+        centred = ops.sub(grouped, ops.mean(grouped, axes=(1, 3), keepdims=True))
         variance = ops.mean(ops.square(centred), axes=(1, 3), keepdims=True)
         normed = ops.mul(centred, ops.rsqrt(ops.affine(variance, plus=self.eps)))
         scaled = ops.mul(ops.reshape(normed, shape=x.shape), param(f"{name}.weight", (x.width,), fill(1.0)))
@@ -181,7 +186,7 @@ class GroupNorm:
 
 @module
 class Convolution:
-    """A convolution over time to `channels`, a `norm`, and an activation; with `norm_last` the norm follows it."""
+    """A convolution over time to `channels`, then a `norm` and an activation; `norm_last` swaps norm and activation."""
 
     channels: int
     kernel: int
@@ -199,7 +204,7 @@ class Convolution:
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, length, in] → [batch, frames, channels]."""
+        """Map x [batch, length, in] to [batch, frames, channels]."""
         pads = (self.padding, self.padding)
         y = conv1d(x, self.channels, self.kernel, stride=self.stride, padding=pads, bias=self.bias)
         if self.norm is None:
@@ -209,8 +214,10 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """x + act(convolution of x): positions relative to the frames around (Baevski 2020, wav2vec 2.0). Frames of
-    padding are 0 before."""
+    """Positions relative to neighbouring frames: x + act(convolution of x) (Baevski 2020, wav2vec 2.0).
+
+    Frames of padding are set to 0 before.
+    """
 
     kernel: int
     groups: int = 1
@@ -221,27 +228,28 @@ class PositionalConvolution:
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, frames, dim] → the same."""
+        """Map x [batch, frames, dim] to a value of the same shape."""
         name, before = own_name(), self.kernel // 2
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
-        x = _unpadded(x)
+        x = _zero_padding(x)
         pads = (before, self.kernel - 1 - before)
         y = conv1d(x, x.width, self.kernel, name, padding=pads, groups=self.groups)
         return ops.add(x, activate(y, self.activation), name=f"{name}_added")
 
 
-def _unpadded(x: Value) -> Value:
-    """x [batch, seq, dim] with 0 for padding."""
+def _zero_padding(x: Value) -> Value:
+    """Set x [batch, seq, dim] to 0 at padding, if a mask is provided."""
     mask = provided("key_mask")
     return x if mask is None else masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
 
 
 @module
 class ConvolvedBlock:
-    """`block`, and to what it makes a convolution of its input is added: N(block(x) + act(conv(x))), for tokens of an
-    encoder (He 2020, the first layer of DeBERTa-v2). Tokens of padding are 0 before it.
+    """A `block` in parallel to a convolution of its input: N(block(x) + act(conv(x))), for tokens of an encoder
+    (He 2020, the first layer of DeBERTa-v2). Padding is set to 0 before the convolution.
 
-    Parameters: those of `block` as without, ``conv.weight`` [dim, dim / groups, kernel], ``conv.bias``, ``conv_norm``.
+    Parameters: the parameters of `block` under their own names, ``conv.weight`` [dim, dim / groups, kernel],
+    ``conv.bias``, ``conv_norm``.
     """
 
     block: Layer
@@ -257,22 +265,22 @@ class ConvolvedBlock:
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
-        y, around = named(self.block, "")(x), (self.kernel - 1) // 2
-        made = conv1d(_unpadded(x), x.width, self.kernel, "conv", padding=(around, around), groups=self.groups)
-        y = ops.add(y, activate(made, self.activation), name="convolved")
+        y, margin = named(self.block, "")(x), (self.kernel - 1) // 2
+        convolved = conv1d(_zero_padding(x), x.width, self.kernel, "conv", padding=(margin, margin), groups=self.groups)
+        y = ops.add(y, activate(convolved, self.activation), name="convolved")
         return named(self.norm, "conv_norm")(y)
 
 
 @module
 class SoundStem:
-    """From sound to the frames that layers read: `convolutions`, a linear map `projects` behind a `norm`, positions.
+    """The map from audio to the frames that layers read: `convolutions`, a `norm`, a linear if `projects`, positions.
 
     The input is a waveform [batch, samples], or with `bins` a spectrogram [batch, bins, frames], of exactly `length`
-    frames if given. `seen` says which frames attention reads: all, or by a mask of the input's padding those whose
-    start is none (start; Moonshine), or of which nothing is any (whole; wav2vec 2.0). `positions` are learned, or a
-    `PositionalConvolution`.
+    frames if given. `seen` selects the frames that attention reads, given a mask of the input's padding: all, frames
+    whose first sample is not padding (start; Moonshine), or frames without any padding (whole; wav2vec 2.0).
+    `positions` are learned, or a `PositionalConvolution`.
     """
 
     convolutions: Sequence[Convolution]
@@ -287,7 +295,7 @@ class SoundStem:
         need_whole(self, "bins", "length")
         need(self, len(self.convolutions) > 0, "convolutions is empty")
         for layer in self.convolutions:
-            need(self, isinstance(layer, Convolution), f"{layer!r} among convolutions is no Convolution")
+            need(self, isinstance(layer, Convolution), f"{layer!r} among convolutions is not a Convolution")
         need_kind(self, "positions", LearnedPositions, PositionalConvolution)
         need_one_of(self, "seen", FRAMES_SEEN)
         padded = any(layer.padding for layer in self.convolutions)
@@ -295,19 +303,19 @@ class SoundStem:
 
     @property
     def stride(self) -> int:
-        """The distance between the starts of frames, in samples."""
+        """Return the distance between the starts of adjacent frames, in samples."""
         return math.prod(layer.stride for layer in self.convolutions)
 
     @property
     def receptive_field(self) -> int:
-        """The number of samples that a frame is made of."""
-        size, apart = 1, 1
+        """Return the receptive field of a frame, in samples."""
+        size, stride = 1, 1
         for layer in self.convolutions:
-            size, apart = size + (layer.kernel - 1) * apart, apart * layer.stride
+            size, stride = size + (layer.kernel - 1) * stride, stride * layer.stride
         return size
 
     def input_types(self, mask: str) -> dict[str, TensorType]:
-        """The inputs by name: the sound, and where `seen` needs one the `mask` of its padding."""
+        """Return the types of the inputs by name: the audio, and the padding mask `mask` unless `seen` is all."""
         batch = sizes.sym("batch")
         if self.bins is None:
             length = self.length or sizes.sym("samples")
@@ -318,7 +326,7 @@ class SoundStem:
         return types if self.seen == "all" else {**types, mask: TensorType(dtypes.i64, (batch, length))}
 
     def __call__(self, sound: Value, dim: int) -> Value:
-        """sound [batch, samples] or [batch, bins, frames] → [batch, frames, dim] before positions."""
+        """Map sound [batch, samples] or [batch, bins, frames] to [batch, frames, dim], before positions are added."""
         x = ops.unsqueeze(sound, axes=(2,)) if self.bins is None else ops.transpose(sound, axes=(0, 2, 1))
         for layer in self.convolutions:
             x = layer(x)
@@ -326,16 +334,16 @@ class SoundStem:
         return linear(x, dim, "project", bias=True) if self.projects else x
 
     def frame_mask(self, mask: Value, x: Value) -> Value:
-        """The mask [batch, samples] for the frames x [batch, frames, dim]: i64[batch, frames]."""
+        """Return the mask i64[batch, frames] of the frames x [batch, frames, dim], given `mask` [batch, samples]."""
         last = self.receptive_field - 1 if self.seen == "whole" else 0
         return ops.gather(mask, ops.affine(ops.iota(x, axis=1), by=self.stride, plus=last), axis=1, name="frame_mask")
 
 
 @module
 class AudioEncoder(Displayable):
-    """An encoder of sound: what `stem` makes of a waveform or a spectrogram, and layers (wav2vec 2.0, Whisper).
+    """An encoder of audio: a `stem` that maps a waveform or spectrogram to frames, then layers (wav2vec 2.0, Whisper).
 
-    `layers`, `block`, `embed_norm` and `final_norm` as in `Encoder`. `context` is the most frames that tables of
+    `layers`, `block`, `embed_norm` and `final_norm` as in `Encoder`. `context` is the number of frames that tables of
     rotary positions cover.
     """
 
@@ -361,16 +369,16 @@ class AudioEncoder(Displayable):
 
     @property
     def positions(self) -> LearnedPositions | None:
-        """The table of positions, which ends; None if there is none."""
+        """Return the table of learned positions, which limits the length; None if there is none."""
         return self.stem.positions if isinstance(self.stem.positions, LearnedPositions) else None
 
     def __call__(self, sound: Value, mask: Value | None = None) -> dict[str, Value]:
-        """sound [batch, samples] or [batch, bins, frames], and where the stem needs it the mask [batch, samples] (0
-        for padding, on the right) → last_hidden_state [batch, frames, dim], and with a mask frame_mask."""
+        """Map sound [batch, samples] or [batch, bins, frames], and the mask [batch, samples] (0 for padding, on the
+        right) if the stem needs one, to last_hidden_state [batch, frames, dim], with a mask also frame_mask."""
         x = self.stem(sound, self.dim)
         seen = None if mask is None else self.stem.frame_mask(mask, x)
         facts = {} if seen is None else {"key_mask": seen}
-        with providing(bidirectional=x, **facts), in_order(x):
+        with providing(bidirectional=x, **facts), sequential_positions(x):
             if self.stem.positions is not None:
                 x = named(self.stem.positions, "positions")(x)
             x = x if self.embed_norm is None else self.embed_norm(x)
@@ -383,17 +391,17 @@ class AudioEncoder(Displayable):
         return {"last_hidden_state": x, **({} if seen is None else {"frame_mask": seen}), **scores}
 
     def graph(self, seed: int = 0, name: str = "audio-encoder") -> Graph:
-        """The IR: inputs input_values f32[batch, samples] or input_features f32[batch, bins, frames], with a mask
-        attention_mask i64[batch, samples]; outputs as of a call.
+        """Return the IR graph: inputs input_values f32[batch, samples] or input_features f32[batch, bins, frames], with
+        a mask attention_mask i64[batch, samples]; outputs as in `__call__`.
 
         Raises:
-            WeftError: naming the module and the setting that do not fit.
+            WeftError: if settings do not fit; the message names the module and the setting.
         """
-        graph = traced(self, self.stem.input_types("attention_mask"), seed, name, "last_hidden_state")
-        graph.meta.update(kind="audio-encoder", model_type=graph.name, context=longest_sound(self))
+        graph = trace_as(self, self.stem.input_types("attention_mask"), seed, name, "last_hidden_state")
+        graph.meta.update(kind="audio-encoder", model_type=graph.name, context=max_frames(self))
         return graph if self.head is None else self.head.describe(graph)
 
 
-def longest_sound(encoder: AudioEncoder) -> int | None:
-    """The most frames meant, if the encoder says: its context, or the length of its table of positions."""
+def max_frames(encoder: AudioEncoder) -> int | None:
+    """Return the largest number of frames: the context, else the length of the position table; None if open."""
     return encoder.context or (None if encoder.positions is None else encoder.positions.length)

@@ -10,41 +10,41 @@ from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, scope, uniform
 from .checks import need_divides, need_few, need_modules, need_positive, need_whole
-from .hybrids import convolved
+from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 
-STEPS = math.log(1e-3), math.log(0.1)  # of log Δ before training (Gu & Dao 2023, 3.6)
-DECAYS = 1.0, 16.0  # of −A of the heads of Mamba-2 before training
+STEPS = math.log(1e-3), math.log(0.1)  # range of the initial log Δ (Gu & Dao 2023, 3.6)
+DECAYS = 1.0, 16.0  # range of the initial −A of Mamba-2's heads
 
 
 def step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """softplus⁻¹(Δ), Δ log-uniform in `STEPS`."""
+    """Return initial values softplus⁻¹(Δ) of a step's bias, Δ log-uniform in `STEPS`."""
     return Map(Map(Uniform(shape, *STEPS, name, seed), "exp"), "inverse_softplus")
 
 
-def _counted_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """log(−A) of S4D-Real: A is −1, −2, … for the states of every channel (Gu et al. 2022, arXiv 2206.11893)."""
+def _arange_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """Return initial log(−A) of S4D-Real: A is −1, −2, … over the states of a channel (Gu 2022, arXiv 2206.11893)."""
     channels, states = shape
     return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
 
 
-def drawn_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """log(−A), −A uniform in `DECAYS`."""
+def random_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """Return initial values log(−A), −A uniform in `DECAYS`."""
     return Map(Uniform(shape, *DECAYS, name, seed), "log")
 
 
 @module
 class Mamba:
-    """A selective state space of `inner` channels with `state` numbers each (Gu & Dao 2023).
+    """A selective state space of `inner` channels with `state` states each (Gu & Dao 2023).
 
     x and a gate come from ``in.weight`` [2·inner, dim]; x passes a causal convolution over `conv` tokens and SiLU;
-    step, B and C come from it by ``x.weight`` [dt_rank + 2·state, inner], the step by ``dt.weight`` [inner, dt_rank]
-    and ``dt.bias`` through softplus. What `selective_scan` makes, times SiLU(gate), passes ``out.weight`` [dim, inner].
-    Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a_log`` [inner, state] (A = −e^a_log stays
-    negative whatever training does), ``d`` [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` is of in and out. `norms`
-    run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). Of several `heads` each has its run of channels,
-    and parameters of its own from ``x`` to ``d``, called ``head0.x.weight`` and so on (Zamba). Initial values are those
-    of the authors' code.
+    step, B and C are projected from it by ``x.weight`` [dt_rank + 2·state, inner], and the step passes ``dt.weight``
+    [inner, dt_rank], ``dt.bias`` and softplus. The output of `selective_scan`, times SiLU(gate), passes ``out.weight``
+    [dim, inner]. Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a_log`` [inner, state]
+    (A = −e^a_log is negative for any value), ``d`` [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` applies to in and
+    out. `norms` run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). With several `heads`, each has its
+    run of channels and its own parameters from ``x`` to ``d``, called ``head0.x.weight`` and so on (Zamba). Initial
+    values are those of the authors' code.
     """
 
     inner: int
@@ -63,25 +63,25 @@ class Mamba:
         need_whole(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         dim, inner = x.width, self.inner
         rank = -(-dim // 16) if self.dt_rank is None else self.dt_rank
-        both = linear(x, 2 * inner, "in", self.bias)
-        u, gate = ops.split.emit(both, sizes=(inner, inner), name=("u", "gate"))
-        u = convolved(u, self.conv, self.conv_bias, "silu")
-        y = self._scanned(u, rank) if self.heads == 1 else self._by_head(u, rank)
+        u_and_gate = linear(x, 2 * inner, "in", self.bias)
+        u, gate = ops.split.emit(u_and_gate, sizes=(inner, inner), name=("u", "gate"))
+        u = causal_conv(u, self.conv, self.conv_bias, "silu")
+        y = self._scan(u, rank) if self.heads == 1 else self._scan_heads(u, rank)
         return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
 
-    def _by_head(self, u: Value, rank: int) -> Value:
-        each = (self.inner // self.heads,) * self.heads
-        scanned = []
-        for h, part in enumerate(ops.split.emit(u, sizes=each, name=tuple(f"u{h}" for h in range(self.heads)))):
+    def _scan_heads(self, u: Value, rank: int) -> Value:
+        sizes = (self.inner // self.heads,) * self.heads
+        outputs = []
+        for h, part in enumerate(ops.split.emit(u, sizes=sizes, name=tuple(f"u{h}" for h in range(self.heads)))):
             with scope(f"head{h}"):
-                scanned.append(self._scanned(part, rank))
-        return ops.concat(*scanned, axis=2, name="heads_joined")
+                outputs.append(self._scan(part, rank))
+        return ops.concat(*outputs, axis=2, name="heads_joined")
 
-    def _scanned(self, u: Value, rank: int) -> Value:
-        """Scan u [batch, seq, channels] with a step, B and C made of it."""
+    def _scan(self, u: Value, rank: int) -> Value:
+        """Run `selective_scan` on u [batch, seq, channels], with step, B and C projected from u."""
         inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:
@@ -90,20 +90,20 @@ class Mamba:
         weight = param("dt.weight", (inner, rank), uniform(rank**-0.5))
         bias = param("dt.bias", (inner,), step_bias)
         delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
-        a, d = negative(param("a_log", (inner, state), _counted_decays)), param("d", (inner,), fill(1.0))
+        a, d = negative_exp(param("a_log", (inner, state), _arange_decays)), param("d", (inner,), fill(1.0))
         return ops.selective_scan(u, delta, a, b, c, d)
 
 
 @module
 class Mamba2:
-    """A state space of `heads` with one decay each (Dao & Gu 2024): `inner` channels, B and C per group.
+    """A state space of `heads` heads with one decay each (Dao & Gu 2024): `inner` channels, B and C per group.
 
-    ``in.weight`` [2·inner + 2·groups·state + heads, dim] makes gate, x, B, C and step, in this order; x, B and C pass a
-    causal convolution over `conv` tokens and SiLU. What `ssd` makes, times SiLU(gate), is normed by `norm`, if there is
-    one — over each of `norm_groups` runs of channels, before the gate if `norm_first` — and passes ``out.weight``
-    [dim, inner]. Further parameters: ``conv.weight`` [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``,
-    ``a_log`` (A = −e^a_log) and ``d`` [heads], ``norm.weight`` [inner]. `bias` is of in and out, `out_bias` of out
-    alone. Steps are at least `least_step`. Initial values are those of the authors' code.
+    ``in.weight`` [2·inner + 2·groups·state + heads, dim] projects to gate, x, B, C and step, in this order; x, B and C
+    pass a causal convolution over `conv` tokens and SiLU. The output of `ssd`, times SiLU(gate), is normalized by
+    `norm`, if there is one — over each of `norm_groups` runs of channels, before the gate if `norm_first` — and passes
+    ``out.weight`` [dim, inner]. Further parameters: ``conv.weight`` [inner + 2·groups·state, conv], ``conv.bias``,
+    ``dt.bias``, ``a_log`` (A = −e^a_log) and ``d`` [heads], ``norm.weight`` [inner]. `bias` applies to in and out,
+    `out_bias` to out alone. Steps are at least `least_step`. Initial values are those of the authors' code.
     """
 
     inner: int
@@ -130,24 +130,24 @@ class Mamba2:
         need_positive(self, "least_step")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         inner, wide = self.inner, self.groups * self.state
         mixed = inner + 2 * wide
-        whole = linear(x, inner + mixed + self.heads, "in", self.bias)
-        gate, u, step = ops.split.emit(whole, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
-        u = convolved(u, self.conv, self.conv_bias, "silu")
+        projected = linear(x, inner + mixed + self.heads, "in", self.bias)
+        gate, u, step = ops.split.emit(projected, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
+        u = causal_conv(u, self.conv, self.conv_bias, "silu")
         u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
         delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), step_bias), name="dt"), name="delta")
         if self.least_step is not None:
             delta = ops.clip(delta, low=self.least_step, name="delta_limited")
-        a, d = negative(param("a_log", (self.heads,), drawn_decays)), param("d", (self.heads,), fill(1.0))
+        a, d = negative_exp(param("a_log", (self.heads,), random_decays)), param("d", (self.heads,), fill(1.0))
         y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
-        y = self._normed(y) if self.norm_first else y
+        y = self._normalize(y) if self.norm_first else y
         y = ops.mul(y, ops.swish(gate), name="gated")
-        y = y if self.norm_first else self._normed(y)
+        y = y if self.norm_first else self._normalize(y)
         return linear(y, x.width, "out", self.bias if self.out_bias is None else self.out_bias)
 
-    def _normed(self, y: Value) -> Value:
+    def _normalize(self, y: Value) -> Value:
         if self.norm is None:
             return y
         if self.norm_groups == 1:
@@ -157,6 +157,6 @@ class Mamba2:
         return ops.mul(normed, param("norm.weight", (self.inner,), fill(1.0)), name="norm")
 
 
-def negative(a_log: Value) -> Value:
-    """A = −e^a_log."""
+def negative_exp(a_log: Value) -> Value:
+    """Return A = −e^a_log."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")

@@ -1,4 +1,4 @@
-"""Beside the residual stream: embeddings for every layer, and further streams (Gemma 3n, Gemma 4)."""
+"""Additions to the residual stream: embeddings for every layer, and several streams (Gemma 3n, Gemma 4)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .layers import Norm, RMSNorm, embedding, linear
 
 @module
 class PerLayerEmbedding:
-    """A vector of `width` for every layer: (embedding of the token · √width + N(x W / √dim)) / √2 (Gemma 3n).
+    """An embedding of `width` for every layer: (embedding of the token · √width + N(x W / √dim)) / √2 (Gemma 3n).
 
     Parameters: ``table.weight`` [vocab, layers · width], ``projection.weight`` [layers · width, dim], ``norm.weight``.
-    Tokens from `vocab` on have the vector of token 0.
+    Token ids from `vocab` on use the embedding of token 0.
     """
 
     vocab: int
@@ -33,21 +33,21 @@ class PerLayerEmbedding:
         need_modules(self, "norm")
 
     def __call__(self, x: Value, ids: Value, layers: int) -> list[Value]:
-        """x [batch, seq, dim] embedded, ids [batch, seq] → for each of `layers` [batch, seq, width]."""
+        """Return an embedding [batch, seq, width] for each of `layers`, from embeddings x [batch, seq, dim] and ids."""
         shape = (*x.shape[:2], layers, self.width)
-        known = ops.cast(ops.less(ids, ops.affine(ids, by=0, plus=self.vocab)), to=ids.type.dtype)
-        rows = embedding(ops.mul(ids, known), self.vocab, layers * self.width, "table")
-        said = ops.reshape(ops.affine(rows, by=math.sqrt(self.width)), shape=shape)
+        is_known = ops.cast(ops.less(ids, ops.affine(ids, by=0, plus=self.vocab)), to=ids.type.dtype)
+        rows = embedding(ops.mul(ids, is_known), self.vocab, layers * self.width, "table")
+        layer_embedding = ops.reshape(ops.affine(rows, by=math.sqrt(self.width)), shape=shape)
         projected = ops.affine(linear(x, layers * self.width, "projection"), by=x.width**-0.5)
-        both = ops.add(named(self.norm, "norm")(ops.reshape(projected, shape=shape)), said)
-        scaled = ops.affine(both, by=math.sqrt(0.5), name="per_layer")
-        each = ops.split.emit(scaled, sizes=(1,) * layers, axis=2) if layers > 1 else [scaled]
-        return [ops.squeeze(part, axes=(2,)) for part in each]
+        total = ops.add(named(self.norm, "norm")(ops.reshape(projected, shape=shape)), layer_embedding)
+        scaled = ops.affine(total, by=math.sqrt(0.5), name="per_layer")
+        slices = ops.split.emit(scaled, sizes=(1,) * layers, axis=2) if layers > 1 else [scaled]
+        return [ops.squeeze(part, axes=(2,)) for part in slices]
 
 
 @module
 class PerLayerInput:
-    """N(W (act(x W_gate) ⊙ e)) for the layer's embedding e [batch, seq, `width`] (Gemma 3n)."""
+    """A gated input N(W (act(x W_gate) ⊙ e)) of the layer's embedding e [batch, seq, `width`] (Gemma 3n)."""
 
     width: int
     activation: str = "gelu_tanh"
@@ -59,21 +59,20 @@ class PerLayerInput:
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        said = provided("per_layer")
-        need(self, said is not None, "the model has no per_layer embedding")
-        assert said is not None
-        gated = ops.mul(activate(linear(x, self.width, "gate"), self.activation), said, name="gated")
+        """Map x [batch, seq, dim] to a value of the same shape."""
+        layer_embedding = provided("per_layer")
+        need(self, layer_embedding is not None, "the model has no per_layer embedding")
+        assert layer_embedding is not None
+        gated = ops.mul(activate(linear(x, self.width, "gate"), self.activation), layer_embedding, name="gated")
         return named(self.norm, "norm")(linear(gated, x.width, "projection"))
 
 
 @module
 class SplitFeedForward:
-    """x + N(N(dense(N(x))) + N(moe(N(x)))): a feed-forward and a mixture of experts side by side, each with norms of
-    its own, the router's without weights (Gemma 4).
+    """A feed-forward and a mixture of experts in parallel, x + N(N(dense(N(x))) + N(moe(N(x)))) (Gemma 4).
 
-    Norms: ``dense_norm``, ``dense_post_norm``, ``moe_norm``, ``moe_post_norm``, ``post_norm``; the router reads x
-    through ``router_norm``.
+    Norms, each with its own weights: ``dense_norm``, ``dense_post_norm``, ``moe_norm``, ``moe_post_norm``,
+    ``post_norm``; the router reads x through ``router_norm``.
     """
 
     dense: GatedMLP
@@ -84,20 +83,20 @@ class SplitFeedForward:
         need_modules(self, "dense", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
 
-        def normed(name: str, y: Value) -> Value:
+        def apply_norm(name: str, y: Value) -> Value:
             return named(self.norm, name)(y)
 
-        dense = normed("dense_post_norm", self.dense(normed("dense_norm", x)))
-        sparse = self.moe(normed("moe_norm", x), normed("router_norm", x))
-        both = ops.add(dense, normed("moe_post_norm", sparse), name="both")
-        return ops.add(x, normed("post_norm", both), name="residual")
+        dense = apply_norm("dense_post_norm", self.dense(apply_norm("dense_norm", x)))
+        sparse = self.moe(apply_norm("moe_norm", x), apply_norm("router_norm", x))
+        total = ops.add(dense, apply_norm("moe_post_norm", sparse), name="both")
+        return ops.add(x, apply_norm("post_norm", total), name="residual")
 
 
 @module
 class LayerWithInput:
-    """A block, then `ffn` on its own residual terms, then x + per_layer(x); all times ``scalar`` [1] if `scalar`."""
+    """A `block`, then `ffn` with its own residual, then x + per_layer(x); all times ``scalar`` [1] if `scalar`."""
 
     block: Block
     ffn: Layer | None = None
@@ -109,11 +108,11 @@ class LayerWithInput:
 
     @property
     def norm(self) -> Norm:
-        """The norm of the block, which a model takes for its last one."""
+        """Return the norm of the block, which a model uses as its final norm."""
         return self.block.norm
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
+        """Map x [batch, seq, dim] to a value of the same shape."""
         x = self.block(x)
         x = x if self.ffn is None else self.ffn(x)
         if self.per_layer is not None:
@@ -125,25 +124,25 @@ class LayerWithInput:
 
 
 def _root_mean_square(x: Value, least: float = 0.0) -> Value:
-    """√mean(x²) [..., 1], the mean at least `least`."""
+    """Return √mean(x²) [..., 1] over the last axis, with the mean clipped to at least `least`."""
     mean = ops.mean(ops.square(x), axes=(len(x.shape) - 1,), keepdims=True)
     return ops.sqrt(mean if least == 0 else ops.clip(mean, low=least))
 
 
 def _stream(x: Value, i: int) -> Value:
-    """Stream `i` [batch, seq, dim] of x [batch, seq, streams, dim]."""
+    """Return stream `i` [batch, seq, dim] of x [batch, seq, streams, dim]."""
     return ops.squeeze(ops.slice(x, axis=2, start=i, stop=i + 1), axes=(2,))
 
 
-def _stacked(streams: list[Value]) -> Value:
+def _stack(streams: list[Value]) -> Value:
     return ops.concat(*(ops.unsqueeze(s, axes=(2,)) for s in streams), axis=2, name="streams")
 
 
 @module
 class SpreadStreams:
-    """x, and for each further one of `streams` x W as large as x: [batch, seq, dim] → [batch, seq, streams, dim].
+    """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim]: x and x W, scaled to the norm of x.
 
-    Parameters ``projections.{i}.weight`` [dim, dim].
+    Parameters: ``projections.{i}.weight`` [dim, dim] for every stream except the first.
     """
 
     streams: int
@@ -153,17 +152,19 @@ class SpreadStreams:
         need_few(self, "streams")
 
     def __call__(self, x: Value) -> Value:
-        size, made = _root_mean_square(x), [x]
+        size, computed = _root_mean_square(x), [x]
         for i in range(self.streams - 1):
             y = linear(x, x.width, f"projections.{i}")
-            made.append(ops.div(ops.mul(y, size), _root_mean_square(y, 1e-5)))
-        return _stacked(made)
+            computed.append(ops.div(ops.mul(y, size), _root_mean_square(y, 1e-5)))
+        return _stack(computed)
 
 
 @module
 class GatherStreams:
-    """The mean of the first stream and of every other one times W, as large as the first: the inverse shapes of
-    `SpreadStreams`, with parameters of its own under the same names."""
+    """The mean of the first stream and all other streams times W, scaled to the norm of the first.
+
+    Shapes are the inverse of `SpreadStreams`, and so are the names of its (separate) parameters.
+    """
 
     def __call__(self, x: Value) -> Value:
         first, count = _stream(x, 0), x.shape[2]
@@ -179,11 +180,11 @@ class GatherStreams:
 class AltUpLayer:
     """A layer over streams [batch, seq, streams, dim]: it predicts all, computes stream `active`, and corrects all.
 
-    What it computes is a sandwich block of `attn` and `ffn` whose attention has a low-rank map of `laurel_rank` beside
-    it (LAuReL); `per_layer` is added to all streams but the first. Parameters: ``router_norm``, ``router.weight``
-    [streams, dim], ``prediction.weight`` [streams², streams], ``correction.weight`` [streams, streams], with
-    `scale_output` ``output_scale`` [dim], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm`` and the
-    norms of a sandwich block.
+    Stream `active` passes a sandwich block of `attn` and `ffn` with a low-rank map of `laurel_rank` in parallel to the
+    attention (LAuReL); `per_layer` is added to all streams except the first. Parameters: ``router_norm``,
+    ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams], ``correction.weight``
+    [streams, streams], with `scale_output` ``output_scale`` [dim], ``laurel_left.weight``, ``laurel_right.weight``,
+    ``laurel_norm`` and the norms of a sandwich block.
     """
 
     attn: Attention
@@ -201,37 +202,37 @@ class AltUpLayer:
         need_kind(self, "per_layer", PerLayerInput)
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, streams, dim] → the same."""
+        """Map x [batch, seq, streams, dim] to a value of the same shape."""
         batch, seq, count, _ = x.shape
         assert isinstance(count, int)
         need(self, self.active < count, f"active={self.active} is not one of {count} streams")
         raw = linear(self._modalities(_stream(x, self.active), count), count * count, "prediction")
         mixed = ops.matmul(ops.reshape(raw, shape=(batch, seq, count, count)), x)
         predicted = ops.add(mixed, x, name="predicted")
-        before = _stream(predicted, self.active)
-        made = self._computed(before)
-        gains = ops.affine(linear(self._modalities(made, count), count, "correction"), plus=1.0)
-        innovation = ops.unsqueeze(ops.sub(made, before, name="innovation"), axes=(2,))
+        active_prediction = _stream(predicted, self.active)
+        computed = self._apply_block(active_prediction)
+        gains = ops.affine(linear(self._modalities(computed, count), count, "correction"), plus=1.0)
+        innovation = ops.unsqueeze(ops.sub(computed, active_prediction, name="innovation"), axes=(2,))
         corrected = ops.add(predicted, ops.mul(innovation, ops.unsqueeze(gains, axes=(3,))), name="corrected")
         if self.per_layer is None:
             return corrected
         first = _stream(corrected, self.active)
         if self.scale_output:
             first = ops.mul(first, param("output_scale", (x.width,), fill(1.0)), name="output_scaled")
-        more = self.per_layer(first)
-        kept = ops.slice(corrected, axis=2, start=0, stop=1)
-        others = ops.add(ops.slice(corrected, axis=2, start=1, stop=count), ops.unsqueeze(more, axes=(2,)))
-        return ops.concat(kept, others, axis=2, name="with_input")
+        extra = self.per_layer(first)
+        head = ops.slice(corrected, axis=2, start=0, stop=1)
+        tail = ops.add(ops.slice(corrected, axis=2, start=1, stop=count), ops.unsqueeze(extra, axes=(2,)))
+        return ops.concat(head, tail, axis=2, name="with_input")
 
     def _modalities(self, x: Value, count: int) -> Value:
-        normed = ops.affine(named(self.norm, "router_norm")(x), by=1 / x.width)
-        return ops.tanh(linear(normed, count, "router"))
+        apply_norm = ops.affine(named(self.norm, "router_norm")(x), by=1 / x.width)
+        return ops.tanh(linear(apply_norm, count, "router"))
 
-    def _computed(self, x: Value) -> Value:
-        normed = named(self.norm, "attn_norm")(x)
-        low = linear(linear(normed, self.laurel_rank, "laurel_left"), x.width, "laurel_right")
-        beside = ops.add(normed, named(self.norm, "laurel_norm")(low), name="laurel")
-        attended = ops.add(x, named(self.norm, "attn_post_norm")(self.attn(normed)), name="attn_residual")
-        x = ops.affine(ops.add(attended, beside), by=math.sqrt(0.5), name="with_laurel")
+    def _apply_block(self, x: Value) -> Value:
+        apply_norm = named(self.norm, "attn_norm")(x)
+        low = linear(linear(apply_norm, self.laurel_rank, "laurel_left"), x.width, "laurel_right")
+        laurel = ops.add(apply_norm, named(self.norm, "laurel_norm")(low), name="laurel")
+        attended = ops.add(x, named(self.norm, "attn_post_norm")(self.attn(apply_norm)), name="attn_residual")
+        x = ops.affine(ops.add(attended, laurel), by=math.sqrt(0.5), name="with_laurel")
         y = named(self.norm, "ffn_post_norm")(self.ffn(named(self.norm, "ffn_norm")(x)))
         return ops.add(x, y, name="ffn_residual")

@@ -1,6 +1,6 @@
-"""Modules over the states of a model's last layer: one vector of a text.
+"""Modules that compute one vector per sequence from the states of a model's layers.
 
-What belongs here reads what the layers made. Never here: layers, embeddings, heads that predict tokens.
+Modules here read the outputs of layers. Never here: layers, embeddings, heads that predict tokens.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from weft.ir.ops.elementwise import masked
 from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
-from ..build import Layer, computed, fill, keep, kept, module, named, param
+from ..build import Layer, constant_param, fill, keep, kept, module, named, param
 from ..checks import need, need_activation, need_whole
 from ..layers import linear
 
 
 @module(leaf=True)
 class UnitLength:
-    """x / ‖x‖ over the last axis; lengths below 1e-12 count as that, as in torch's F.normalize."""
+    """Normalization x / ‖x‖ over the last axis; the norm is at least 1e-12, as in torch's F.normalize."""
 
     def __call__(self, x: Value) -> Value:
         length = ops.clip(ops.sqrt(ops.sum(ops.square(x), axes=(-1,), keepdims=True)), low=1e-12)
@@ -28,7 +28,7 @@ class UnitLength:
 
 @module(leaf=True)
 class Unchanged:
-    """x: the only layer of a model that is a table of vectors."""
+    """The identity: the only layer of a model that is just an embedding table."""
 
     def __call__(self, x: Value) -> Value:
         return x
@@ -36,7 +36,7 @@ class Unchanged:
 
 @module
 class Dense:
-    """act(x Wᵀ + b) of `width`; with `residual` x is added to it, mapped by a matrix of its own to another width."""
+    """A dense layer act(x Wᵀ + b) to `width`; `residual` adds x, through another linear map if the widths differ."""
 
     width: int
     activation: str = "tanh"
@@ -48,7 +48,7 @@ class Dense:
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """x [..., dim] → [..., width]."""
+        """Map x [..., dim] to [..., width]."""
         y = activate(linear(x, self.width, "linear", self.bias), self.activation)
         if not self.residual:
             return y
@@ -57,8 +57,11 @@ class Dense:
 
 @module
 class WeightedLayerPooling:
-    """Σ wᵢ hᵢ / Σ wᵢ over the states of the layers of an `Encoder`, from number `start` on; 0 is the embedding, and the
-    last is what the model returns. The weights are a parameter, ``layer_weights`` [layers + 1 − start]."""
+    """The weighted mean Σ wᵢ hᵢ / Σ wᵢ over the states of an `Encoder`'s layers, from index `start` on.
+
+    State 0 is the embedding, the last is the model's output. The weights are a parameter, ``layer_weights``
+    [layers + 1 − start].
+    """
 
     start: int = 4
 
@@ -66,42 +69,42 @@ class WeightedLayerPooling:
         need_whole(self, "start", least=0)
 
     def __call__(self, x: Value) -> Value:
-        """x [..., dim], the last state → the same."""
+        """Map x [..., dim], the last state, to a value of the same shape."""
         states = [*kept("hidden_states")[:-1], x][self.start :]
         need(self, len(states) > 0, f"start={self.start} is after the last layer")
         weights = param("layer_weights", (len(states),), fill(1.0))
         shares = (ops.slice(weights, axis=0, start=i, stop=i + 1) for i in range(len(states)))
-        total, *others = (ops.mul(*pair) for pair in zip(states, shares, strict=True))
-        for other in others:
-            total = ops.add(total, other)
+        total, *summands = (ops.mul(*pair) for pair in zip(states, shares, strict=True))
+        for summand in summands:
+            total = ops.add(total, summand)
         return ops.div(total, ops.sum(weights, axes=(0,)), name="layers_averaged")
 
 
 @module
 class WordWeights:
-    """x times the weight of its token, of `weights` by id; sums that become means are divided by the sum of these."""
+    """A scaling of x by a weight per token: `weights` by token id. Mean pooling then divides by their sum."""
 
     weights: tuple[float, ...]
 
     def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] of the tokens that a `SentencePooling` keeps as ``text`` → the same."""
-        ids, whole = kept("text")
-        table = computed("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
-        weights = ops.mul(masked(ops.unsqueeze(whole, axes=(2,)), _one(x)), ops.embedding(ids, table))
+        """Scale x [batch, seq, dim]; the token ids and mask are those that `SentencePooling` stores as ``text``."""
+        ids, unpadded = kept("text")
+        table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
+        weights = ops.mul(masked(ops.unsqueeze(unpadded, axes=(2,)), _ones(x)), ops.embedding(ids, table))
         keep("token_weights", weights)
         return ops.mul(x, weights, name="words_weighted")
 
 
 @module
 class SentencePooling:
-    """One vector of a text out of those of its tokens, of unit length with `normalize`.
+    """Pooling of token vectors to one vector per sequence, of unit length with `normalize`.
 
-    `mode`: their mean, the first (cls), the largest of each number (max), the last, their mean weighted by position, 1
-    for the first token (weighted; Muennighoff 2022, SGPT), or their sum over the root of their number (mean_sqrt_len);
-    several are concatenated. Alone: the first with the id `token`, None for the largest id of a text (token; CLIP), or
-    the last of the batch, padding or not (end; SigLIP). The modules `before` change the vectors of tokens, those
-    `after` the vector of the text, which then is normalized. Without `include_prompt`, tokens whose mask is 2 are
-    attended to, but not pooled. A field `sentence` of `Encoder`.
+    `mode`: the mean, the first token (cls), the maximum per feature (max), the last token, the mean weighted by
+    position, 1 for the first token (weighted; Muennighoff 2022, SGPT), or the sum divided by the square root of the
+    number of tokens (mean_sqrt_len); several modes are concatenated. Only as a single mode: the first token with the id
+    `token`, None for the largest id of the sequence (token; CLIP), or the last position, padding or not (end; SigLIP).
+    The modules `before` change token vectors, the modules `after` change the pooled vector before it is normalized.
+    Without `include_prompt`, tokens with mask 2 are attended to, but not pooled. A field `sentence` of `Encoder`.
     """
 
     mode: str | tuple[str, ...] = "mean"
@@ -112,25 +115,25 @@ class SentencePooling:
     token: int | None = None
 
     def __post_init__(self) -> None:
-        modes, known = ((self.mode,), ALONE) if isinstance(self.mode, str) else (self.mode, MODES)
+        modes, valid = ((self.mode,), ALONE) if isinstance(self.mode, str) else (self.mode, MODES)
         need(
-            self, 0 < len(modes) == sum(m in known for m in modes), f"mode={self.mode!r} must be of {', '.join(known)}"
+            self, 0 < len(modes) == sum(m in valid for m in modes), f"mode={self.mode!r} must be of {', '.join(valid)}"
         )
         need_whole(self, "token", least=0)
         need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The mode and the normalization for graph.meta, if there is no more to it; that all texts are padded to the
-        longest that the model takes."""
+        """Return entries for graph.meta: the mode and normalization, if no other modules are involved, and the padding
+        of all sequences to the longest that the model accepts, if the mode needs it."""
         plain = self.mode in PLAIN and not (self.before or self.after)
         facts: dict[str, Any] = {"pooling": self.mode, "normalize": self.normalize} if plain else {}
         return facts | ({"padding": "max_length"} if self.mode == "end" else {})
 
     def __call__(self, x: Value, mask: Value, ids: Value) -> Value:
-        """x [batch, seq, dim], mask [batch, seq], 0 for padding on either side, ids [batch, seq] → [batch, width]."""
-        whole = pooled = ops.cast(mask, to=dtypes.bool_)
-        keep("text", ids, whole)
+        """Map x [batch, seq, dim] to [batch, width]; mask (0 for padding on either side) and ids are [batch, seq]."""
+        unpadded = pooled = ops.cast(mask, to=dtypes.bool_)
+        keep("text", ids, unpadded)
         for i, layer in enumerate(self.before):
             x = named(layer, f"before_{i}")(x)
         if not self.include_prompt:
@@ -140,9 +143,10 @@ class SentencePooling:
             pooled = ops.equal(ids, largest if self.token is None else ops.affine(ids, by=0, plus=self.token))
         elif self.mode == "end":
             pooled = ops.equal(ids, ids)
-        given = kept("token_weights")[0] if any(isinstance(layer, WordWeights) for layer in self.before) else None
+        weights = kept("token_weights")[0] if any(isinstance(layer, WordWeights) for layer in self.before) else None
         vectors = [
-            _pool(mode, x, whole, pooled, given) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)
+            _pool(mode, x, unpadded, pooled, weights)
+            for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)
         ]
         y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
         for i, layer in enumerate(self.after):
@@ -150,41 +154,43 @@ class SentencePooling:
         return UnitLength()(y) if self.normalize else y
 
 
-PLAIN = ("cls", "max", "mean", "weighted", "last")  # that `encode` can do by itself
+PLAIN = ("cls", "max", "mean", "weighted", "last")  # modes that `encode` supports without other modules
 MODES = (*PLAIN, "mean_sqrt_len")
 ALONE = (*MODES, "token", "end")
 
 
-def _pool(mode: str, x: Value, whole: Value, pooled: Value, given: Value | None) -> Value:
-    """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]; means are
-    over the weights `given` [batch, seq, 1], if there are any."""
+def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
+    """Return the vector [batch, dim] of x [batch, seq, dim] over the tokens `pooled` [batch, seq].
+
+    `unpadded` [batch, seq] are all tokens without padding; means use `token_weights` [batch, seq, 1], if there are any.
+    """
     if mode == "max":
         return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
         first = mode in ("cls", "token")
-        at = ops.clip(_last(_first(pooled) if first else pooled), low=0)
-        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if first else "last_token")
-    one = _one(x)
-    weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
+        index = ops.clip(_last(_first(pooled) if first else pooled), low=0)
+        return ops.squeeze(ops.gather_rows(x, index), axes=(1,), name="first_token" if first else "last_token")
+    ones = _ones(x)
+    token_shares = masked(ops.unsqueeze(pooled, axes=(2,)), ones)
     if mode == "weighted":
-        weights = ops.mul(weights, ops.cumsum(masked(ops.unsqueeze(whole, axes=(2,)), one), axis=1))
-    total = ops.clip(ops.sum(weights if given is None else given, axes=(1,)), low=1e-9)
+        token_shares = ops.mul(token_shares, ops.cumsum(masked(ops.unsqueeze(unpadded, axes=(2,)), ones), axis=1))
+    total = ops.clip(ops.sum(token_shares if weights is None else weights, axes=(1,)), low=1e-9)
     total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
-    return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), total, name="mean_token")
+    return ops.div(ops.sum(ops.mul(x, token_shares), axes=(1,)), total, name="mean_token")
 
 
-def _one(x: Value) -> Value:
-    """Return 1 for each token of x [batch, seq, dim], [batch, seq, 1], in the dtype of x."""
+def _ones(x: Value) -> Value:
+    """Return ones [batch, seq, 1] for x [batch, seq, dim], in the dtype of x."""
     return ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)
 
 
 def _last(shown: Value) -> Value:
-    """The position of the last token that is `shown`, [batch, 1]; −1 where none is."""
-    places = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
-    return ops.affine(ops.max(places, axes=(1,), keepdims=True), plus=-1)
+    """Return the index [batch, 1] of the last token with true `shown` [batch, seq]; −1 if there is none."""
+    indices = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
+    return ops.affine(ops.max(indices, axes=(1,), keepdims=True), plus=-1)
 
 
 def _first(shown: Value) -> Value:
-    """Return where the first token that is `shown` is, [batch, seq]."""
+    """Return a mask [batch, seq] that is true at the first token with true `shown` [batch, seq]."""
     count = ops.cumsum(ops.cast(shown, to=dtypes.i64), axis=1)
     return ops.logical_and(shown, ops.equal(count, ops.affine(count, by=0, plus=1)))

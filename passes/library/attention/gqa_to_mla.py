@@ -98,15 +98,15 @@ def _convert(node: Node) -> str | None:
     rank = kv_heads * (plain_dim + dv)
     with node.graph.inserting(before=node):
         plain_spans = [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]
-        latent = _emit_linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
+        latent = _linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
         up_k = _copy_spans(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
         k_rank = kv_heads * plain_dim
         up_v = _copy_spans(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
         plain, q_rope, k_rope = node.inputs[0], None, None
         if rotary:
-            plain = _emit_linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
-            q_rope = _emit_rotary(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
-            k_rope = _emit_rotary(k, [(0, rotary)], "k_rope")
+            plain = _linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
+            q_rope = _rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
+            k_rope = _rope(k, [(0, rotary)], "k_rope")
         attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
         assert plain is not None
         y = expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
@@ -119,7 +119,7 @@ def _convert(node: Node) -> str | None:
 Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
-def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
+def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     """Emit one linear whose rows are the given spans of the branches' linears, which must read the same value."""
     (first, _), *_ = parts
     graph = first.linear.graph
@@ -138,13 +138,11 @@ def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     return ops.linear(first.linear.inputs[0], weight, bias, name=name)
 
 
-def _emit_rotary(branch: Branch, spans: Spans, name: str) -> Value:
+def _rope(branch: Branch, spans: Spans, name: str) -> Value:
     """Emit a linear for the rotary rows of a branch (one span per head) and its RoPE; return the rotated value."""
     rope = branch.rope
     assert rope is not None
-    return ops.rope(
-        _emit_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)}
-    )
+    return ops.rope(_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)})
 
 
 def _copy_spans(branch: Branch, rank: int, spans: Spans, name: str) -> Param:

@@ -189,28 +189,24 @@ def _find_latent(node: Node) -> _Latent | None:
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
     kv_heads = node.attrs["kv_heads"]
-    k_sources, v_sources = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
-    k_from, v_from = (
-        [x for x in sources if x.producer and x.producer.op is ops.linear] for sources in (k_sources, v_sources)
-    )
-    if len(k_from) != 1 or len(v_from) != 1 or len(v_sources) != 1 or len(k_sources) > 2:
+    of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
+    k_from, v_from = ([x for x in parts if x.producer and x.producer.op is ops.linear] for parts in (of_k, of_v))
+    if len(k_from) != 1 or len(v_from) != 1 or len(of_v) != 1 or len(of_k) > 2:
         return None
     k_linear, v_linear = k_from[0].producer, v_from[0].producer
     assert k_linear is not None and v_linear is not None
-    latent, k_index = k_linear.inputs[0], k_sources.pop(k_from[0])
+    latent, labels = k_linear.inputs[0], of_k.pop(k_from[0])
     if latent is None or v_linear.inputs[0] is not latent:
         return None
-    key_dim = int((k_index[0] > 0).sum())
-    is_contiguous = (k_index[:, :key_dim] > 0).all() and not k_index[:, key_dim:].any()
-    shared = next(iter(k_sources), None)
+    d = int((labels[0] > 0).sum())
+    fits = (labels[:, :d] > 0).all() and not labels[:, d:].any()
+    shared = next(iter(of_k), None)
     if shared is not None:
         expected = np.arange(1, shared.width + 1)
-        is_contiguous &= (
-            (k_sources[shared][:, key_dim:] == expected).all() if shared.width == k_index.shape[1] - key_dim else False
-        )
-    if not is_contiguous:
+        fits &= (of_k[shared][:, d:] == expected).all() if shared.width == labels.shape[1] - d else False
+    if not fits:
         return None
-    k_rows, v_rows, reason = k_index[:, :key_dim] - 1, v_sources[v_from[0]] - 1, None
+    k_rows, v_rows, reason = labels[:, :d] - 1, of_v[v_from[0]] - 1, None
     if node.operand("past_k") is not None:
         reason = "it has a cache of its keys and values; run the pass before kv-cache"
     elif _has_bias(k_linear, k_rows) or _has_bias(v_linear, v_rows):
@@ -240,15 +236,15 @@ def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: T
     shared = latent.shared
     with graph.inserting(before=node):
         ups = (
-            _up_projection(latent.k_linear, latent.k_rows, heads, "k_up"),
-            _up_projection(latent.v_linear, latent.v_rows, heads, "v_up"),
+            _up_weight(latent.k_linear, latent.k_rows, heads, "k_up"),
+            _up_weight(latent.v_linear, latent.v_rows, heads, "v_up"),
         )
         plain, rotary = _split_heads(q, heads, latent.k_rows.shape[1])
         y = absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
     _replace(node, node.output, y, (plain, rotary, latent.latent, shared))
 
 
-def _up_projection(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
+def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
     """Return the weight [heads·d, rank] of an up-projection to `heads` query heads.
 
     `head_rows` [kv_heads, d] are the rows of `linear` for each KV head, `name` the scope-local name of the parameter.

@@ -23,7 +23,7 @@ from ...core.trace import Trace
 from ..cache.kv_cache import within_positions
 
 LONGEST_CHECK = 40  # tokens; passes with a longer range are checked with smaller arguments
-Visibility = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
+Sees = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
 
 
 def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
@@ -36,9 +36,7 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
             trace.fired(name, node.output.name)
 
 
-def check_masks(
-    before: Graph, after: Graph, equivalence: EquivalenceCheck, is_visible: Visibility, tokens: int
-) -> None:
+def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Sees, tokens: int) -> None:
     """Check that attentions whose attributes the pass changed see exactly the keys for which `is_visible` is true.
 
     The graphs run on sequences of `tokens` tokens.
@@ -46,7 +44,7 @@ def check_masks(
     old_attrs = {n.output.name: n.attrs for n in before.nodes}
     changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
     inputs = sample_inputs(before, equivalence, tokens)
-    meanings = {n.output.name: partial(attend, is_visible) for n in changed}
+    meanings = {n.output.name: partial(attend, visible) for n in changed}
     equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
 

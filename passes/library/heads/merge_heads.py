@@ -191,13 +191,11 @@ def _equalize(branch: Branch, heads: int, groups: int) -> None:
     """Copy the rows of the first head of each run to the whole run, in place, in a graph staged for checks."""
     start, stop = branch.span
     head_dim, run = (stop - start) // heads, heads // groups
-    first_rows = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
+    copied = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
     for param in (branch.weight, branch.bias):
         if param is not None:
             count = int(param.shape[0])
-            param.recipe = take_rows(
-                param.recipe, [*range(start), *(start + i for i in first_rows), *range(stop, count)]
-            )
+            param.recipe = take_rows(param.recipe, [*range(start), *(start + i for i in copied), *range(stop, count)])
     for v in (v for node in branch.between for v in node.inputs[1:]):
         if isinstance(v, Param) and v.shape == (stop - start,):
-            v.recipe = take_rows(v.recipe, first_rows)
+            v.recipe = take_rows(v.recipe, copied)

@@ -123,12 +123,8 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
 def _has_order(branch: Branch, layout: Layout) -> bool:
     """Return whether the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
-    weight_rows = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
-    return (
-        isinstance(weight_rows, Take)
-        and weight_rows.axis == 0
-        and weight_rows.indices == tuple(start + i for i in layout.rows)
-    )
+    recipe = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
+    return isinstance(recipe, Take) and recipe.axis == 0 and recipe.indices == tuple(start + i for i in layout.rows)
 
 
 def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:

@@ -233,10 +233,8 @@ def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
 
 
 def _adds_zero(layer: Layer) -> bool:
-    zero_params = _find_zero_params(layer)
-    return not isinstance(zero_params, str) and all(
-        isinstance(p.recipe, Full) and p.recipe.value == 0 for p in zero_params
-    )
+    params = _find_zero_params(layer)
+    return not isinstance(params, str) and all(isinstance(p.recipe, Full) and p.recipe.value == 0 for p in params)
 
 
 def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:

@@ -56,13 +56,9 @@ class PermuteNeurons(Pass):
         runs_by_use = {use: run for _, runs in sites for use, run in runs.items()}
         for site, runs in sites:
             params = {use: p for use in runs if isinstance(p := use[0].inputs[use[1]], Param)}
-            other_readers = [n for use, p in params.items() for n, i in p.uses if runs_by_use.get((n, i)) != runs[use]]
-            if other_readers or len(params) < len(runs):
-                why = (
-                    f"also read by {other_readers[0].op.name} (%{other_readers[0].output.name})"
-                    if other_readers
-                    else "computed"
-                )
+            users = [n for use, p in params.items() for n, i in p.uses if runs_by_use.get((n, i)) != runs[use]]
+            if users or len(params) < len(runs):
+                why = f"also read by {users[0].op.name} (%{users[0].output.name})" if users else "computed"
                 trace.refuse(self.name, site.output.name, f"its weights are {why}")
                 continue
             if all(_is_shuffled(p.recipe, runs[use]) for use, p in params.items()):

@@ -87,7 +87,7 @@ class ReplaceActivation(Pass):
         sites = dict(_sites(staged))
         arrays: dict[Value, Array] = {}
 
-        def read_operand(value: Value | None) -> Array | None:
+        def read(value: Value | None) -> Array | None:
             if isinstance(value, Param):
                 return np.asarray(value.recipe.evaluate(staged.reader), np.float64)
             return None if value is None else arrays[value]
@@ -103,7 +103,7 @@ class ReplaceActivation(Pass):
                 outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
             else:
                 outputs[0][...] = _apply_experts(
-                    self.to, node, {o.name: read_operand(node.operand(o.name)) for o in node.op.operands}
+                    self.to, node, {o.name: read(node.operand(o.name)) for o in node.op.operands}
                 )
 
         arrays.update((staged.inputs[name], x) for name, x in inputs.items())
@@ -123,16 +123,10 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
         if isinstance(unit, Gate):
             yield node, unit
             continue
-        unit_parts = activated(node.output)
-        reads_linear = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
-        if (
-            unit_parts is not None
-            and reads_linear
-            and all(reads_linear)
-            and not node.output.is_output
-            and projected(unit_parts[1])
-        ):
-            yield node, unit_parts
+        parts = activated(node.output)
+        linears = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
+        if parts is not None and linears and all(linears) and not node.output.is_output and projected(parts[1]):
+            yield node, parts
 
 
 def _apply_formula(name: str, x: Array) -> Array:

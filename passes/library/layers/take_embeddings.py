@@ -51,20 +51,16 @@ class TakeEmbeddings(Pass):
         if ids is None:
             return
         tables = _tables(ids)
-        other_readers = [reader for reader, _ in ids.uses if reader not in tables and not _reads_shape(reader)]
-        if other_readers or len({node.inputs[1] for node in tables}) != 1:
-            why = (
-                f"{other_readers[0].op.name} also reads the ids"
-                if other_readers
-                else f"they index {len(tables)} tables, not one"
-            )
+        users = [reader for reader, _ in ids.uses if reader not in tables and not _reads_shape(reader)]
+        if users or len({node.inputs[1] for node in tables}) != 1:
+            why = f"{users[0].op.name} also reads the ids" if users else f"they index {len(tables)} tables, not one"
             trace.refuse(self.name, IDS, why)
             return
         lookups = self._rows(tables)
         rows = graph.add_input(EMBEDDED, lookups[0].output.type)
-        for reader, operand_index in list(ids.uses):
+        for reader, i in list(ids.uses):
             if reader not in tables:
-                reader.set_input(operand_index, rows)
+                reader.set_input(i, rows)
         for node in lookups:
             replace_uses(node.output, rows)
             trace.fired(self.name, node.output.name)
@@ -97,9 +93,7 @@ class TakeEmbeddings(Pass):
 
 def _tables(ids: Value) -> list[Node]:
     """Return the embedding nodes that look up `ids`, each once."""
-    return list(
-        dict.fromkeys(node for node, operand_index in ids.uses if node.op is ops.embedding and operand_index == 0)
-    )
+    return list(dict.fromkeys(node for node, i in ids.uses if node.op is ops.embedding and i == 0))
 
 
 def _reads_shape(reader: Node) -> bool:

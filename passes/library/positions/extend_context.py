@@ -167,18 +167,16 @@ class ExtendContext(ScalingArguments, Pass):
         new_node = next(n for n in after.nodes if n.output.name == node.output.name)
         values = _table_of(new_node).recipe.evaluate(after.reader).astype(np.float64)
         offset = first_row(node) or 0
-        positions = np.arange(len(values) - offset) / self.factor
+        at = np.arange(len(values) - offset) / self.factor
         if isinstance(old.recipe, Sinusoid) and not offset:
-            angle = positions[:, None] / old.recipe.base ** (2 * np.arange(old.recipe.dim // 2) / old.recipe.dim)
-            components = np.sin(angle), np.cos(angle)
-            wanted = (
-                np.dstack(components).reshape(len(positions), -1) if old.recipe.interleaved else np.hstack(components)
-            )
+            angle = at[:, None] / old.recipe.base ** (2 * np.arange(old.recipe.dim // 2) / old.recipe.dim)
+            waves = np.sin(angle), np.cos(angle)
+            wanted = np.dstack(waves).reshape(len(at), -1) if old.recipe.interleaved else np.hstack(waves)
             if np.max(np.abs(wanted - values)) > 1e-6:
                 raise WeftError(f"table %{old.name} does not contain sinusoids at interpolated positions")
             return values
         rows = old.recipe.evaluate(before.reader).astype(np.float64)
-        columns = [np.interp(positions, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
+        columns = [np.interp(at, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
         return np.concatenate([rows[:offset], np.stack(columns, 1)])
 
 

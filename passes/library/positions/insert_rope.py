@@ -130,14 +130,12 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
     q = node.inputs[0]
     assert q is not None
     shape = q.shape[:2]
-    position_ids = graph.inputs.get("position_ids")
-    if position_ids is not None and position_ids.shape == shape:
-        return position_ids
+    ids = graph.inputs.get("position_ids")
+    if ids is not None and ids.shape == shape:
+        return ids
     if node.attrs["causal"]:
-        if position_ids is not None:
-            raise WeftError(
-                f"insert-rope: input {position_ids!r} should be a position per token, of shape {list(shape)}"
-            )
+        if ids is not None:
+            raise WeftError(f"insert-rope: input {ids!r} should be a position per token, of shape {list(shape)}")
         return graph.add_input("position_ids", TensorType(dtypes.i64, shape))
     if shape not in counted:
         row = ops.unsqueeze(ops.iota(q, axis=1), axes=(0,))

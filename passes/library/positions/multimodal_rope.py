@@ -67,7 +67,7 @@ class MultimodalRope(Pass):
             axes = [_select_axis(rope_positions, axis) for axis in range(AXES)]
         cache = dict[Value, list[Param]]()
         for node in ropes:
-            _rotate_by_axes(node, axes, _split_frequencies(graph, node, settings, cache))
+            _rotate_by_axes(node, axes, _split(graph, node, settings, cache))
             trace.fired(self.name, node.output.name)
         if not position_ids.uses:
             del graph.inputs["position_ids"]
@@ -76,10 +76,10 @@ class MultimodalRope(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that three equal positions give the same outputs as the one position."""
         inputs = equivalence.inputs(before)
-        equal_positions = np.stack([inputs["position_ids"]] * AXES, -1)
-        inputs_after = {name: array for name, array in inputs.items() if name in after.inputs}
+        positions = np.stack([inputs["position_ids"]] * AXES, -1)
+        feeds = {name: array for name, array in inputs.items() if name in after.inputs}
         equivalence.same(
-            equivalence.run(before, inputs), equivalence.run(after, {**inputs_after, POSITIONS: equal_positions}), EXACT
+            equivalence.run(before, inputs), equivalence.run(after, {**feeds, POSITIONS: positions}), EXACT
         )
 
     def _settings(self, graph: Graph) -> MultimodalRope:
@@ -111,15 +111,13 @@ def _select_axis(positions: Value, axis: int) -> Value:
     return ops.squeeze(column, axes=(2,), name=f"{POSITIONS}_{axis}")
 
 
-def _split_frequencies(
-    graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]
-) -> list[Param]:
+def _split(graph: Graph, node: Node, rule: MultimodalRope, cache: dict[Value, list[Param]]) -> list[Param]:
     """Return the frequencies of the rotation `node` for each axis, 0 at pairs of other axes; `cache` stores them."""
     all_pairs = node.required("frequencies")
     if not isinstance(all_pairs, Param):
-        raise WeftError(f"{settings.name}: %{node.output.name} is rotated by computed frequencies")
+        raise WeftError(f"{rule.name}: %{node.output.name} is rotated by computed frequencies")
     if all_pairs not in cache:
-        axis_of_pair = settings.axes_of(all_pairs.width)
+        axis_of_pair = rule.axes_of(all_pairs.width)
         by_axis = []
         for axis in range(AXES):
             mask = Literal(tuple(float(a == axis) for a in axis_of_pair), (all_pairs.width,))
@@ -134,14 +132,8 @@ def _rotate_by_axes(node: Node, axes: list[Value], frequencies: list[Param]) -> 
     graph, amplitude = node.output.graph, node.attrs["amplitude"]
     y = node.required("x")
     with graph.inserting(before=node):
-        for positions, frequency in zip(axes, frequencies, strict=True):
-            y = ops.rope(
-                y,
-                positions,
-                frequency,
-                **{**node.attrs, "amplitude": amplitude},
-                name=f"{node.output.name}_{frequency.name[-1]}",
-            )
+        for at, f in zip(axes, frequencies, strict=True):
+            y = ops.rope(y, at, f, **{**node.attrs, "amplitude": amplitude}, name=f"{node.output.name}_{f.name[-1]}")
             amplitude = 1.0
     replace_uses(node.output, y)
     graph.erase(node)

@@ -125,10 +125,8 @@ def _equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
         return False
     pairs = frequencies.width
     rotary = np.array(weight.values).reshape(-1, head_dim)[:, : 2 * pairs]
-    pair_values = (
-        rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
-    )
-    return bool((pair_values[..., 0] == pair_values[..., 1]).all())
+    two = rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
+    return bool((two[..., 0] == two[..., 1]).all())
 
 
 def _reorder(old: list[Node], new: list[Node]) -> None:

@@ -97,17 +97,13 @@ class StripPositions(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check against the graph before, run with rotations by zero and position tables and biases of zero."""
         inputs = equivalence.inputs(before)
-        names_after = {n.output.name for n in after.nodes}
-        position_values = find_position_values(before)
+        names = {n.output.name for n in after.nodes}
+        values = find_position_values(before)
         meanings: dict[str, Callable[..., Any]] = {}
         for node in before.nodes:
             if node.op in _REFERENCES:
                 meanings[node.output.name] = _REFERENCES[node.op]
-            elif (
-                node.output in position_values
-                and node.output.name not in names_after
-                and not position_values.issuperset(_next_values(node))
-            ):
+            elif node.output in values and node.output.name not in names and not values.issuperset(_next_values(node)):
                 meanings[node.output.name] = partial(_zeros, node.op.reference)
         remaining = {name: inputs[name] for name in after.inputs}
         equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, remaining), EXACT)
@@ -163,15 +159,13 @@ def _zeros(reference: Callable[..., Any], *operands: Array, **attrs: Any) -> Arr
     return np.zeros_like(reference(*operands, **attrs))
 
 
-def _plain_attention(
-    q: Array, k: Array, v: Array, *tables: Array | None, heads: int, causal: bool, **attrs: Any
-) -> Array:
+def _attend(q: Array, k: Array, v: Array, *tables: Array | None, heads: int, causal: bool, **attrs: Any) -> Array:
     mask = tables[5] if len(tables) > 5 else None
     plain: dict[str, Any] = {"scale": None, "softcap": None, "value_dim": None}
     return attend(lambda i, j: True, q, k, v, None, mask, heads=heads, kv_heads=heads, causal=causal, **plain)
 
 
-def _plain_linear_attention(
+def _linear_attend(
     q: Array, k: Array, v: Array, mask: Array | None = None, *turn: Array, heads: int, causal: bool, **attrs: Any
 ) -> Any:
     return ops.linear_attention.reference(q, k, v, mask, heads=heads, causal=causal)
@@ -179,6 +173,6 @@ def _plain_linear_attention(
 
 _REFERENCES: dict[Op, Callable[..., Any]] = {
     ops.rope: lambda x, *turn, **attrs: x,
-    ops.linear_attention: _plain_linear_attention,
-    ops.relative_attention: _plain_attention,
+    ops.linear_attention: _linear_attend,
+    ops.relative_attention: _attend,
 }
