@@ -48,7 +48,7 @@ class DifferentialAttention:
 
     @property
     def groups(self) -> int:
-        """Number of key/value heads."""
+        """Return the number of key/value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:
@@ -111,7 +111,7 @@ class ScoredKeysAttention:
 
     @property
     def groups(self) -> int:
-        """Number of key/value heads."""
+        """Return the number of key/value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:

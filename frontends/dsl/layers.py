@@ -149,7 +149,7 @@ class Sinusoidal:
 
 
 def divide_width(x: Value, pieces: int, setting: str) -> int:
-    """Return the width of x divided by `pieces`; `what` names that setting in the error.
+    """Return the width of x divided by `pieces`; `setting` is its name in the error.
 
     Raises:
         WeftError: if `pieces` does not divide the width.

@@ -163,7 +163,7 @@ class SpreadStreams:
 class GatherStreams:
     """The mean of the first stream and all other streams times W, scaled to the norm of the first.
 
-    Shapes are the inverse of `SpreadStreams`, and so are the names of its (separate) parameters.
+    Shapes are the inverse of `SpreadStreams`; its own parameters have the same names.
     """
 
     def __call__(self, x: Value) -> Value:

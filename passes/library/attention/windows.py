@@ -37,7 +37,7 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
 
 
 def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Sees, tokens: int) -> None:
-    """Check that attentions whose attributes the pass changed see exactly the keys for which `is_visible` is true.
+    """Check that attentions whose attributes the pass changed see exactly the keys for which `visible` is true.
 
     The graphs run on sequences of `tokens` tokens.
     """

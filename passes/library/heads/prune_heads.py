@@ -174,7 +174,7 @@ def _energies(node: Node, activations: Activations | None) -> Array:
 
 
 def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
-    """Remove from the attention `node` all KV heads except `remaining`, and the query heads that read the others."""
+    """Keep only the KV heads `remaining` of the attention `node`, and the query heads that read them."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
     order = tuple(h * run + i for h in remaining for i in range(run))
     branches = {}

@@ -91,7 +91,7 @@ class RotateHeads(Pass):
 
 
 def _is_rotated(recipe: Recipe) -> bool:
-    """Return whether a recipe has the form that `_rotate_rows` returns."""
+    """Return whether a recipe has the form that `_rotate` returns."""
     return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 

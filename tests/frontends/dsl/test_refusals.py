@@ -297,7 +297,9 @@ def test_global_tokens_belong_into_an_encoder() -> None:
         Encoder(10, 8, 1, Block(attn)).graph()
     with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
         Decoder(10, 8, 1, Block(attn)).graph()
-    with pytest.raises(WeftError, match="global tokens are sums over a complete sequence: give TransientGlobals to an Encoder"):
+    with pytest.raises(
+        WeftError, match="global tokens are sums over a complete sequence: give TransientGlobals to an Encoder"
+    ):
         trace(globals_, {"x": X})
     with pytest.raises(WeftError, match="TransientGlobals: max_distance=2 must exceed half of buckets=4"):
         TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
