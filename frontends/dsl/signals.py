@@ -34,9 +34,8 @@ class ImageEncoder(Displayable):
     `pooler` adds a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
     given (CLIP); attention, a learned query that attends to all tokens by the attention of `pooler_block`, then its
     norm and feed-forward (SigLIP); or none. `projection` adds image_embeds, that output mapped to this width; 0 adds it
-    unmapped. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``,
-    ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight``
-    [prefix_tokens + patches, dim].
+    as is. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix``
+    [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -149,10 +148,7 @@ def conv1d(
     groups: int = 1,
     bias: bool = True,
 ) -> Value:
-    """Convolve x [batch, length, in] to [batch, frames, channels].
-
-    Parameters: ``name.weight`` [channels, in / groups, kernel] and ``name.bias`` [channels].
-    """
+    """Convolve x [batch, length, in] to [batch, frames, channels], by ``name.weight`` and ``name.bias``."""
     weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
     offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
     return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
@@ -160,10 +156,8 @@ def conv1d(
 
 @module(leaf=True)
 class GroupNorm:
-    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias with μ and σ over all frames and a group of channels (Wu & He 2018).
-
-    `groups` None means one group per channel.
-    """
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias with μ and σ over all frames and each of `groups` groups of channels
+    (Wu & He 2018); None means one group per channel."""
 
     groups: int | None = None
     eps: float = 1e-5
@@ -214,10 +208,8 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """Positions relative to neighbouring frames: x + act(convolution of x) (Baevski 2020, wav2vec 2.0).
-
-    Frames of padding are set to 0 before.
-    """
+    """Positions relative to neighbouring frames: x + act(convolution of x), with padding set to 0 before
+    (Baevski 2020, wav2vec 2.0)."""
 
     kernel: int
     groups: int = 1
