@@ -29,13 +29,13 @@ def add_norm(
     eps: float = 1e-06,
     name: str | Sequence[str] | None = None,
 ) -> AddNormResults:
-    """The residual step: (norm(x + y), x + y), `kind` rms or layer."""
+    """The pair (norm(x + y), x + y) of a residual addition; `kind` is rms or layer."""
 
 def affine(x: Value, *, by: float = 1.0, plus: float = 0.0, name: str | None = None) -> Value:
-    """x · by + plus, with numbers known at compile time (whole for integers); `by` 0 is `plus` even of ∞ and NaN."""
+    """x · by + plus with constants (integers for an integer x); `by` 0 gives `plus` even where x is ∞ or NaN."""
 
 def alibi(slopes: Value, queries: Value, keys: Value, *, symmetric: bool = False, name: str | None = None) -> Value:
-    r"""The bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\|i − j\|.
+    r"""Bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\|i − j\|.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
@@ -78,25 +78,25 @@ def attention(
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
-    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
-    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
-    is defined by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
-    row that sees nothing is 0.
+    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
+    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
+    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A row without
+    visible keys is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
-    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
-    the key of position j is in slot j mod capacity instead, but the first `keep_first` keys stay and the others roll
-    behind them (window + keep_first ≤ capacity); newer keys replace older ones, and of a call nothing is written behind
-    the last key that `key_mask` shows. With a cache `key_mask` and `bias` index keys by position.
+    [batch, seq], consecutive in each row — slot j holds the key of position j, slots below positions[b, 0] are valid,
+    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `key_mask`
+    and `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later
+    positions wrap around in the remaining ones, where newer keys replace older ones (window + keep_first ≤ capacity);
+    keys of the call after the last one that `key_mask` shows are not written.
 
-    Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
-    cache is `past_k` and present_k alone.
+    Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
+    the cache is `past_k` and present_k alone.
 
-    With `cache_bits` (8 or 4) a cache holds codes of so many bits: code · scale is the number, `k_scale` and `v_scale`
-    are those of channels [kv_heads·d] or one [1]. Keys and values of the call are rounded, too, as they are written: to
-    the nearest code, half to even, within −2^{bits−1} … 2^{bits−1} − 1. All keys and values that are read are code ·
-    scale, so that it does not matter how a text is cut into calls, nor whether there is a cache.
+    With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
+    channel [kv_heads·d] or one for all [1]. Keys and values of the call are also rounded, to the nearest code, half to
+    even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
+    neither on how a sequence is cut into calls nor on whether there is a cache.
     """
 
 @overload
@@ -232,18 +232,19 @@ def block_sparse_attention(
     scale: float | None = None,
     name: str | None = None,
 ) -> Value:
-    """softmax(scale · q kᵀ + ln c) v per head, c how often a query counts a key, 0 of keys that it does not see.
+    """softmax(scale · q kᵀ + ln c) v per head, c the number of times that a query counts a key, 0 for hidden keys.
 
     Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    `sides` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines it, and how `first_weight` and `dense` change it. Not causal.
+    their own, `sides` on each side, and the `first` first and `last` last ones, whose queries see all keys.
+    `weft.ir.schema.visible_blocks.VisibleBlocks` defines them, and the effects of `first_weight` and `dense`. Not
+    causal.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
-    `scale` and `key_mask` [batch, seq] as in `attention`. A row that sees nothing is 0.
+    `scale` and `key_mask` [batch, seq] as in `attention`. A row without visible keys is 0.
     """
 
 def cast(x: Value, *, to: DType = ..., name: str | None = None) -> Value:
-    """x as another dtype. Between floats it is the identity: the reference computes in exact arithmetic."""
+    """x converted to the dtype `to`; between floats the identity, as the reference computes in exact arithmetic."""
 
 class CausalConvResults(NamedTuple):
     causal_conv: Value
@@ -261,8 +262,8 @@ def causal_conv(
 ) -> Value:
     """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
 
-    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. What precedes x is
-    `past` [batch, width − 1, channels], then the present one — the last rows seen — is returned too; or zeros.
+    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The rows before
+    x are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 rows are also returned.
     """
 
 @overload
@@ -305,9 +306,9 @@ def choose_experts(
     group_score: str = "top2",
     name: str | Sequence[str] | None = None,
 ) -> ChooseExpertsResults:
-    """The k experts that `route` of `logits` [batch, seq, experts] chooses, and their weights: i64 and float [.., k].
+    """Return the k experts that `route` chooses and their weights, i64 and float [batch, seq, k], largest weight first.
 
-    Those with the largest weights come first. `bias` [experts] and attributes are those of `route`.
+    logits [batch, seq, experts]; `bias` [experts] and attributes are those of `route`.
     """
 
 def choose_tokens(
@@ -320,18 +321,18 @@ def choose_tokens(
     min_p: float = 0.0,
     name: str | None = None,
 ) -> Value:
-    """The token that follows each row: the likeliest, or at a `temperature` one that is drawn: [batch, 1].
+    """Return the next token of each row, [batch, 1]: the most likely, or at a `temperature` > 0 a sampled one.
 
     logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
     1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    Of the tokens that are kept, the first is drawn whose cumulative probability exceeds the uniform number of its row.
+    Sampled is the first remaining token whose cumulative probability, in the order of ids, exceeds the row's uniform.
     """
 
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
-    """x limited to low … high (whole numbers for integers)."""
+    """x clipped to low … high (bounds are integers for an integer x)."""
 
 def concat(*xs: Value, axis: int, name: str | None = None) -> Value:
-    """Tensors one after the other along `axis`."""
+    """Concatenation of `xs` along `axis`."""
 
 def conv1d(
     x: Value,
@@ -345,23 +346,23 @@ def conv1d(
 ) -> Value:
     """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
 
-    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames =
-    ⌊(length + padding before + padding behind − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads
-    its own run of input channels.
+    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames = ⌊(length +
+    padding[0] + padding[1] − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads its own run of input
+    channels.
     """
 
 def cos(x: Value, *, name: str | None = None) -> Value:
     """cos x, radians"""
 
 def cumsum(x: Value, *, axis: int = -1, exclusive: bool = False, name: str | None = None) -> Value:
-    """Running sum along `axis`; `exclusive` leaves the element itself out."""
+    """Running sum along `axis`; `exclusive` omits the element itself."""
 
 def div(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x / y"""
 
 def dropout(x: Value, *, share: float, name: str | None = None) -> Value:
-    """x. Only while a PyTorch module trains, each element is 0 with the probability `share`, or else divided by
-    1 − share (Srivastava 2014). The pass drop-dropout takes it out.
+    """x. While a PyTorch module trains, each element is 0 with probability `share`, else divided by 1 − share
+    (Srivastava 2014). The pass drop-dropout removes it.
     """
 
 def elu(x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
@@ -380,12 +381,12 @@ def embed_tokens(
 ) -> tuple[Value, ...]:
     """x = scale · weight[ids] + table[positions + offset], then the `rotary_angles` of each of `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], and cos and sin
-    [batch, seq, pairs] of each.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], then cos and sin
+    [batch, seq, pairs] for each of `frequencies`.
     """
 
 def embedding(ids: Value, table: Value, *, name: str | None = None) -> Value:
-    """Rows of `table` [vocab, dim] picked by integer `ids` [...] → [..., dim]."""
+    """Rows `ids` [...] (integers) of `table` [vocab, dim] → [..., dim]."""
 
 def equal(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x = y"""
@@ -408,7 +409,7 @@ def expert_choice(
     name: str | None = None,
 ) -> Value:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
-    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is none. The first token wins a tie. If
+    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
     `batched`, the tokens are those of all rows.
     """
 
@@ -419,7 +420,7 @@ def floordiv(x: Value | float, y: Value | float, *, name: str | None = None) -> 
     """⌊x / y⌋ of integers"""
 
 def fourier(x: Value, *, name: str | None = None) -> Value:
-    """The real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
+    """Real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
 
     Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
     """
@@ -447,9 +448,9 @@ def gated_delta_rule(
     for every key.
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
-    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0)
-    → y like v. The state before them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
-    States stay bounded while β |k|² ≤ 2: models norm their keys.
+    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no
+    decay) → y like v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
+    returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
     """
 
 @overload
@@ -498,8 +499,8 @@ def gated_linear_attention(
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
-    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0) → y like v. The state before
-    them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
+    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no decay) → y like v. The initial
+    state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also returned.
     """
 
 @overload
@@ -559,10 +560,10 @@ def gated_selective_scan(
 ) -> Value:
     """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Δ is `delta` like x, plus `bias` [channels], or with `weight` [channels, rank]
-    norm(delta) Wᵀ + bias of delta [batch, seq, rank], by a norm of this `kind`, none or rms; `softplus` is taken of it.
-    With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states] are RMS-normed. State and the
-    other operands as in `selective_scan`.
+    x and gate [batch, seq, channels]. Δ is `delta` [batch, seq, channels] + `bias` [channels]; with `weight`
+    [channels, rank] it is norm(delta) Wᵀ + bias of `delta` [batch, seq, rank], the norm of `kind` none or rms.
+    `softplus` applies softplus to Δ. With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states]
+    are RMS-normed. State and the other operands are those of `selective_scan`.
     """
 
 @overload
@@ -646,9 +647,9 @@ def gated_ssd(
 ) -> Value:
     """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] plus `bias` [heads], or the softplus of that; with
-    `log_a` A is −exp(a). The RMS norm is one of each of `norm_groups` parts, norm_weight [heads·p]. State and the other
-    operands as in `ssd`.
+    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] + `bias` [heads], with `softplus` the softplus of
+    that; with `log_a` A is −exp(a). The RMS norm is applied to each of `norm_groups` equal slices, norm_weight
+    [heads·p]. State and the other operands are those of `ssd`.
     """
 
 @overload
@@ -699,7 +700,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0, name: str | None = None) 
     """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
 
 def gather_rows(x: Value, indices: Value, *, name: str | None = None) -> Value:
-    """Per batch element b the rows indices[b] of axis 1: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
+    """Rows indices[b] of axis 1 for every batch element b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
 
 def gelu(x: Value, *, approximate: str = "none", name: str | None = None) -> Value:
     """x·Φ(x) (Hendrycks & Gimpel 2016); `approximate`: none (erf), tanh, or sigmoid (x·σ(1.702x), "quick")."""
@@ -719,14 +720,14 @@ def glu(
     """
 
 def head_linear(x: Value, weight: Value, *, heads: int, inverse: bool = False, name: str | None = None) -> Value:
-    """A linear map per head, without bias: y_h = W_h x_h, with `inverse` W_hᵀ x_h.
+    """y_h = W_h x_h for every head h, without bias; with `inverse` y_h = W_hᵀ x_h.
 
     x [batch, n, heads·in], weight [heads·out, in] (rows by head) → [batch, n, heads·out]; with `inverse` from
     heads·out to heads·in.
     """
 
 def iota(x: Value, *, axis: int, name: str | None = None) -> Value:
-    """0, 1, … along one axis of x, as i64 [size of the axis]; x lends only its shape."""
+    """0, 1, … along one axis of x, as i64 [size of the axis]; only the shape of x is read."""
 
 class LatentQkResults(NamedTuple):
     q: Value
@@ -748,9 +749,9 @@ def latent_qk(
 ) -> LatentQkResults:
     """[W_hᵀ q_plain, RoPE(q_rope)] of every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
-    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank],
-    which makes keys of latents; the norm is of c, norm_weight [rank]. cosines and sines [batch, seq, rope/2] turn pairs
-    as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
+    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank]
+    projects latents to keys; the norm is applied to c, norm_weight [rank]. cosines and sines [batch, seq, rope/2]
+    rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
     """
 
 def layer_norm(
@@ -787,13 +788,13 @@ def lightning_index(
     causal: bool = False,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """A bias that is 0 for the keys a query chooses, −∞ for others: those of the `top_k` largest scores
-    I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0) (DeepSeek-V3.2, 2025: the lightning indexer).
+    """Bias that is 0 for the `top_k` keys of a query with the largest scores and −∞ for others (DeepSeek-V3.2, 2025:
+    the lightning indexer); scores are I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
 
     q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys], for
-    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, all of them where
-    these are no more than `top_k`. Of equal scores the earlier key's is taken, as scores are 0 where no head is above;
-    the authors' code does not say which. Nothing is differentiated: a choice has no gradient.
+    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, and takes all if
+    these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
+    and the authors' code leaves the order open. The choice has no gradient.
 
     With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the keys of this call
     are written to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and
@@ -836,9 +837,9 @@ def limit_capacity(
     batched: bool = False,
     name: str | None = None,
 ) -> Value:
-    """`combine` [..., tokens, experts] with an expert's tokens after the first C dropped: C = `capacity`, or
-    ⌈factor · tokens/experts⌉ if it is none (Fedus 2021; the residual carries what was dropped). If `batched`, the
-    tokens are those of all rows, one row after the other.
+    """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
+    ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
+    are those of all rows, in row order.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
@@ -868,9 +869,9 @@ def linear_attention(
     """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m) per head, φ = elu + 1 (Katharopoulos 2020); m ≤ n if `causal`.
 
     q, k [batch, seq, heads·d], v [batch, seq, heads·dv] → [batch, seq, heads·dv]. Keys where `key_mask` [batch, seq] is
-    0 are left out. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
+    0 are ignored. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
     denominator, are rotated as `rope` does (Su 2021). With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm
-    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the present ones are returned too.
+    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the updated ones are also returned.
     """
 
 @overload
@@ -920,7 +921,7 @@ def linear_residual(
 ) -> Value:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
 
-    `kind`, `eps`, norm_weight and norm_bias [out] are of the norm after the product, as in `norm_linear`.
+    `kind`, `eps`, norm_weight and norm_bias [out] configure the norm after the product, as in `norm_linear`.
     """
 
 def load_balance_loss(logits: Value, combine: Value, *, name: str | None = None) -> Value:
@@ -972,12 +973,12 @@ def matrix_recurrence(
     norm_groups: int = 1,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """norm(y) ⊙ gate of the y of `gated_delta_rule`, or without `beta` of `gated_linear_attention` (Yang 2024).
+    """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
 
-    q, k and β are multiplied by their scales, q and k first RMS-normed on each of `groups` heads with `unit`. With
+    q, k and β are multiplied by their scales; with `unit` q and k are first RMS-normed on each of `groups` heads. With
     a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
-    norm is one of each of `norm_groups` parts of y, norm_weight that of a part; gate is like v. State and the other
-    operands as in `gated_delta_rule`.
+    norm is applied to each of `norm_groups` equal slices of y, norm_weight to every slice; gate is shaped like v. State
+    and the other operands are those of `gated_delta_rule`.
     """
 
 @overload
@@ -1068,8 +1069,8 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different and no weight
-    negative; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k experts of a token distinct, weights
+    ≥ 0; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
     """
 
 def mod(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
@@ -1093,7 +1094,7 @@ def moe(
 ) -> Value:
     """Σ_e combine_e · E_e(x) over the experts e, E_e a feed-forward (Shazeer 2017).
 
-    x [..., dim]; combine [..., experts], never negative, zero for an expert that is not asked; up and gate
+    x [..., dim]; combine [..., experts] ≥ 0, zero for experts that a token does not choose; up and gate
     [experts, hidden, dim], down [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x),
     up(x))) with `activation`, `limit` and `shift` as in `glu`, or down(activation(up(x))) without gate. `active`
     promises that no row of combine has more non-zero entries; it changes the cost, not the result.
@@ -1137,7 +1138,7 @@ def norm_linear(
     activation: str = "identity",
     name: str | None = None,
 ) -> Value:
-    """act(norm(x) Wᵀ + b): norm and linear in one sweep over x (FlashNorm, Graef 2024).
+    """act(norm(x) Wᵀ + b): norm and linear in one pass over x (FlashNorm, Graef 2024).
 
     x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
     layer.
@@ -1170,10 +1171,11 @@ def norm_qkv(
 ) -> NormQkvResults:
     """RoPE(q_norm(q)), RoPE(k_norm(k)) and v, with [q, k, v] = norm(x) Wᵀ + b (Vaswani 2017; RoPE: Su 2021).
 
-    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first, then of keys, then
-    of values → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which go to the cache of the attention that
-    reads them. The norm of x as in `norm_linear`; with `head_norm` q and k are RMS-normed on every head, q_norm and
-    k_norm [d] are the weights. cosines and sines [batch, seq, pairs] turn pairs as in `rope`; absent, nothing turns.
+    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias have the rows of the query heads, then the key
+    heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which attention writes to
+    its cache. The norm of x is as in `norm_linear`; with `head_norm` q and k are RMS-normed per head, with weights
+    q_norm and k_norm [d]. cosines and sines [batch, seq, pairs] rotate pairs as in `rope`; without them nothing is
+    rotated.
     """
 
 class NormRouteResults(NamedTuple):
@@ -1199,22 +1201,23 @@ def norm_route(
     group_score: str = "top2",
     name: str | Sequence[str] | None = None,
 ) -> NormRouteResults:
-    """`choose_experts` of the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
+    """Apply `choose_experts` to the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
 
-    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to scores to choose by.
+    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to the scores for the
+    choice only.
     """
 
 def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
     """1 at ids, else 0, along a new last axis of size `depth`; f32."""
 
 def pack(*weights: Value, name: str | None = None) -> Value:
-    """The rows of all `weights` [rows, …], one after the other, without a copy: packed weights share memory."""
+    """Concatenate the rows of all `weights` [rows, …] without a copy: packed weights share memory."""
 
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
-    """x with `before` and `after` elements of `value` put around `axis`."""
+    """x padded with `value`: `before` elements before and `after` elements after it along `axis`."""
 
 def patch_embedding(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
-    """Patches of images as rows, each by one linear map: a convolution whose stride is its size.
+    """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
     x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
     [batch, patches, dim], patches row by row from the top.
@@ -1254,9 +1257,9 @@ def relative_attention(
 
     r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
     [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. Keys where `key_mask`
-    [batch, keys] is 0 are left out. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
-    (causal and without mask only) k and v are written to the slots of their positions, the keys are those of all slots
-    up to i, and the caches are returned too.
+    [batch, keys] is 0 are ignored. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
+    (causal without mask only) k and v are written to the slots of their positions, queries at position i see the slots
+    up to i, and the updated caches are also returned.
     """
 
 @overload
@@ -1329,7 +1332,7 @@ def rope(
     amplitude: float = 1.0,
     name: str | None = None,
 ) -> Value:
-    """Rotary positions (Su 2021): pair k of every head turned by positions·frequencies[k] radians.
+    """Rotary positions (Su 2021): pair k of every head is rotated by positions·frequencies[k] radians.
 
     x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
@@ -1350,7 +1353,7 @@ def rotary_angles(
     """amplitude · cos and sin of positions [batch, seq] · frequencies [pairs] → [batch, seq, pairs] each."""
 
 def round(x: Value, *, name: str | None = None) -> Value:
-    """The nearest whole number, of two the even one"""
+    """x rounded to the nearest integer, half to even"""
 
 def route(
     logits: Value,
@@ -1369,7 +1372,7 @@ def route(
 
     Scores are softmax (Shazeer 2017; k = 1 without `renormalize` is Switch, Fedus 2021) or sigmoid of `logits`
     [..., experts]. The choice is made by score + bias [experts]. With `groups`, runs of experts/groups compete first:
-    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen from (DeepSeek-V2
+    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) stay eligible (DeepSeek-V2
     and V3).
     """
 
@@ -1379,9 +1382,9 @@ def rsqrt(x: Value, *, name: str | None = None) -> Value:
 def scan(*values: Value, step: Step, name: str | Sequence[str] | None = None) -> tuple[Value, ...]:
     """Run `step` over all tokens: states_t, outputs_t = step(states_{t−1}, inputs_t, constants).
 
-    The values are inputs [batch, seq, ...], one for each token of the step, then its constants, then, where a text goes
-    on, its states [batch, ...] before the first token. Returned are its outputs [batch, seq, ...], then, if states are
-    given, those after the last token. Without them a state is filled with the number that the step says, mostly 0.
+    `values` are inputs [batch, seq, ...], one for each token operand of the step, its constants, and optionally its
+    states [batch, ...] before the first token. Returned are its outputs [batch, seq, ...] and, if states were given,
+    the states after the last token. Without them each state starts at its constant in `step.initial`, mostly 0.
     """
 
 def scatter_rows(x: Value, rows: Value, indices: Value, *, axis: int = 1, name: str | None = None) -> Value:
@@ -1407,8 +1410,8 @@ def selective_scan(
 ) -> Value:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t per channel (Gu & Dao 2023, Mamba).
 
-    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The state
-    before x is `past` [batch, states, channels], then the one after x is returned too; or zero.
+    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The
+    initial state is `past` [batch, states, channels] or zero; with `past` the final state is also returned.
     """
 
 @overload
@@ -1489,8 +1492,8 @@ def ssd(
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head, A, D scalars (Dao & Gu 2024, Mamba-2).
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
-    reads group ⌊h·groups/heads⌋) → y like x. The state before x is `past` [batch, heads, states, p], then the one after
-    x is returned too; or zero.
+    reads group ⌊h·groups/heads⌋) → y like x. The initial state is `past` [batch, heads, states, p]
+    or zero; with `past` the final state is also returned.
     """
 
 @overload
@@ -1538,13 +1541,13 @@ class TopKResults(NamedTuple):
     indices: Value
 
 def top_k(x: Value, *, k: int, name: str | Sequence[str] | None = None) -> TopKResults:
-    """The k largest along the last axis, largest first, and their indices (i64); the first wins a tie."""
+    """The k largest elements along the last axis, largest first, and their indices (i64); the first wins a tie."""
 
 def transpose(x: Value, *, axes: Sequence[int], name: str | None = None) -> Value:
     """x with its axes in the order `axes`."""
 
 def unsqueeze(x: Value, *, axes: Sequence[int], name: str | None = None) -> Value:
-    """x with axes of size 1 inserted, so that they stand at `axes` (non-negative) of the result."""
+    """x with axes of size 1 inserted at the positions `axes` (non-negative) of the result."""
 
 def where(condition: Value, x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x where `condition` holds, else y; all broadcast."""
