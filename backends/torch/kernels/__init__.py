@@ -1,5 +1,7 @@
-"""Triton kernels for what torch alone does slowly: one per file, with its launcher and what it computes in plain torch.
+"""Triton kernels for operations that PyTorch alone runs slowly: each file has a kernel, its launcher and a torch
+version.
 
-The folder is copied beside a generated model, so its files import nothing but torch, Triton and each other.
-Never here: anything of weft, kernels for what torch does as well (dense products of many rows, dense causal attention).
+The folder is copied into the folder of a generated model, so its files import nothing but torch, Triton and each other.
+Never here: imports of weft, kernels for operations that torch runs as fast (GEMMs of many rows, dense causal
+attention).
 """

@@ -1,10 +1,10 @@
-"""Choosing the next token of every row where its logits are: the likeliest, or one drawn among those that filters keep.
+"""Sampling of the next token of every row on the device of its logits: greedy, or random after filters.
 
-`scan_kernel` finds the largest logit, and alone takes it or draws from all tokens; where there are filters, it finds a
-bound below which none is kept, and `keep_kernel` gathers the few tokens above and draws one of them. Nothing is sorted
-(see `thresholds`). In both the last program of a row to end chooses. Filters are top-k, top-p (Holtzman et al. 2019,
-arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top-k keeps all that are as likely as
-the last it keeps, top-p the first of them that are needed.
+`scan_kernel` finds the largest logit. Without filters it also chooses: the likeliest token, or one drawn from all. With
+filters it computes a bound below which they keep no token, and `keep_kernel` gathers the few tokens above the bound and
+draws one of them. No logits are sorted (see `thresholds`). In both kernels the last program of a row to finish chooses.
+Filters are top-k, top-p (Holtzman et al. 2019, arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in
+this order. Of tokens with equal probability at the threshold, top-k keeps all, top-p the first ones that it needs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .shared.launch import (
 from .shared.thresholds import LOWEST, NEAR, TOKENS, number_of, search, total, weights
 from .shared.tickets import counters, is_last
 
-BLOCK = 2048  # logits of a program
-PARTS = 16  # into which it cuts them to find a bound on the k-th largest
-CHUNK = 512  # candidates that the last program weighs at a time
-TICKETS = 3  # counters of a row
-WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are no numbers, for which the tokens -1, -2, -3 stand
+BLOCK = 2048  # logits per program
+PARTS = 16  # of a block, whose maxima bound the k-th largest logit
+CHUNK = 512  # candidates that the last program reads at a time
+TICKETS = 3  # counters per row
+WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are not finite, reported as tokens -1, -2, -3
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @jit
 def uniform(uniforms, spent, row, most, number):
-    """The number that a row draws by, next time another one if more than one token could follow."""
+    """Return the row's next uniform random number; advance `spent` if more than one token is possible (`number`)."""
     at = tl.load(spent + row)
     if number > 1:
         tl.store(spent + row, at + 1)
@@ -46,7 +46,8 @@ def uniform(uniforms, spent, row, most, number):
 
 @jit
 def told(token, largest, row, chosen, ids, positions, active):
-    """Store the token of a row, or what stands for a largest logit that is no number; and begin the next step by it."""
+    """Store the token of a row, or -1, -2, -3 for a largest logit of NaN, ∞, −∞; and write the next step's id and
+    position."""
     finite = tl.abs(largest) < float("inf")
     wrong = tl.where(largest != largest, -1, tl.where(largest > 0, -2, -3))
     tl.store(chosen + row, tl.where(finite, token, wrong).to(tl.int64))
@@ -58,14 +59,14 @@ def told(token, largest, row, chosen, ids, positions, active):
 
 @jit
 def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
-    """A bound on the logits that filters keep, from the largest of each part of a row."""
+    """Return a lower bound on the logits that the filters keep, from the `number` maxima of the parts of a row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
             found, _ = search(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
             bound = number_of(found)
     else:
-        # Tokens of less than (1 - top_p) / vocab are together less than 1 - top_p, so none of them is kept.
+        # Tokens with a probability below (1 - top_p) / vocab sum to less than 1 - top_p, so top-p drops all of them.
         rest = tl.maximum((1.0 - top_p) / vocab * whole.to(tl.float32), min_p)
         bound = largest + temperature * (tl.log(tl.minimum(rest, 1.0)) - 0.01) - tl.abs(largest) * 1e-6
     return bound
@@ -73,7 +74,8 @@ def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min
 
 @jit
 def first_beyond(n, weight, aim, end):
-    """The first n where the sum of weights exceeds `aim`, or the last that has weight; its weight, and all up to it."""
+    """Return the first n where the cumulative weight exceeds `aim` (or the last n with weight), its weight, and the
+    cumulative weight up to it."""
     after = tl.cumsum(weight, axis=0)
     found = tl.min(tl.where(after > aim, n, end), axis=0)
     found = tl.minimum(found, tl.max(tl.where(weight > 0, n, 0), axis=0))
@@ -86,7 +88,9 @@ def end_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row, unless there are filters, and its largest logit, by what all its programs have stored."""
+    """Return the token of a row (not with FILTER) and its largest logit, from the results of all its programs.
+
+    With FILTER, store the bound for `keep_kernel` and the total weight instead of choosing."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -114,7 +118,7 @@ def end_scan(
             n = block * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(logits + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
             weight_here = tl.where(n < vocab, weights(x, finite, temperature), 0.0).to(tl.float64)
-            # The weight of a block was summed in f32: its share of that is aimed at.
+            # The weight of a block was summed in f32, here in f64: scale the target by their ratio.
             ratio = tl.sum(weight_here, axis=0).to(tl.float32) / tl.maximum(here.to(tl.float32), 1e-30)
             aim_here = (aim - (after - here)) * ratio
             token, _, _ = first_beyond(n, weight_here, aim_here, vocab)
@@ -128,7 +132,9 @@ def scan_kernel(
     DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks, rows]: BLOCK logits; the last program of a row chooses, or bounds what `keep_kernel` keeps."""
+    """Reduce BLOCK logits; in the last program of a row choose a token, or compute the bound for `keep_kernel`.
+
+    Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -155,7 +161,7 @@ def scan_kernel(
             temperature, top_k, top_p, min_p, DRAW, FILTER, BLOCK, PARTS, PLACES, CHUNK,
         )  # fmt: skip
         if FILTER:
-            tl.store(tops + row * blocks, largest)  # of all blocks
+            tl.store(tops + row * blocks, largest)  # now the largest of all blocks
         else:
             told(token, largest, row, chosen, ids, positions, active)
 
@@ -165,7 +171,7 @@ def end_keep(
     values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row, drawn among `count` gathered ones."""
+    """Apply the filters to `count` gathered candidates of a row, draw one of the rest, and return its token."""
     least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
     if top_k > 0:
         least, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
@@ -191,11 +197,13 @@ def keep_kernel(
     vocab, most, rows, temperature, top_k, top_p, min_p,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks, rows]: those of BLOCK logits that the bound leaves; the last program of a row draws one of them."""
+    """Gather the logits of a block at or above the bound; in the last program of a row draw one of all gathered.
+
+    Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
-    gathered = tickets + 2 * rows + row  # counts what is gathered of a row
+    gathered = tickets + 2 * rows + row  # counter of gathered candidates of a row
     values += row * vocab
     tokens += row * vocab
     n = block * BLOCK + tl.arange(0, BLOCK)
@@ -220,7 +228,7 @@ def keep_kernel(
 
 
 def refusal(logits: torch.Tensor) -> str | None:
-    """Say why torch computes this instead of the kernels, in a few words; None if the kernels do."""
+    """Return the reason to fall back to torch, in a few words; None if the kernels can run."""
     if logits.shape[-1] > TOKENS:
         return f"more than {TOKENS} tokens"
     return operands.refusal(logits)
@@ -239,16 +247,17 @@ def choose_tokens(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """The token that follows each row, i64 [batch]; of a row whose largest logit is WRONG[i], -1 - i.
+    """Return the next token of each row, i64 [batch]; -1 - i for a row whose largest logit is WRONG[i].
 
-    logits [batch, vocab]. At `temperature` 0 the likeliest token, the first of equals. At others one of those that the
-    filters keep, by uniforms f64 [batch, most]: the first token whose cumulative probability exceeds the number of its
-    row at spent i64 [batch, 1], which is counted up unless only one token can follow. `begun`, ids i64, positions i64
-    and active bool, each [batch, 1], is what the next step reads: active rows get their token, or 0 for one below 0,
-    and their next position. `tickets`: see `tickets.counters`, TICKETS for a row. `kernel`: see `uses_torch`.
+    logits [batch, vocab]. At `temperature` 0, return the likeliest token, the first of equals. Otherwise draw one of
+    the tokens that the filters keep, with uniform random numbers `uniforms` f64 [batch, most]: the first token whose
+    cumulative probability exceeds uniforms[row, spent[row]]. `spent` i64 [batch, 1] is incremented unless only one
+    token is possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next step
+    and are updated in place: active rows get their token (0 for one below 0) and their next position. `tickets`: see
+    `tickets.counters`, TICKETS per row. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, or there are no numbers to draw by.
+        ValueError: if shapes do not fit, or random numbers are missing.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [batch, vocab]")
@@ -300,7 +309,7 @@ def _by_sorting(
     min_p: float,
     begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """The same with torch, which sorts all tokens."""
+    """Compute `choose_tokens` with torch, which sorts all tokens."""
     largest, token = logits.float().max(-1, keepdim=True)
     if drawn:
         assert uniforms is not None and spent is not None
@@ -318,7 +327,7 @@ def _by_sorting(
         near = (weight > 0) & (falling > -80)
         sums = torch.zeros_like(weight).scatter(-1, order, weight).cumsum(-1, dtype=torch.float64)
         aim = uniforms.gather(1, spent.clamp(max=uniforms.shape[1] - 1)) * sums[:, -1:]
-        last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # of those that can be drawn: rounding may lead on
+        last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # the last with weight: rounding may overshoot it
         token = torch.minimum(torch.searchsorted(sums, aim, right=True), last)
         spent += near.sum(-1, keepdim=True) > 1
     wrong = torch.where(largest.isnan(), -1, torch.where(largest > 0, -2, -3))

@@ -1,8 +1,8 @@
-"""One token of the causal depthwise convolution that Mamba, Mamba-2 and their kin put before their recurrence.
+"""Decode step of the causal depthwise convolution before the recurrence of Mamba, Mamba-2 and similar layers.
 
-It shifts its state, multiplies, adds and applies the activation in one kernel. In Mamba (arXiv 2312.00752) two
-projections lie between it and the recurrence; in Mamba-2 (arXiv 2405.21060) all heads read the same convolved B and C,
-so that heads which convolved for themselves would race for the state. Hence a kernel of its own.
+One kernel shifts the state, multiplies, adds and applies the activation. It is not fused into the recurrence: in Mamba
+(arXiv 2312.00752) two projections are between them; in Mamba-2 (arXiv 2405.21060) all heads read the same convolved B
+and C, so the programs of different heads would race for the convolution's state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .shared.activation import ACTIVATIONS, activate, check_activation
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.operands import check_step, contiguous, refusal, side_by_side
 
-BLOCK = 128  # channels of a program
+BLOCK = 128  # channels per program
 
 
 @jit
@@ -37,7 +37,7 @@ def _conv_kernel(
     before = tl.load(past_ptr + state, mask=mine[:, None] & (tap < WIDTH - 1), other=0.0)
     x = tl.load(x_ptr + batch * x_row + at, mask=mine[:, None], other=0.0)
     seen = tl.where(tap < WIDTH - 1, before, x.to(before.dtype))
-    tl.debug_barrier()  # past may be present: all is read before anything is written
+    tl.debug_barrier()  # past and present may be the same tensor: read everything before writing
     tl.store(present_ptr + state - CHANNELS, seen, mask=mine[:, None] & (tap > 0) & (tap < WIDTH))
     y += tl.sum(tl.where(tap < WIDTH - 1, before.to(tl.float32), x.to(tl.float32)) * weight, axis=1)
     y = activate(y, ACTIVATION).to(y_ptr.dtype.element_ty)
@@ -54,14 +54,14 @@ def conv_step(
     activation: str = "silu",
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = activation(Σ_j weight[:, j] · the input width − 1 − j tokens ago + bias), and the last width − 1 inputs.
+    """Return y = activation(Σ_j weight[:, j] · inputs[j] + bias) and the new state, the last width − 1 inputs.
 
-    x [batch, channels], which may be a slice of a projection, weight [channels, width], bias [channels], past [batch,
-    width − 1, channels] → y like x. What was seen is written to `present`, which may be `past` itself, or to a new
-    tensor like it. `kernel`: see `uses_torch`.
+    `inputs` are the width − 1 rows of `past`, oldest first, then x. x [batch, channels] may be a slice of a projection,
+    weight [channels, width], bias [channels], past [batch, width − 1, channels] → y like x. The new state is written to
+    `present`, which may be `past` itself, or to a new tensor like it. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, a state is not contiguous, or the activation is unknown.
+        ValueError: if shapes do not fit, a state is not contiguous, or the activation is unknown.
     """
     (batch, channels), width = x.shape, weight.shape[-1]
     if weight.ndim != 2 or len(weight) != channels:

@@ -1,13 +1,13 @@
-"""Attention of one new token per row to its KV cache: grouped-query flash decoding with split keys, in one launch.
+"""Decode attention of one new token per row to its KV cache: grouped-query Flash-Decoding with split keys in one
+launch.
 
-One program takes all query heads of a KV head, as the rows of a matrix product, through one of the splits of the keys
-(Flash-Decoding, Dao 2023; grouped queries: Ainslie 2023, arXiv 2305.13245; softmax: Dao 2022, arXiv 2205.14135). How
-many splits there are is fixed by the launch, and they share what the query of a row really sees, which is read from
-`positions` on the device; those left without keys end at once. So a CUDA graph serves any length.
+One program takes all query heads of a KV head, as the rows of a matrix product, through one split of the keys
+(Flash-Decoding, Dao 2023; grouped queries: Ainslie 2023, arXiv 2305.13245; softmax: Dao 2022, arXiv 2205.14135). The
+launch fixes the number of splits. They divide the keys that a row's query attends to, which follow from `positions` on
+the device; splits without keys end at once. So one CUDA graph serves any length.
 
-Under programmatic dependent launch this kernel may start while the one before it still runs, and kernels before that
-one too. What they write (the query, the newest key and value, the positions) is read after `gdc_wait`; before it, the
-cache is only prefetched to L2.
+Under programmatic dependent launch this kernel may start while earlier kernels still run. Their outputs (the query, the
+newest key and value, the positions) are read after `gdc_wait`; before it, the cache is only prefetched into L2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
-WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
+WIDEST = 1536  # elements of a key and its value, padded, that fit in shared memory
 MOST_QUERIES = 16  # tokens of a row that the kernel takes at once, as in speculative decoding
 STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a multiprocessor, two stages each
 
@@ -44,8 +44,10 @@ def decode_kernel(
     SOFTCAP: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr,
     INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Grid [splits, kv_heads · blocks of heads, batch]: TAKEN of the GROUP query heads of a KV head, KEYS keys at a
-    time. Of several QUERIES, one behind the other, all heads of the first come before those of the next."""
+    """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time.
+
+    Grid [splits, kv_heads · blocks of heads, batch]. With several consecutive QUERIES, a group has all heads of the
+    first query, then those of the next."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
@@ -88,7 +90,7 @@ def decode_kernel(
         slope = base2(tl.load(slopes + head, real, other=0.0))
     if k_scale is not None:
         scale *= tl.load(k_scale + kv_head)
-        if query.dtype == tl.bfloat16:  # the hardware takes floats of 8 bits to fp16, which holds all of them
+        if query.dtype == tl.bfloat16:  # the hardware converts FP8 to fp16, which is exact
             query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     if INTERP:
         query = query.to(tl.float32)
@@ -123,7 +125,7 @@ def decode_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Return the reason why the kernel does not support these head sizes and `dtype`; None if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
@@ -153,22 +155,22 @@ def decode_attention(
     splits: int | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v of one new token per row, whose key and value are in the cache already.
+    """Return softmax(scale · q kᵀ) v for one new token per row, whose key and value are already in the cache.
 
     q [batch, heads, d] or [batch, 1, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv],
     positions i64 [batch] or [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys,
-    which comes out as 0) → like q. Several tokens in a row, q [batch, seq, heads, d], are those of positions from
-    `start` on; the kernel takes up to 16 where all keys are seen, and `attend_text` others. `scale` is 1/√d by default.
-    Of a window the last `window` keys are seen, and the first `keep_first`; of a `chunk` those of the same run of so
-    many positions; with `dilation` those that are a multiple of it behind. A `rolling` cache holds position p in slot p
-    modulo its capacity, or behind its first `keep_first` slots, which stay; one smaller than the window shows what it
-    holds. `softcap` bounds scores; `sinks` [heads] add a key of that score with value 0; `slopes` [heads] are ALiBi's.
-    With `k_scale` and `v_scale` f32 [kv_heads] k and v are bytes, u8, of floats of 8 bits (e4m3), which stand for
-    scale · float. `tickets`: see `tickets.counters`, batch · heads are enough.
-    `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
+    whose result is 0) → like q. Several consecutive tokens, q [batch, seq, heads, d], are at positions from `start` on;
+    the kernel takes up to 16 of them if all keys are visible, else `attend_text` is used. `scale` is 1/√d by default.
+    With `window`, the last `window` and the first `keep_first` keys are visible; with `chunk`, keys in the same chunk
+    of positions; with `dilation`, keys at a distance that is a multiple of it. A `rolling` cache holds position p in
+    slot p modulo its capacity, after `keep_first` slots that are never overwritten; if it is smaller than the window,
+    all its keys are visible. `softcap` bounds scores; `sinks` [heads] are scores of one more key with value 0; `slopes`
+    [heads] are ALiBi's. With `k_scale` and `v_scale` f32 [kv_heads], k and v are u8 bytes of FP8 (e4m3): k = scale ·
+    float. `tickets`: see `tickets.counters`; batch · heads suffice. `splits` of the keys are chosen by default. The
+    kernel is for inference: gradients come from torch. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, `keep_first` is asked for with `chunk` or `dilation`, or several
+        ValueError: if shapes or dtypes do not fit, or `keep_first` is given with `chunk` or `dilation`, or several
             tokens with `rolling`.
     """
     if q.ndim == 4:
@@ -207,7 +209,7 @@ def decode_attention(
     ):
         there: torch.Tensor | None
         if len(q) == 1 and q.device.type == "cpu" and not rolling and not torch.compiler.is_compiling():
-            # One text on a CPU: the slots behind its last token, most of a cache at first, are left out.
+            # One sequence on a CPU: skip the slots after its last token, which are most of a cache at first.
             last = int(positions)
             mask = replace(mask, capacity=max(1, min(capacity, last + 1)))
             k, v = k[:, :, : mask.capacity], v[:, :, : mask.capacity]
@@ -240,7 +242,7 @@ def _several_refusal(
     chunk: int | None,
     dilation: int,
 ) -> str | None:
-    """Say why the kernel does not take several tokens q [batch, seq, heads, d]; None if it does."""
+    """Return the reason why the kernel cannot take several tokens q [batch, seq, heads, d]; None if it can."""
     if q.shape[1] > MOST_QUERIES:
         return f"more than {MOST_QUERIES} tokens are a prompt"
     if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:
@@ -268,7 +270,7 @@ def _launched(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The kernel's output [batch, seq, heads, dv] for q [batch, seq, heads, d]."""
+    """Launch the kernel for q [batch, seq, heads, d]; return its output [batch, seq, heads, dv]."""
     (batch, queries, heads, d), kv_heads, dv = q.shape, k.shape[1], v.shape[3]
     shape = _shape(d, dv, queries * heads // kv_heads, q.element_size())
     if k_scale is not None:
@@ -294,7 +296,7 @@ reference = partial(decode_attention, kernel=False)
 
 
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
-    """The constants that follow from head sizes, query heads per KV head, and bytes per number."""
+    """Return the constexpr arguments for these head sizes, query heads per KV head, and bytes per element."""
     d_padded, dv_padded = power_of_2(d, 16), power_of_2(dv, 16)
     taken = -(-group // -(-group // HEADS))
     keys = STAGE // ((d_padded + dv_padded) * size)

@@ -1,8 +1,7 @@
-"""The beginning of a decode step in one kernel: embeddings of tokens and positions, and the angles of rotations.
+"""Token and position embeddings and the sines and cosines of RoPE for a decode step, in one kernel.
 
-Angles are position · frequency in f64, of which whole quarter turns are taken off, so that they are right at any length
-(RoPE, arXiv 2104.09864); what is left is at most π/4, where short polynomials give sine and cosine to the precision of
-f32.
+Angles are position · frequency in f64, reduced by multiples of π/2, so that they are accurate at any length (RoPE,
+arXiv 2104.09864); the remainder is at most π/4, where short polynomials give sine and cosine to the precision of f32.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from torch.nn import functional as F
 from .shared import operands
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 
-BLOCK = 512  # numbers, or pairs, of a program
+BLOCK = 512  # elements of x per program
 MOST_TABLES = 2
 
 
 @jit
 def store_angles(frequencies, cos, sin, position, row, pairs, amplitude, BLOCK: tl.constexpr):
-    """Cosine and sine of all angles of one position."""
+    """Store amplitude · cosine and sine of position · frequency for all `pairs` frequencies, in row `row`."""
     for begin in range(0, pairs, BLOCK):
         pair = begin + tl.arange(0, BLOCK)
         angle = position.to(tl.float64) * tl.load(frequencies + pair, mask=pair < pairs, other=0.0)
@@ -45,7 +44,9 @@ def embed_kernel(
     weight, ids, positions, table, frequencies, cos, sin, frequencies_2, cos_2, sin_2, x,
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of D and one more, rows]: BLOCK numbers of a row, or by the last block all its angles."""
+    """Store BLOCK elements of an embedding, or, in the last block of a row, all its sines and cosines.
+
+    Grid [blocks of D and one more, rows]."""
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(1).to(tl.int64)
@@ -66,7 +67,7 @@ def embed_kernel(
 
 
 def refusal(weight: torch.Tensor, tables: int = 0) -> str | None:
-    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    """Return the reason to fall back to torch, in a few words; None if the kernel can run."""
     if tables > MOST_TABLES:
         return f"more than {MOST_TABLES} tables of angles"
     return operands.refusal(weight)
@@ -82,15 +83,15 @@ def embed_tokens(
     offset: int = 0,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """x, and cos and sin for each of `rotary`: x = scale · weight[ids] + table[positions + offset].
+    """Return x = scale · weight[ids] + table[positions + offset], then cos and sin for each of `rotary`.
 
-    ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim], if there is one → x [batch, seq, dim];
-    of each (frequencies f64 [pairs], amplitude) amplitude · cos and sin of position · frequency, f32 [batch·seq,
-    pairs].
+    ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. For each
+    pair (frequencies f64 [pairs], amplitude) in `rotary`: amplitude · cos and amplitude · sin of position · frequency,
+    f32 [batch·seq, pairs].
     `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: if shapes do not fit.
     """
     if ids.ndim != 2 or positions.shape != ids.shape:
         raise ValueError(f"ids {[*ids.shape]} and positions {[*positions.shape]} are not both [batch, seq]")

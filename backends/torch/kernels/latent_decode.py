@@ -1,8 +1,8 @@
-"""Latent attention of one new token per row to its cache, weights absorbed (DeepSeek-V2, arXiv 2405.04434).
+"""Multi-head latent attention of one new token per row to its cache, absorbed form (DeepSeek-V2, arXiv 2405.04434).
 
-All heads share one cache, whose rows are `rank` numbers that are key and value, and some more, with rotary positions,
-that are only key. A program loads a row once for both, and takes 16 to 64 heads through one of the splits of the keys.
-Splits, their merge in the same launch, and what is read before `gdc_wait` are those of `decode_attention`.
+All heads share one cache. A row has `rank` elements that are both key and value, and rotary elements that are part of
+the key only. A program loads a row once for both, and takes 16 to 64 heads through one split of the keys. Splits, their
+merge in the same launch, and the prefetch before `gdc_wait` are as in `decode_attention`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
-HEADS = 64  # that a program takes at most
-WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warps
+HEADS = 64  # per program at most
+WIDEST = 512  # largest rank: sums of 64 heads then take half of the registers of 8 warps
 
 
 @jit
@@ -32,7 +32,9 @@ def latent_kernel(
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
     PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Grid [splits, blocks of heads, batch]: TAKEN of the GROUP heads, which are all, KEYS keys at a time."""
+    """Attend TAKEN of the GROUP heads (all heads of the layer) to one split of the keys, KEYS keys at a time.
+
+    Grid [splits, blocks of heads, batch]."""
     split, splits, block, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.program_id(2)
     cache += batch.to(tl.int64) * batch_stride
     n = tl.arange(0, KEYS)
@@ -88,7 +90,7 @@ def latent_kernel(
 
 
 def refusal(rank: int, rope_dim: int, dtype: torch.dtype) -> str | None:
-    """Say why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
+    """Return the reason why the kernel does not support rows of `rank` + `rope_dim` elements; None if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     widest = WIDEST if dtype.itemsize == 2 else WIDEST // 4  # products of f32 take three times the registers
@@ -113,12 +115,12 @@ def latent_decode(
     splits: int | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v of one new token per row, whose latent is in the cache already.
+    """Return softmax(scale · q kᵀ) v for one new token per row, whose latent is already in the cache.
 
     q [batch, heads, rank + rope_dim], with the keys' up-projection absorbed; cache [batch, 1, capacity, rank +
     rope_dim], whose rows are keys and whose first `rank` columns are values; positions i64 [batch] or [batch, 1] → the
-    mixed latents [batch, heads, rank]. `scale` is 1/√(rank + rope_dim) by default, which is no model's: give that of
-    the heads before absorption. The rest is as in `decode_attention`.
+    weighted sums of latents [batch, heads, rank]. The default `scale`, 1/√(rank + rope_dim), fits no known model: pass
+    the scale of the heads before absorption. The rest is as in `decode_attention`.
     """
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]
@@ -149,7 +151,10 @@ reference = partial(latent_decode, kernel=False)
 
 
 def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: int) -> None:
-    """One clear sentence on what does not belong together."""
+    """Check that q, cache, positions and rank fit.
+
+    Raises:
+        ValueError: if they do not."""
     belong = q.dim() == 3 and cache.shape[:2] == (q.shape[0], 1) and cache.shape[3:] == q.shape[2:]
     if not belong or not 0 < rank <= q.shape[2]:
         raise ValueError(
@@ -163,11 +168,12 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
-    """The constants that follow from widths, heads and bytes per number; and how many warps.
+    """Return the constexpr arguments for these widths, heads, bytes per element (`size`) and bytes of shared memory
+    (`room`); and the number of warps.
 
-    Two stages of keys for 16 heads leave room for a second program on a multiprocessor; products of 32 heads want 64
-    keys for 8 warps; those of 64 are asynchronous (wgmma), and LEAN: what does not change in the loop is computed anew,
-    not kept in registers that are not there.
+    Two stages of keys for 16 heads leave room for a second program on a multiprocessor. Products of 32 heads need 64
+    keys to occupy 8 warps. Products of 64 heads are asynchronous (wgmma) and LEAN: loop invariants are recomputed,
+    because they would not fit in registers.
     """
     padded = power_of_2(rank, 16) + power_of_2(rope, 16)
     taken = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))

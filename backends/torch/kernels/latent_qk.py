@@ -1,9 +1,10 @@
-"""Queries against latents, and the latent into its cache, of one token per row (DeepSeek-V2, arXiv 2405.04434).
+"""Multi-head latent attention, one token per row: absorbed queries, and the cache write (DeepSeek-V2, arXiv
+2405.04434).
 
-A head's query is a plain part, multiplied by the keys' up-projection so that it scores latents themselves, and a part
-that RoPE turns. The token's latent is normed, the part of the key beside it turned, and both are written where
-`latent_decode` reads them. A block multiplies some columns of the up-projection of a head by all plain numbers of the
-head; one block more does the token's own row.
+A head's query has a plain part, which is multiplied by the keys' up-projection so that it scores latents directly, and
+a part that RoPE rotates. The token's latent is normed, the rotary part of its key is rotated, and both are written to
+the cache that `latent_decode` reads. A block multiplies some columns of the up-projection of a head by the plain part
+of the head's query; one more block writes the token's cache row.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rotary import element, turned
 
-NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
+NUMBERS = 8192  # elements of the up-projection per block for 16-bit weights; half of that for fp32
 WARPS = 4
 
 
 @jit
 def store_turned(source, target, m, pair, cos, sin, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Turn the pairs of ROPE numbers at `source` by the angles of row m, and store them at `target`."""
+    """Rotate the pairs of ROPE elements at `source` by the angles of row m, and store them at `target`."""
     there = pair < ROPE // 2
     first, second = element(pair, 0, ROPE, INTERLEAVED), element(pair, 1, ROPE, INTERLEAVED)
     c = tl.load(cos + m * (ROPE // 2) + pair, mask=there, other=1.0)
@@ -53,7 +54,9 @@ def latent_qk_kernel(
     ROLLING: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of BLOCK_R columns, heads + 1]; the last of the second axis is the token's own row."""
+    """Store the absorbed and rotated queries of all M tokens, and write their cache rows.
+
+    Grid [blocks of BLOCK_R columns, heads + 1]; the last index of the second axis writes the cache."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1) - 1
     block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
@@ -90,7 +93,8 @@ def latent_qk_kernel(
 
 
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
-    """Say why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
+    """Return the reason why the kernel does not support latents of `rank` and heads of `plain` + `rope` elements; None
+    if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if rank > 8192 or plain > 1024 or rope > 1024:
@@ -113,16 +117,16 @@ def latent_qk(
     keep_first: int = 0,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """[Wᵀ q_plain, RoPE(q_rope)] of one token per row; [norm(c), RoPE(k_rope)] of its latent goes into the cache.
+    """Return [Wᵀ q_plain, RoPE(q_rope)] for one token per row; write [norm(c), RoPE(k_rope)] into the cache.
 
-    q [batch, heads·(plain + rope)] or [batch, 1, ·], latent [c, k_rope] [batch, rank + rope] alike; both may be slices
-    of a projection. weight [heads·plain, rank] makes keys of latents; cache [batch, 1, capacity, rank + rope],
-    positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos, sin f32 [batch,
-    rope/2] of the tokens' angles turn pairs as in `norm_qkv`, whose rules of slots these are, too.
-    `kernel`: see `uses_torch`.
+    q [batch, heads·(plain + rope)] or [batch, 1, ·], latent = [c, k_rope] [batch, rank + rope] or [batch, 1, ·]; both
+    may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
+    rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
+    sin f32 [batch, rope/2] of the tokens' angles rotate pairs as in `norm_qkv`; slots also follow its rules. `kernel`:
+    see `uses_torch`.
 
     Raises:
-        ValueError: if shapes do not fit, or the norm is no RMS norm.
+        ValueError: if shapes do not fit, or the norm is a layer norm.
     """
     batch, _, capacity, width = cache.shape
     rank, rope = weight.shape[1], 2 * cos.shape[-1]
@@ -130,7 +134,7 @@ def latent_qk(
         raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
     if cache.stride()[2:] != (width, 1):
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
-    heads = (q.shape[-1] - len(weight)) // rope  # a query has `rope` numbers beside those that weight has rows for
+    heads = (q.shape[-1] - len(weight)) // rope  # q has `rope` elements per head besides the rows of weight
     if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
         raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
     if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):

@@ -1,6 +1,7 @@
-"""y_h = W_h x_h per head for up to 64 rows in one kernel: from mixed latents to values (DeepSeek-V2, arXiv 2405.04434).
+"""y_h = W_h x_h per head for up to 64 rows in one kernel: the value up-projection of latents (DeepSeek-V2, arXiv
+2405.04434).
 
-It is the product of `norm_linear` with another part of x for each head.
+The product is that of `norm_linear`, but each head multiplies its own slice of x.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def linear_by_head_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of BLOCK_N of the N outputs of a head, heads]."""
+    """Compute BLOCK_N of the N outputs of a head for all rows. Grid [blocks of outputs, heads]."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -35,7 +36,7 @@ def linear_by_head_kernel(
 
 
 def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel: bool | None = None) -> torch.Tensor:
-    """W_h x_h per head: x [..., heads·in], weight [heads·out, in] → [..., heads·out].
+    """Return W_h x_h for each head h: x [..., heads·in], weight [heads·out, in] → [..., heads·out].
 
     Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
 

@@ -1,8 +1,8 @@
-"""y = residual + s·norm(x Wᵀ + b) for up to 64 rows in one kernel: the last step of attention and of a feed-forward.
+"""y = residual + s·norm(x Wᵀ + b) for up to 64 rows in one kernel: the output projection of attention and of an MLP.
 
-Where W has too few rows to occupy the GPU, its columns are split between blocks, and the last block of a row's adds
-what all of them stored, in their order: the result does not depend on which came last. A norm of the product, which
-sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all of them applies it.
+Where W has too few rows to occupy the GPU, its columns are split between blocks (split-K), and the last block of a row
+adds the partial sums in a fixed order: the result does not depend on the order of arrival. A norm of the product, as in
+sandwich norms (arXiv 2105.13290), needs all outputs; the last of all blocks applies it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .shared.tickets import counters, is_last
 
 @jit
 def gathered(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
-    """x Wᵀ + b at outputs n of rows m, broadcast together, from what SPLITS blocks stored; 0 outside."""
+    """Sum the partial products of SPLITS blocks: return x Wᵀ + b at rows m and outputs n (broadcast); 0 outside."""
     there = (m < M) & (n < N)
     total = tl.load(partial + m * N + n, mask=there, other=0.0, cache_modifier=".cg")
     for split in range(1, SPLITS):
@@ -37,7 +37,7 @@ def store_normed(
     partial, bias, residual, gain, shift, y, M, N, scale, eps,
     NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """residual + scale · norm(x Wᵀ + b) of all rows and outputs, BLOCK_H outputs at a time."""
+    """Store residual + scale · norm(x Wᵀ + b) of all rows and outputs in y, BLOCK_H outputs at a time."""
     m, h = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_H)[None, :]
     mean = tl.zeros([BLOCK_M, 1], tl.float32)
     if NORM == "layer":
@@ -67,7 +67,9 @@ def linear_residual_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block computes BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns."""
+    """Compute BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns.
+
+    Grid [blocks of outputs, SPLITS]."""
     start_next(PDL)
     block, split = tl.program_id(0), tl.program_id(1)
     begin, end = split * each, tl.minimum(split * each + each, K)
@@ -109,10 +111,11 @@ def linear_residual(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [..., out].
+    """Return residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [...,
+    out].
 
     Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
-    of blocks that are ready; without them launches on a stream share some. `kernel`: see `uses_torch`.
+    of finished blocks; without them, launches on a stream share counters. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is unknown.
@@ -146,17 +149,16 @@ reference = partial(linear_residual, kernel=False)
 
 
 def adds(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None, norm: Norm) -> bool:
-    """Return whether a product of libraries adds the residual stream as well: where kernels run, with nothing in
-    between."""
+    """Return whether the fallback is one `addmm`: on devices where kernels run, without bias and norm, in one dtype."""
     plain = bias is None and norm.kind == "none" and x.dtype == weight.dtype == residual.dtype
     return plain and launch.refusal(x) is None
 
 
 def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
-    """Between how many blocks the columns of a row are split, and how many columns each takes.
+    """Return the number of blocks that share the columns of a row, and the columns per block.
 
-    They are split where there are less than two blocks per multiprocessor, up to four, or on tensor cores, whose blocks
-    are larger, up to two, if each has a step at least.
+    Columns are split if there are less than two blocks per multiprocessor, up to four blocks (two on tensor cores,
+    whose blocks are larger); each block has at least one step.
     """
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
     most = (2 if plan.stages else 4) * gemv.PROCESSORS
@@ -166,5 +168,5 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
 
 
 def at_once(outputs: int, plan: Tile) -> int:
-    """Return how many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
+    """Return the number of outputs that the last block normalizes at a time: all, or 64 elements per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)

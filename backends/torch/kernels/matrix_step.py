@@ -1,12 +1,12 @@
-"""One token of a recurrence whose state is a matrix for each head: linear attention and the delta rule.
+"""Decode step of a recurrence with a matrix state per head: linear attention and the delta rule.
 
-It serves gated linear attention (Yang 2023, arXiv 2312.06635), Lightning Attention (Qin 2024, arXiv 2401.04658), the
+It covers gated linear attention (Yang 2023, arXiv 2312.06635), Lightning Attention (Qin 2024, arXiv 2401.04658), the
 matrix LSTM (Beck 2024, arXiv 2405.04517), RWKV-6 (Peng 2024, arXiv 2404.05892), Gated DeltaNet (Yang 2024, arXiv
-2412.06464) and Kimi Delta Attention (2025, arXiv 2510.26692), with what lies between it and projections: queries and
-keys are normed, the decay is made of a step, y is normed and gated.
+2412.06464) and Kimi Delta Attention (2025, arXiv 2510.26692), fused with the operations around it: norms of queries and
+keys, the decay from its step, norm and gate of y.
 
-A block owns some columns of the state of a head with all its rows, so that what the state holds under a key, which the
-delta rule replaces, is a sum within the block. A norm of y needs all blocks of its heads: the last of them norms it.
+A block owns some columns of the state of a head with all its rows, so that Sᵀ k, the value that the delta rule
+replaces, is a sum within the block. A norm of y needs all blocks of its heads: the last of them norms it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import MOST, rates, softplus, store_normed
 from .shared.tickets import counters, is_last
 
-WIDTH = 32  # columns of the state that a block has
-TILE = 8192  # numbers of the state that a block has: with longer keys it has fewer columns
-MOST_KEYS = 1024  # rows of the state: with more, a block has too few columns for whole sectors of memory
+WIDTH = 32  # columns of the state per block
+TILE = 8192  # elements of the state per block: with longer keys it has fewer columns
+MOST_KEYS = 1024  # rows of the state: with more, a row of a block is shorter than a memory sector
 WARPS = 4
 
 
 @jit
 def scaled(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
-    """x · scale of one head, with UNIT divided by √(mean square + ε)."""
+    """Return x · scale for one head, divided by √(mean square + ε) if UNIT."""
     if UNIT:
         scale *= tl.rsqrt(tl.sum(x * x, axis=0) / KEYS + eps)
     return x * scale
@@ -39,7 +39,7 @@ def scaled(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
 
 @jit
 def fading(step, rate, offset, STEP: tl.constexpr):
-    """The share of a state that is left: e^step; or, with STEP, e^(rate · softplus(step + offset))."""
+    """Return the decay factor of a state: e^step; or, with STEP, e^(rate · softplus(step + offset))."""
     if STEP:
         step = rate * softplus(step + offset)
     return tl.exp2(step * 1.4426950408889634)
@@ -53,7 +53,9 @@ def matrix_step_kernel(
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of BLOCK_P columns, heads, batch]. SHARE heads read one key; NORMED heads are normed together."""
+    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch].
+
+    SHARE heads read one key; NORMED heads are normed together."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -87,7 +89,7 @@ def matrix_step_kernel(
         written = share * (written - tl.sum(state * key[:, None], axis=0))
     state += key[:, None] * written[None, :]
     made = tl.sum(state * scaled(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
-    tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
+    tl.debug_barrier()  # `present` may overwrite the old state, which several warps read: wait until all have read it
     tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
@@ -106,7 +108,8 @@ def matrix_step_kernel(
 
 
 def refusal(v: torch.Tensor, past: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Say why torch computes a token of v with the state `past` [..., d, dv], in a few words; None if a kernel does."""
+    """Return the reason to fall back to torch for v and the state `past` [..., d, dv], in a few words; None if the
+    kernel can run."""
     if past.shape[-2] > MOST_KEYS:
         return f"keys are longer than {MOST_KEYS}"
     return operands.refusal(v, past, *others)
@@ -122,10 +125,10 @@ def check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """Return the rows and columns of the state of a head.
+    """Check the shapes of the operands; return the rows and columns of a head's state.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: if shapes do not fit.
     """
     if heads < 1 or groups < 1 or heads % groups or q.shape[-1] % groups or v.shape[-1] % heads:
         raise ValueError(f"q {[*q.shape]} and v {[*v.shape]} do not fall into {groups} groups and {heads} heads")
@@ -152,10 +155,10 @@ def check_around(
     heads: int,
     norm_groups: int,
 ) -> None:
-    """Check what is computed around the recurrence.
+    """Check the operands of the operations around the recurrence: decay weights, norms and gate.
 
     Raises:
-        ValueError: a weight does not fit, or a norm is none that the kernel has.
+        ValueError: if a weight does not fit, or the kernel does not support a norm.
     """
     if a_log is not None and (decay is None or a_log.shape != (heads,)):
         raise ValueError(f"a_log {[*a_log.shape]} is not [{heads}], beside a decay")
@@ -193,20 +196,21 @@ def matrix_step(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = norm(S'ᵀ q) ⊙ gate of one token and the new state S' = S + k vᵀ, with S = diag(e^decay) past; per head.
+    """Return y = norm(S'ᵀ q) ⊙ gate for one token and the new state S' = S + k vᵀ, with S = diag(e^decay) past; per
+    head.
 
-    With `beta` β [batch, heads] what stands under the key is replaced, S' = S + β k (v − Sᵀ k)ᵀ.
+    With `beta` β [batch, heads], the delta rule replaces the value stored for the key: S' = S + β k (v − Sᵀ k)ᵀ.
 
     q, k [batch, groups·d] (head h reads group ⌊h·groups/heads⌋), v and `gate` [batch, heads·dv], `decay` [batch,
-    heads·d] for every key, [batch, heads] for every head, or none (0); past [batch, heads, d, dv] → y like v, and S'.
-    With `a_log` [heads] the decay is −e^a_log softplus(decay + bias), `bias` of a row of decay. q and k are normed on
-    each head by `unit`; q, k and β are multiplied by their scales; `norm` is an RMS norm of each of `norm_groups` parts
-    of y, with the same gain for all. What has a row for each text may be a slice of a projection. S' is written to
-    `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in `linear_residual`,
-    batch·norm_groups are enough. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
+    heads·d] per key element, [batch, heads] per head, or None (0); past [batch, heads, d, dv] → y like v, and S'. With
+    `a_log` [heads] the decay is −e^a_log softplus(decay + bias), `bias` of the shape of a row of decay. q and k are
+    normed per head by `unit`; q, k and β are multiplied by their scales; `norm` is an RMS norm of each of `norm_groups`
+    parts of y, with the same gain for all. Operands with a batch axis may be slices of a projection. S' is written to
+    `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in `linear_residual`;
+    batch·norm_groups suffice. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
 
     Raises:
-        ValueError: the shapes do not fit, a norm is none of these, or a state is not contiguous.
+        ValueError: if shapes do not fit, a norm is not supported, or a state is not contiguous.
     """
     keys, width = check(q, k, v, past, decay, beta, heads, groups)
     check_step(v, past, present)
@@ -257,7 +261,7 @@ reference = partial(matrix_step, kernel=False)
 
 def _sizes(heads: int, groups: int, keys: int, width: int, by_key: bool, norm_groups: int) -> dict[str, int]:
     rows, normed = power_of_2(keys), heads // norm_groups
-    most = WIDTH // 2 if width % 4 else WIDTH  # odd rows come number by number, with an address in a register for each
+    most = WIDTH // 2 if width % 4 else WIDTH  # unaligned rows load elementwise, with an address in a register for each
     columns = min(most, power_of_2(width), TILE // rows)
     sizes = {"KEYS": keys, "WIDTH": width, "SHARE": heads // groups, "BY_KEY": by_key, "NORMED": normed}
     return sizes | {"BLOCK_N": rows, "BLOCK_P": columns, "BLOCK": min(MOST, power_of_2(normed * width))}

@@ -1,9 +1,9 @@
-"""A norm and a mixture of experts for up to 512 tokens (Shazeer 2017, arXiv 1701.06538).
+"""Norm and mixture of experts for up to 512 tokens (Shazeer 2017, arXiv 1701.06538).
 
-Up to three tokens are products of single rows: each choice's weights are streamed, on CUDA cores, in two kernels: gate,
-up and activation of every (token, choice) to a scratch buffer; then the down projections, weighted and summed over the
-choices in their order, so that a result never depends on timing. For more tokens see `moe_grouped`. The first kernel
-lets the second start only once it knows the choices itself, so the second may read them, and ask for its first weights,
+Up to three tokens are GEMVs on CUDA cores, which stream the weights of each choice in two kernels: gate, up and
+activation of every (token, choice) into a scratch buffer; then the down projections, weighted and summed over the
+choices in a fixed order, so that the result is deterministic. For more tokens see `moe_grouped`. The first kernel lets
+the second start only after it has waited for the router, so the second may read the choices and load its first weights
 before the first has ended.
 """
 
@@ -28,7 +28,9 @@ def _open_kernel(
     NORM: tl.constexpr, CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N of the H hidden numbers of one choice of one token; x [tokens, K], up and gate [experts, H, K]."""
+    """Compute BLOCK_N of the H hidden features of one choice of one token; x [tokens, K], up and gate [experts, H, K].
+
+    Grid [tokens · CHOICES, blocks of H]."""
     wait(PDL)
     start_next(PDL)
     slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -74,17 +76,19 @@ def _close_kernel(
     opened, chosen, weights, down, down_bias, residual, y, N, K, CHOICES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K]."""
+    """Compute BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K].
+
+    Grid [tokens, blocks of N]."""
     start_next(PDL)
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
-    expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
+    expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # L1 may hold stale choices
     some = weights_at(down, expert * N + rows, k, K, K)
     wait(PDL)
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for step in range(CHOICES * each):
-        ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
+        ahead = tl.minimum(step + 1, CHOICES * each - 1)  # prefetch the next step's weights; none after the last
         at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
         more = weights_at(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
         slot, at = first + step // each, k + step % each * BLOCK_K
@@ -102,7 +106,7 @@ def _close_kernel(
 
 
 def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
-    """Say why torch computes this instead of the kernels, in a few words; None if they do."""
+    """Return the reason to fall back to torch, in a few words; None if the kernels can run."""
     if not 0 < len(x) <= moe_grouped.MOST_TOKENS:
         return f"not 1 to {moe_grouped.MOST_TOKENS} rows"
     return gradient_refusal(weights) or gemv.refusal(x[:1], *stacks)
@@ -127,17 +131,17 @@ def moe_decode(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """residual + Σ_j weights_j · E_e(n), e = chosen_j, n = norm(x), E(n) = down(act(gate(n)) ⊙ (up(n) + shift)) or
-    down(act(up(n))).
+    """Return residual + Σ_j weights_j · E_e(n) with e = chosen_j, n = norm(x).
 
-    x and residual [tokens, in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down
-    [experts, in, hidden], biases [experts, hidden or in] → like x. With `limit`, gate(n) is first capped at it, up(n)
-    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. `tickets`: as in
-    `linear_residual`. `kernel`: see `uses_torch`; torch goes expert by expert, on CUDA through all experts, as which of
-    them are chosen the host does not know.
+    An expert is E(n) = down(act(gate(n)) ⊙ (up(n) + shift)), or without gate down(act(up(n))). x and residual [tokens,
+    in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden],
+    biases [experts, hidden or in] → like x. With `limit`, gate(n) is first capped at it, up(n) clipped to ±limit. Sums
+    are fp32; the hidden features and the result are rounded to the dtype of x. `tickets`: as in `linear_residual`.
+    `kernel`: see `uses_torch`; torch loops over experts, on CUDA over all of them, because the host does not know the
+    choices.
 
     Raises:
-        ValueError: the shapes do not fit, or the activation is unknown.
+        ValueError: if shapes do not fit, or the activation is unknown.
     """
     experts, hidden, dim = up.shape
     if x.ndim != 2 or x.shape[1] != dim:
@@ -193,7 +197,7 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """The tiles of the two kernels: those of one token, with as many outputs as all tokens and choices have."""
+    """Return the tiles of the two kernels: those of one row of x, with the outputs of all tokens and choices."""
     return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
 
 

@@ -1,12 +1,12 @@
-"""A mixture of experts for 4 to 512 tokens, expert by expert on tensor cores (Shazeer 2017, arXiv 1701.06538).
+"""Mixture of experts for 4 to 512 tokens, as grouped GEMMs on tensor cores (Shazeer 2017, arXiv 1701.06538).
 
-Every chosen expert's weights are streamed once, whoever chose it, and multiply all its tokens, in two kernels: gate, up
-and activation of every slot, a (token, choice), to a scratch buffer; then the down projections. What those make of a
-slot is stored weighted, and the last block that has a token's outputs adds its choices up in their order, so that a
-result never depends on timing. Blocks of experts that nobody chose end at once.
+The weights of every chosen expert are streamed once and multiply all its tokens, in two kernels: gate, up and
+activation of every slot, a (token, choice), into a scratch buffer; then the down projections. The weighted outputs of
+the slots are stored, and the last block of some columns sums the choices of each token in a fixed order, so that the
+result is deterministic. Blocks of experts without tokens end at once.
 
-The first kernel lets the second start only once it knows the choices itself, so the second may read them, and ask for
-its first weights, before the first has ended.
+The first kernel lets the second start only after it has waited for the router, so the second may read the choices and
+prefetch its first weights before the first has ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .shared.norm import Norm
 from .shared.operands import power_of_2
 from .shared.tickets import counters, is_last
 
-LEAST_ROWS = 32  # of a stack that a block multiplies; as many outputs at least have one counter
-ADDED = 4096  # numbers that the last block adds up at a time
+LEAST_ROWS = 32  # of an expert's weight per block, so a ticket counter has at least 32 outputs
+ADDED = 4096  # elements that the last block sums at a time
 MOST_TOKENS = 512
 
 
@@ -34,8 +34,8 @@ def grouped_open_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N of the H hidden numbers of all slots of one expert; x [tokens, K], up and gate [experts, H, K], opened
-    [slots, H]."""
+    """Compute BLOCK_N of the H hidden features of all slots of one expert; x [tokens, K], up and gate [experts, H, K],
+    opened [slots, H]. Grid [blocks of H, experts]."""
     wait(PDL)
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -67,13 +67,14 @@ def grouped_close_kernel(
     CHOICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     AT_ONCE: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N outputs of all slots of one expert; of all tokens by who comes last. opened [slots, K], down [experts, N,
-    K], partial f32 [slots, N]."""
+    """Compute BLOCK_N outputs of all slots of one expert; in the last block sum the choices of all tokens.
+
+    opened [slots, K], down [experts, N, K], partial f32 [slots, N]. Grid [blocks of N, experts]."""
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
     count = count_of(chosen, expert, slots, AT_ONCE)
-    if PDL:  # noqa: SIM102 - decided when it is compiled
+    if PDL:  # noqa: SIM102 - decided at compile time
         if count > 0:
             prefetch_rows(down, row, K, 0, K, 2 * BLOCK_K)
     wait(PDL)
@@ -121,7 +122,7 @@ def grouped(
     shift: float,
     tickets: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`moe_decode` of the same operands, contiguous and checked, by the kernels of this file."""
+    """Compute `moe_decode` with the kernels of this file; operands are contiguous and already checked."""
     (tokens, choices), (experts, hidden, dim) = chosen.shape, up.shape
     slots = tokens * choices
     opened, y = x.new_empty(slots, hidden), torch.empty_like(x)
@@ -144,8 +145,10 @@ def grouped(
 def _shapes(
     tokens: int, choices: int, experts: int, hidden: int, dim: int, dtype: torch.dtype, gated: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of the two kernels: as many rows of slots as an expert has on average, 8 to 64; 64 rows of weights, or
-    32 where multiprocessors would be without a block; a warp for each 16 of them."""
+    """Return the constexpr arguments of the two kernels.
+
+    A tile has as many slots as an expert has on average, 8 to 64, and 64 rows of weights, or 32 where 64 would leave
+    multiprocessors without a block; there is a warp for each 16 rows of weights."""
     rows = min(64, power_of_2(-(-tokens * choices // experts), 8))
     asked = min(experts, tokens * choices)
 

@@ -1,6 +1,6 @@
 """y = act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ for up to 64 rows in one kernel (GLU variants, arXiv 2002.05202).
 
-A limit on gate and up, and what is added to up, are those of gpt-oss (model card, arXiv 2508.10925).
+The limit on gate and up, and the shift added to up, are those of gpt-oss (model card, arXiv 2508.10925).
 The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
 """
 
@@ -25,7 +25,7 @@ def norm_glu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
+    """Compute BLOCK_N / 2 of the N gated features of all rows: their gates, their ups, and the product."""
     start_next(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     begin = tl.program_id(0) * HALF
@@ -51,11 +51,11 @@ def norm_glu(
     shift: float = 0.0,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
+    """Return act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, the gate is first capped
     at it, up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`: see
-    `uses_torch`. Of more rows libraries compute the product, and `open_gates` the rest.
+    `uses_torch`. For more rows, libraries compute the product, and `open_gates` the rest.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.

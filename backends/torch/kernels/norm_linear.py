@@ -22,7 +22,7 @@ def norm_linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block computes BLOCK_N outputs of all rows."""
+    """Compute BLOCK_N outputs of all rows per block."""
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
@@ -43,7 +43,7 @@ def norm_linear(
     activation: str = "identity",
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out].
+    """Return act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out].
 
     x may be a slice of a projection. Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
 
@@ -77,7 +77,7 @@ def normed_product(
     eps: float,
     activation: str,
 ) -> torch.Tensor:
-    """`norm_linear` by the kernel, with a weight of numbers, or of `bits` in the parts of `Codes`."""
+    """Compute `norm_linear` with the kernel; `weight` is a plain matrix, or the codes of `Codes` of `bits`."""
     rows, N, K = flat(x), len(weight), x.shape[-1]
     y = _empty(x, weight)
     plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))

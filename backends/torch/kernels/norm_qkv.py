@@ -1,7 +1,7 @@
-"""Queries, and keys and values into their caches, of up to 64 tokens, in one kernel: norm, projection, RoPE, write.
+"""Norm, QKV projection, RoPE and KV cache write of up to 64 tokens in one kernel.
 
-A block owns pairs of elements that RoPE turns together. Where heads are normed (QK-norm, arXiv
-2302.05442), a head's blocks store their products and the last of them does the rest for the head.
+A block owns pairs of elements that RoPE rotates together. With QK-norm (arXiv 2302.05442), the blocks of a head store
+their products, and the last of them norms, rotates and stores the head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def store_normed_head(
     kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Divide all pairs of a head by √(mean square + ε), multiply by the gain, turn and store them."""
+    """Apply the RMS norm of heads to all pairs of a head in `raw`, rotate and store them."""
     pair = tl.arange(0, HALF)[None, :]
     there = (m < M) & (pair < HEAD_DIM // 2)
     at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
@@ -51,7 +51,7 @@ def norm_qkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block computes BLOCK_N / 2 pairs of a head: heads of queries first, then of keys, then of values."""
+    """Compute and store BLOCK_N / 2 pairs of a head. Grid [heads of queries, then of keys, then of values; blocks]."""
     start_next(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
@@ -97,7 +97,7 @@ def refusal(
     q_norm: Norm = NO_NORM,
     k_norm: Norm = NO_NORM,
 ) -> str | None:
-    """Say why there is no kernel for these, in a few words; None if there is."""
+    """Return the reason why the kernel cannot take these operands, in a few words; None if it can."""
     if reason := heads_refusal(k_cache, v_cache, q_norm, k_norm):
         return reason
     reason = gemv.refusal(x, weight, bias, norm.gain, norm.shift, q_norm.gain, k_norm.gain)
@@ -125,17 +125,17 @@ def norm_qkv(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """RoPE(q_norm(q)) of new tokens; RoPE(k_norm(k)) and v go into the caches; [q, k, v] = norm(x) Wᵀ + b.
+    """Return RoPE(q_norm(q)); write RoPE(k_norm(k)) and v into the caches, where [q, k, v] = norm(x) Wᵀ + b.
 
     x [batch, in] or [batch, seq, in], weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first,
     then of keys, then of values; caches [batch, kv_heads, capacity, d], positions i64 [batch] or [batch, seq] → q
-    [batch, heads, d] or [batch, seq, heads, d]. cos, sin f32 [batch·seq, pairs] of the tokens' angles turn the first
-    2·pairs elements of a head: element i with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned.
-    Position p goes to slot p, in a `rolling` cache, which takes one token at a time, to slot p if p < keep_first, else
-    to keep_first + (p − keep_first) modulo (capacity − keep_first); nowhere if there is no such slot. With `k_scale`
-    and `v_scale` f32 [kv_heads] the caches are bytes, u8, of floats of 8 bits (e4m3), and hold those nearest to keys
-    and values over their scales. `tickets`: as in `linear_residual`, heads + kv_heads are enough. `kernel`: see
-    `uses_torch`. Of many tokens libraries compute the products, and `place_heads` the rest.
+    [batch, heads, d] or [batch, seq, heads, d]. cos, sin f32 [batch·seq, pairs] of the tokens' angles rotate the first
+    2·pairs elements of a head: element i with i + pairs, or 2i with 2i + 1 if `interleaved`; None: no rotation.
+    Position p is written to slot p; in a `rolling` cache, which takes one token at a time, to slot p if p < keep_first,
+    else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens without such a slot are not written.
+    With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values over their
+    scales, rounded. `tickets`: as in `linear_residual`; heads + kv_heads suffice. `kernel`: see `uses_torch`. For many
+    tokens, libraries compute the products, and `place_heads` the rest.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
@@ -178,6 +178,7 @@ reference = partial(norm_qkv, kernel=False)
 
 
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile of a block, which has no more rows than a head, and both elements of a pair; `weight`, or its rows."""
+    """Return the tile, which has at most the rows of a head, and both elements of a pair; `weight` may be its number of
+    rows."""
     outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
     return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)

@@ -1,6 +1,7 @@
-"""A norm, a router's product and its choice of experts in one kernel, for up to 64 tokens (arXiv 1701.06538).
+"""Norm, router projection and top-k choice of experts in one kernel, for up to 64 tokens (arXiv 1701.06538).
 
-Blocks compute the logits of a few experts each; the last of them chooses for all tokens. See `gemv` and `choice`.
+Each block computes the logits of a few experts; the last block to finish chooses for all tokens. See `gemv` and
+`choice`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
 
-AT_ONCE = 1024  # logits that each warp of the last block has in registers
+AT_ONCE = 1024  # logits per warp that the last block holds in registers
 
 
 @jit
@@ -30,7 +31,7 @@ def norm_route_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block computes BLOCK_N of the N logits of all M tokens; the last one chooses, ROWS tokens at a time."""
+    """Compute BLOCK_N of the N logits of all M tokens; in the last block also choose, ROWS tokens at a time."""
     start_next(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
@@ -59,7 +60,7 @@ def norm_route_kernel(
 
 
 def refusal(x: torch.Tensor, weight: Weight, k: int, *others: torch.Tensor | None) -> str | None:
-    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    """Return the reason to fall back to torch, in a few words; None if the kernel can run."""
     return choice.refusal(weight.shape[0], k) or gemv.refusal(x, weight, *others)
 
 
@@ -80,14 +81,14 @@ def norm_route(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`route` of the logits norm(x) Wᵀ + b: x [tokens, in], weight [experts, in], bias [experts] → chosen i32 and
-    weights f32 [tokens, k].
+    """Choose experts by `route` from the logits norm(x) Wᵀ + b: x [tokens, in], weight [experts, in], bias [experts] →
+    chosen i32 and weights f32 [tokens, k].
 
-    `correction` [experts] is added to scores to choose by. Logits are fp32 and not rounded. `tickets`: as in
+    `correction` [experts] is added to the scores for the choice only. Logits are fp32 and not rounded. `tickets`: as in
     `linear_residual`. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, or the norm or scoring is unknown.
+        ValueError: if shapes do not fit, or the norm or scoring is unknown.
     """
     check(x, weight, norm, bias)
     experts = weight.shape[0]

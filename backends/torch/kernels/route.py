@@ -1,4 +1,6 @@
-"""A router's choice of experts in one kernel (Shazeer 2017, arXiv 1701.06538): a warp takes a token. See `choice`."""
+"""Top-k choice of experts from router logits in one kernel, a warp per token (Shazeer 2017, arXiv 1701.06538).
+
+See `choice`."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def route_kernel(
     SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr,
     GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token."""
+    """Choose the experts of one token. Grid [tokens]."""
     start_next(PDL)
     token, slot = tl.program_id(0) + tl.arange(0, 1)[:, None], tl.arange(0, SLOTS)[None, :]
     expert, there = choice.places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
@@ -34,12 +36,12 @@ def route_kernel(
 
 
 def refusal(logits: torch.Tensor, k: int) -> str | None:
-    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    """Return the reason to fall back to torch, in a few words; None if the kernel can run."""
     return choice.refusal(logits.shape[-1], k) or operands.refusal(logits)
 
 
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Return where the k largest of each row are, the largest first, the first of equals first."""
+    """Return the indices of the k largest elements of each row, largest first; equal elements in their order."""
     return x.argsort(dim=-1, descending=True, stable=True)[:, :k]
 
 
@@ -56,15 +58,15 @@ def route(
     group_score: str = "top2",
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k experts with the largest score + bias, largest first, and scale · their scores.
+    """Return the k experts with the largest score + bias, largest first, and their scores times `scale`.
 
     logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are softmax or
-    sigmoid of the logits; the chosen ones are divided by their sum if `renormalize`. With `groups`, runs of experts
-    compete first, and only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen
-    from. Of equals the first wins. `kernel`: see `uses_torch`.
+    sigmoid of the logits; the chosen scores are divided by their sum if `renormalize`. With `groups`, groups of
+    consecutive experts compete first, and experts are chosen only from the `top_groups` best by `group_score` (max, or
+    top2: the sum of the two largest). Of equal scores the first wins. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, or the scoring is unknown.
+        ValueError: if shapes do not fit, or the scoring is unknown.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [tokens, experts]")

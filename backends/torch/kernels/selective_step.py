@@ -1,9 +1,9 @@
-"""One token of Mamba's recurrence (Gu & Dao 2023, arXiv 2312.00752), with all that lies between its projections.
+"""Decode step of Mamba's selective scan (Gu & Dao 2023, arXiv 2312.00752), fused with the operations around it.
 
-The step Δ is projected from a few numbers, 1/16 of the model's width; B and C may be normed, as in Jamba (arXiv
-2403.19887) and Falcon-Mamba (arXiv 2410.05355), and so may be what Δ is projected from; y is gated. A block owns a few
-channels with their states, and asks for the rows of its channels in the projection, for A and for D before the kernel
-ahead has ended. Each block norms B and C for itself: they are some 16 numbers.
+The step Δ is projected from a low-rank vector, 1/16 of the model's width; B, C and that vector may be normed, as in
+Jamba (arXiv 2403.19887) and Falcon-Mamba (arXiv 2410.05355); y is gated. A block owns a few channels with their states,
+and loads its rows of the projection, A and D before the preceding kernel has ended. Each block norms B and C itself:
+they have about 16 elements.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import advance, rates, silu_gated, softplus
 from .shared.rows import linear
 
-CHANNELS = 32  # of a block, half of that where they make too few blocks
-RANKS = 256  # columns of the projection that a block takes at a time
+CHANNELS = 32  # per block; half of that if there would be too few blocks
+RANKS = 256  # columns of the projection of Δ per step
 WARPS = 4
 
 
 @jit
 def vector(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
-    """A few numbers of the token, normed if NORM is rms: fp32 [at]."""
+    """Load `size` elements of the token (B or C) at offsets `at`, RMS-normed if NORM is rms: fp32 [at]."""
     x = tl.load(ptr + at, mask=known, other=0.0).to(tl.float32)
     if NORM == "rms":
         x *= tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
@@ -42,7 +42,7 @@ def vector(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
 def projected(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """norm(step) Wᵀ of `channel`, whose weights of the first BLOCK_R columns are there: fp32 [channel]."""
+    """Return norm(step) Wᵀ for `channel`, fp32 [channel]; `first` are the weights of the first BLOCK_R columns."""
     r = tl.arange(0, BLOCK_R)
     x = tl.load(step + r, mask=r < RANK, other=0.0).to(tl.float32)
     squares = x * x
@@ -69,7 +69,7 @@ def selective_step_kernel(
     NORM: tl.constexpr, B_NORM: tl.constexpr, C_NORM: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of BLOCK_C channels, batch]. present may be past."""
+    """Compute y and the new state of BLOCK_C channels. Grid [blocks of channels, batch]; present may be past."""
     start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, n, r = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
@@ -126,16 +126,17 @@ def selective_step(
     c_norm: Norm = NO_NORM,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = (C h + D x) ⊙ silu(gate) of one token and the new state h = exp(Δ A) h + Δ B x; without gate, y is not gated.
+    """Return y = (C h + D x) ⊙ silu(gate) for one token and the new state h = exp(Δ A) past + Δ B x.
 
-    x and gate [batch, channels], a [channels, states] (negative), b, c [batch, states], d [channels], past [batch,
-    states, channels] → y like x, and h. Δ is `delta` [batch, channels], plus `bias` [channels]; or, with `weight`
-    [channels, rank], norm(delta) Wᵀ + bias of delta [batch, rank]; its softplus, if that is wanted. With `log_a`, A is
-    −exp(a). B and C are normed by `b_norm` and `c_norm`. What has a row for each text may be a slice of a projection. h
-    is written to `present`, which may be `past` itself (in place), or to a new tensor. `kernel`: see `uses_torch`.
+    Without `gate`, y is not gated. x and gate [batch, channels], a [channels, states] (negative), b, c [batch, states],
+    d [channels], past [batch, states, channels] → y like x, and h. Δ is `delta` [batch, channels] plus `bias`
+    [channels]; or, with `weight` [channels, rank], norm(delta) Wᵀ + bias for delta [batch, rank]; with `softplus`, the
+    softplus of that. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`. Operands with a batch
+    axis may be slices of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
+    tensor. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, a norm is no RMS norm, or a state is not contiguous.
+        ValueError: if shapes do not fit, a norm is a layer norm, or a state is not contiguous.
     """
     if weight is None:
         mamba_scan.check(x, delta, a, b, c, past)

@@ -1,8 +1,8 @@
-"""One token of Mamba-2's recurrence (Dao & Gu 2024, arXiv 2405.21060), with all that lies between its projections.
+"""Decode step of Mamba-2's recurrence, SSD (Dao & Gu 2024, arXiv 2405.21060), fused with the operations around it.
 
-Δ is the softplus of what is projected and a bias, y is gated, and the gated y is normed in groups, whole or by parts of
-it. A block owns some columns of the state of a head. A norm needs all heads of its group: their blocks store what they
-gated, and the last of them norms it, in the same launch.
+Δ is the softplus of a projection plus a bias; y is gated, and the gated y is normed, as a whole or in groups of heads.
+A block owns some columns of the state of a head. A norm needs all heads of its group: their blocks store the gated y,
+and the last of them norms it, in the same launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import MOST, advance, rates, silu_gated, softplus, store_normed
 from .shared.tickets import counters, is_last
 
-WIDTH = 32  # columns of the state that a block has
+WIDTH = 32  # columns of the state per block
 WARPS = 4
 
 
@@ -32,7 +32,9 @@ def ssd_step_kernel(
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of BLOCK_P columns, heads, batch]. SHARE heads read one B; NORMED heads are normed together."""
+    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch].
+
+    SHARE heads read one B and C; NORMED heads are normed together."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -93,16 +95,16 @@ def ssd_step(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """norm((hᵀ C + D x) ⊙ silu(gate)) of one token and the new state h = exp(Δ A) h + Δ B xᵀ per head.
+    """Return y = norm((hᵀ C + D x) ⊙ silu(gate)) for one token and the new state h = exp(Δ A) past + Δ B xᵀ, per head.
 
     x and gate [batch, heads·p], delta [batch, heads], a (negative), d and `bias` [heads], b, c [batch, groups·states],
     past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that; with `log_a`, A is
-    −exp(a). An RMS norm is one of each of `norm_groups` parts of y, its gain [heads·p]. What has a row for each text
-    may be a slice of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
-    tensor. `tickets`: as in `linear_residual`, batch·norm_groups are enough. `kernel`: see `uses_torch`.
+    −exp(a). The RMS norm is applied to each of `norm_groups` parts of y; its gain is [heads·p]. Operands with a batch
+    axis may be slices of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
+    tensor. `tickets`: as in `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: the shapes do not fit, the norm is no RMS norm, or a state is not contiguous.
+        ValueError: if shapes do not fit, the norm is a layer norm, or a state is not contiguous.
     """
     states, width = mamba2_scan.check(x, delta, a, b, c, past, heads, groups)
     check_step(x, past, present, heads, bias, gate)

@@ -1,15 +1,15 @@
-"""x Wᵀ on a CPU with W in codes, packed once by PyTorch for its own kernels, and read by them where it lies.
+"""x Wᵀ on a CPU with quantized W, which is packed once for PyTorch's own CPU kernels.
 
 | x | W is packed as | and rounded to | for |
 |---|---|---|---|
 | bf16 | 4-bit codes, scales and offsets: `CodePlanes` | exact codes, scales and offsets in bf16 | few rows of x |
-| f16 | numbers in f16: `HalfNumbers` | f16 | any number of rows |
-| f32 | two numbers in f16 for each: `HalfNumbers` | 22 bits; most layouts need fewer | few rows of x |
+| f16 | f16 values: `HalfNumbers` | f16 | any number of rows |
+| f32 | two f16 values per weight: `HalfNumbers` | 22 bits; most layouts need fewer | few rows of x |
 
-The operator for 4 bits takes x in f32 and f16 too, but is vectorized for bf16 alone: in f32 one row takes five times as
-long as with a W of f32. FBGEMM's product of f32 by f16 numbers widens W in registers and sums in f32, and one row is as
-fast as W is read. Packed weights stay beside the codes, which embeddings look up and state_dicts hold. Their layout
-depends on the instructions of the CPU, so they are never stored.
+The 4-bit operator also takes x in f32 and f16, but is vectorized only for bf16: in f32 one row takes five times as long
+as with a W of f32. FBGEMM's f32 × f16 product widens W in registers and sums in f32, and one row is limited by reading
+W. Packed weights are kept in addition to the codes, which embeddings look up and state_dicts hold. Their layout depends
+on the instructions of the CPU, so they are never stored in files.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from torch.nn import functional as F
 from ..shared.codes import Codes, dequantize, unpack
 from ..shared.operands import learns
 
-GROUPS = (256, 128, 64, 32)  # that the operator for 4 bits takes
-MULTIPLE = 16  # of rows of W that it takes
-# Of x, by its dtype and the bits of codes: for more rows it is faster to dequantize W, and multiply numbers. Measured
-# with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of f32, for
-# which two f16 numbers are read, and never for f16, whose own products are slow on CPUs.
+GROUPS = (256, 128, 64, 32)  # group sizes that the 4-bit operator supports
+MULTIPLE = 16  # the 4-bit operator needs a multiple of this many rows of W
+# Rows of x by its dtype and the bits of codes: for more rows it is faster to dequantize W and use a dense product.
+# Measured with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of
+# f32, for which two f16 values are read, and never for f16, whose dense products are slow on CPUs.
 MOST_ROWS = {
     (torch.bfloat16, 4): 64,
     (torch.bfloat16, 8): 32,
     (torch.float32, 4): 64,
     (torch.float32, 8): 64,
 }
-# The first product of more rows packs nothing: it may be a prompt that a module reads whose weights a decode step then
-# packs with those of others.
+# A first product of more rows does not pack W: it may be a prompt, and the decode step after it may use a fused weight,
+# which it then packs.
 FEW_ROWS = 8
-SHARE = 0.25  # of the memory that packed weights take at most
+SHARE = 0.25  # of the machine's memory that packed weights take at most
 AT_ONCE = 1 << 22  # codes unpacked at a time
-LOW = 2.0**-11  # by which the second of two f16 numbers counts: what the first leaves off is at most that much of it
-# id of codes -> (a reference to them, {dtype of x: (what was packed, the packed form)}). To look up a weak key takes
-# microseconds, and a step does so for every product.
+LOW = 2.0**-11  # factor of the second of two f16 values: the rounding error of the first is at most this share of it
+# id of codes -> (a weak reference to them, {dtype of x: (stamp of the packed tensors, the packed form)}). Not a
+# WeakKeyDictionary: its look-up takes microseconds, and a decode step does one for every product.
 _packed: dict[int, tuple[weakref.ref[torch.Tensor], dict[torch.dtype, tuple[Any, Any]]]] = {}
 
 
 class CodePlanes:
-    """W as planes of 4-bit codes side by side along the columns, with a scale and an offset for each group, in bf16.
+    """W as planes of 4-bit codes, concatenated along the columns, with a scale and an offset per group, in bf16.
 
-    A code of 8 bits is 16 · high + low: scale · (code − 128) + offset is the sum of 16 scale · (high − 8) and
-    scale · (low − 8) + 8 scale + offset, so x is multiplied by both planes in one sum. The offset of the low plane
-    is rounded, and what that leaves off is the offset of the high one.
+    An 8-bit code is 16 · high + low: scale · (code − 128) + offset is the sum of 16 scale · (high − 8) and
+    scale · (low − 8) + 8 scale + offset, so x is multiplied by both planes in one sum. The offset of the low plane is
+    rounded to bf16, and its rounding error is the offset of the high plane.
     """
 
     def __init__(self, weight: Codes) -> None:
         codes, scales, offsets = weight.parts
         self.rows, self.planes = len(codes), weight.bits // 4
-        self.padding = -weight.width % GROUPS[-1]  # of one group as long as a row
+        self.padding = -weight.width % GROUPS[-1]  # not 0 only if one group is the full row
         width = weight.width + self.padding
         group = width if len(scales) == 1 else weight.group
         self.group = next(g for g in GROUPS if group % g == 0)
@@ -72,14 +72,14 @@ class CodePlanes:
         pairs = torch.stack((scales, zeros), -1)
         more = -self.rows % MULTIPLE
         self.scales_and_zeros = F.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
-        # Blocks of rows are packed one after the other, by multiples of what any CPU has in a block.
+        # Rows are packed block by block, in multiples of 256, which the blocks of every CPU's packed layout divide.
         step = max(256, AT_ONCE // width // 256 * 256)
         blocks = [self._block(codes[first : first + step], weight, width) for first in range(0, self.rows, step)]
         self.codes = torch.cat(blocks)
         self.nbytes = self.codes.nbytes + self.scales_and_zeros.nbytes
 
     def _block(self, codes: torch.Tensor, weight: Codes, width: int) -> torch.Tensor:
-        """Some rows of W as the operator reads them."""
+        """Return some rows of W in the layout of the 4-bit operator."""
         numbers = unpack(codes, weight.bits, weight.width)
         if self.planes == 2:
             numbers = torch.stack((numbers >> 4, numbers & 15), 1)
@@ -89,7 +89,7 @@ class CodePlanes:
         return packed
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ of x [rows, in], bf16."""
+        """Return x Wᵀ for x [rows, in], bf16."""
         if self.padding:
             x = F.pad(x, (0, self.padding))
         x = torch.cat((x, x), 1) if self.planes == 2 else x.contiguous()
@@ -98,9 +98,9 @@ class CodePlanes:
 
 
 class HalfNumbers:
-    """W as numbers in f16; or, `exact`, as the sums of two: of W rounded, and 2^{−11} of what that leaves off.
+    """W dequantized to f16; or, if `exact`, to sums of two f16 values: W rounded, and 2^{−11} · the rest.
 
-    All are first scaled by a power of 2, so that the largest is far from the largest and the smallest of f16.
+    W is first scaled by a power of 2, so that its largest value is far from overflow and underflow in f16.
     """
 
     def __init__(self, weight: Codes, exact: bool) -> None:
@@ -119,7 +119,7 @@ class HalfNumbers:
         self.exact, self.nbytes = exact, 2 * numbers.numel()
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ of x [rows, in], f32 or f16."""
+        """Return x Wᵀ for x [rows, in], f32 or f16."""
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.numbers)
         if self.exact:
             y = torch.add(y[:, : self.rows], y[:, self.rows :], alpha=LOW)
@@ -129,8 +129,10 @@ class HalfNumbers:
 def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor | None:
-    """x Wᵀ with the W of these parts of `Codes`, x [..., in] → [..., out]; None where W is to be dequantized for it: on
-    a GPU, for many rows, where gradients are wanted, while models are compiled, or if memory is short."""
+    """Return x Wᵀ by packed weights for these parts of `Codes`, x [..., in] → [..., out], or None.
+
+    None means that the caller dequantizes W: on a GPU, for many rows, if gradients are needed, while torch compiles, or
+    if memory is short."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):
@@ -160,14 +162,14 @@ def packed_linear(
 
 
 def _forget(key: int, reference: weakref.ref[torch.Tensor]) -> None:
-    """Free what was packed of codes that are gone; others may have their id by now."""
+    """Free the packed form of codes that were garbage collected, unless new codes already reuse their id."""
     if key in _packed and _packed[key][0] is reference:
         del _packed[key]
 
 
 @functools.cache
 def refusal(dtype: torch.dtype) -> str | None:
-    """Return why this CPU does not multiply x of `dtype` by packed weights; None if it does."""
+    """Return the reason why this CPU cannot multiply x of `dtype` by packed weights; None if it can."""
     if dtype == torch.bfloat16:
         if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
             return "the operator for 4 bits is not vectorized for this CPU"
@@ -175,7 +177,7 @@ def refusal(dtype: torch.dtype) -> str | None:
         return None if known else "this PyTorch has no operator for 4 bits"
     if dtype not in (torch.float32, torch.float16):
         return f"no packed weights are for {dtype}"
-    # PyTorch has no question for this, and engines for other processors raise: so a small weight is packed, once.
+    # PyTorch has no query for this, and engines for other processors raise: so a small weight is packed as a trial.
     try:
         torch.ops.quantized.linear_prepack_fp16(torch.zeros(16, 16), None)
     except (RuntimeError, AttributeError) as error:
@@ -184,8 +186,8 @@ def refusal(dtype: torch.dtype) -> str | None:
 
 
 def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
-    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may, or if
-    it is not finite, which numbers in f16 would hide."""
+    """Return `weight` packed for x of `dtype`; None if packed weights would take more than their share of memory, or if
+    scales are not finite, which f16 would hide."""
     kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
@@ -198,5 +200,5 @@ def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
 
 @functools.cache
 def memory() -> int:
-    """Return the bytes of memory of this machine; of one that does not tell, more than any has."""
+    """Return the bytes of memory of this machine, or 2^60 if the system does not report them."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 60

@@ -1,4 +1,4 @@
-"""Prompts of many tokens: Triton kernels for what stands beside the products, which libraries compute.
+"""Triton kernels for prompts of many tokens (prefill): the operations around the GEMMs, which libraries compute.
 
 Never here: products of few rows, which read weights as they are stored.
 """

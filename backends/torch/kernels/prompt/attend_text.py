@@ -1,4 +1,4 @@
-"""Attention of many new tokens of texts to what is cached, by operators of torch, or by the kernel for windows."""
+"""Attention of many new tokens to a KV cache (prefill), by operators of torch or the kernel for windows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def attend_text(
     v_scale: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v of tokens at positions from `start` on, whose keys and values are in the cache already.
+    """Return softmax(scale · q kᵀ) v for tokens at positions from `start` on, whose keys and values are already cached.
 
     q [batch, seq, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv] → [batch, seq, heads,
     dv]. All else is as in `decode_attention`; caches do not roll. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: if shapes do not fit, or there are no such positions in the cache.
+        ValueError: if shapes do not fit, or the positions are outside the cache.
     """
     seq, heads, capacity = *q.shape[1:3], k.shape[2]
     end = start + seq
@@ -61,7 +61,7 @@ def attend_text(
     mask: torch.Tensor | None = None
     if start > 0:
         if q.is_cuda:
-            mask = causal_lower_right(seq, end)  # flash attention takes no other
+            mask = causal_lower_right(seq, end)  # the only mask that flash attention supports
         else:
             at = torch.arange(end, device=q.device)
             mask = at[start:, None] >= at

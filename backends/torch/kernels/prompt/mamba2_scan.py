@@ -1,12 +1,12 @@
-"""The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts; `ssd_step` takes one token.
+"""Mamba-2's recurrence over a prompt, SSD in chunks (Dao & Gu 2024, arXiv 2405.21060); `ssd_step` takes one token.
 
-h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, A, D scalars, the state h [states, p] in
-f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, or 32 of f32, in three kernels: the state
-that every chunk ends in if it starts from zero (products of matrices); the states that the chunks do start from (a
-running sum, one term a chunk); and y, which in a block is C times the state at its start plus the masked products C Bᵀ
-within it. The state at the start of a block is never formed: C times it is C h for the chunk's start, and block by
-block up to here it decays by one scalar and gains (C Bᵀ) x with every token's decay folded into x. Exponentials of
-matrices are left only within a block.
+h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, with scalars A and D, and the state h
+[states, p] in f32. A prompt is split into chunks, which are processed in blocks of 64 tokens (32 for f32), by three
+kernels: the final state of each chunk for a zero initial state (matrix products); the initial states of the chunks (a
+running sum with one term per chunk); and y, which in a block is C times the state at its start plus the masked products
+C Bᵀ within it. The state at the start of a block is never formed: C times it starts as C h for the chunk's initial
+state; each block before the current one multiplies it by one scalar decay and adds (C Bᵀ) x, with every token's decay
+folded into x. So matrices of exponentials are needed only within a block.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MOST_STATES, MOST_WIDTH = 256, 128
 
 @jit
 def _dot(a, b, INTERP: tl.constexpr):
-    if INTERP:  # products of bf16 are wrong there
+    if INTERP:  # bf16 products are wrong in the interpreter
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")
 
 
 @jit
 def _decays(delta_ptr, row, there, stride, head, a):
-    """Δ of a block of tokens; the sum of Δ A log₂ e up to each, itself included; and of all."""
+    """Return Δ of a block of tokens, the inclusive cumulative sum of Δ A log₂ e, and its total."""
     step = tl.load(delta_ptr + row * stride + head, mask=there, other=0.0).to(tl.float32)
     return step, tl.cumsum(step * a, 0), tl.sum(step * a, 0)
 
@@ -43,7 +43,7 @@ def _end_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Per chunk: BLOCK_P columns of the state [states, p] that it ends in if it starts from zero, and ΣΔ A log₂ e.
+    """Store the final state of a chunk for a zero initial state, BLOCK_P columns of [states, p], and ΣΔ A log₂ e.
 
     SHARE heads read one B."""
     start_next(PDL)
@@ -74,7 +74,8 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Replace what a chunk from zero ends in by what the chunk starts from; `present` is the end of the last one."""
+    """Replace the final states of chunks (from zero) by their initial states; store the last chunk's end in
+    `present`."""
     start_next(PDL)
     wait(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
@@ -87,7 +88,7 @@ def _start_kernel(
     end, whole = tl.load(ends_ptr + at * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + at)
     for part in range(parts):
         to = ends_ptr + (at + part * heads) * SIZE + cell
-        ahead = at + tl.minimum(part + 1, parts - 1) * heads  # read ahead by one chunk
+        ahead = at + tl.minimum(part + 1, parts - 1) * heads  # load one chunk ahead
         next_end, next_whole = tl.load(ends_ptr + ahead * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + ahead)
         tl.store(to, state, mask=mine)
         state = tl.exp2(whole) * state + end
@@ -99,7 +100,7 @@ def _start_kernel(
 def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """C of a block of tokens, [tokens, states], times [states, WIDTH], whose rows are ACROSS apart."""
+    """Return C of a block of tokens, [tokens, states], times a matrix [states, WIDTH] with row stride ACROSS."""
     y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_N, BLOCK_K):
         known = first + n < STATES
@@ -115,7 +116,7 @@ def _scan_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y of one block."""
+    """Compute y of one block of tokens. Grid [heads, blocks, batch]."""
     start_next(PDL)
     wait(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -155,7 +156,7 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1) -> str | None:
-    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    """Return the reason to fall back to torch, in a few words; None if the kernels can run."""
     states, width = b.shape[-1] // groups, x.shape[-1] // heads
     if states > MOST_STATES or width > MOST_WIDTH:
         return f"a state [{states}, {width}] is larger than [{MOST_STATES}, {MOST_WIDTH}]"
@@ -167,7 +168,7 @@ def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, head
 def has_mamba2_scan(
     x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1
 ) -> bool:
-    """Return whether the kernels compute `mamba2_scan` of these operands, and no compiler is looking on."""
+    """Return whether the kernels can compute `mamba2_scan` for these operands and torch is not compiling."""
     return not torch.compiler.is_compiling() and refusal(x, b, *others, heads=heads, groups=groups) is None
 
 
@@ -181,10 +182,10 @@ def check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """States and width of a head, of operands of a prompt, or of one token each.
+    """Check the operands of a prompt (or of one token each); return the states and the width of a head.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: if shapes do not fit.
     """
     if heads % groups or x.shape[-1] % heads or b.shape[-1] % groups:
         raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} do not fall into {heads} heads and {groups} groups")
@@ -199,7 +200,8 @@ def check(
 
 
 def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """Constants and warps of `_end_kernel` and of `_scan_kernel`: what fits in registers."""
+    """Return constexpr arguments of `_end_kernel` and `_scan_kernel`, then warps of each: sizes that fit in
+    registers."""
     wide = dtype == torch.float32
     tokens = 32 if wide else 64
     block_n, block_p = (power_of_2(n, 16) for n in (states, width))
@@ -222,7 +224,7 @@ def mamba2_scan(
     groups: int = 1,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y and the state after the prompt.
+    """Run Mamba-2's recurrence over a prompt; return y and the state after it.
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
     (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. `past` [batch, heads,
@@ -230,7 +232,7 @@ def mamba2_scan(
     `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: if shapes do not fit.
     """
     states, width = check(x, delta, a, b, c, past, heads, groups)
     if uses_torch(kernel, refusal, x, b, delta, a, c, d, past, heads=heads, groups=groups):

@@ -1,12 +1,12 @@
-"""The recurrence of Mamba (Gu & Dao 2023, arXiv 2312.00752), for prompts; `selective_step` takes one token.
+"""Mamba's selective scan over a prompt (Gu & Dao 2023, arXiv 2312.00752); `selective_step` takes one token.
 
-h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. One warp holds four
-channels a thread with all their states in registers (fewer channels where there are more than 16 states) and goes
-through time token by token: no barrier, no exchange between threads, one exponential per state and token, which is what
-bounds it. A prompt is cut into chunks that run side by side. What enters a chunk follows from what the chunks before it
-do to a state: starting from zero they end in E, and any other start decays to exp(A ΣΔ) times itself. So the chunks are
-read twice, first for E and ΣΔ, then for y. That is two exponentials per state and token; a scan over time within the
-warp would cost log₂(chunk) products and moves instead.
+h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. A warp holds four channels
+per thread with all their states in registers (fewer channels with more than 16 states) and advances token by token: no
+barrier, no exchange between threads, and one exponential per state and token, which limits the speed. A prompt is split
+into chunks that run in parallel. The initial state of a chunk follows from the chunks before it: each ends in E from a
+zero state, and multiplies any other initial state by exp(A ΣΔ). So the chunks are read twice, first for E and ΣΔ, then
+for y. That is two exponentials per state and token; a parallel scan over time within the warp would cost log₂(chunk)
+products and moves instead.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..shared import operands
 from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import contiguous, rows
 
-PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
-SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
+PROGRAMS = 1056  # warps that 132 multiprocessors run at once: a prompt is split into chunks to reach this number
+SHORTEST = 64  # tokens of a chunk: for shorter chunks the second pass over the tokens costs more than it gains
 MOST_STATES = 64  # more do not fit in the registers of a warp
 
 
 @jit
 def _advance(state, a, step, x, b):
-    """The state [states, channels] after one more token; a is A log₂ e."""
+    """Return the state [states, channels] after one more token; a is A log₂ e."""
     return tl.exp2(a * step[None, :]) * state + b[:, None] * (step * x)[None, :]
 
 
 @jit
 def _load(ptr, row, stride, at, mask):
-    """Row `row` of a matrix in f32."""
+    """Load columns `at` of row `row` of a matrix, in f32."""
     return tl.load(ptr + row.to(tl.int64) * stride + at, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -42,7 +42,8 @@ def _end_kernel(
     x_ptr, delta_ptr, a_ptr, b_ptr, ends_ptr, sums_ptr, seq, chunk, x_row, delta_row, b_row,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Per chunk but the last: the state it ends in if it starts from zero, and ΣΔ. a [states, channels] is A log₂ e."""
+    """Store the final state of each chunk but the last for a zero initial state, and ΣΔ; a [states, channels] is
+    A log₂ e."""
     start_next(PDL)
     wait(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)
@@ -55,7 +56,7 @@ def _end_kernel(
     b = _load(b_ptr, first, b_row, n, known)
     state, total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
     for t in range(chunk):
-        row = first + tl.minimum(t + 1, chunk - 1)  # read ahead by one token
+        row = first + tl.minimum(t + 1, chunk - 1)  # load one token ahead
         next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
         next_b = _load(b_ptr, row, b_row, n, known)
         state = _advance(state, a, step, x, b)
@@ -72,7 +73,7 @@ def _scan_kernel(
     seq, chunk, x_row, delta_row, b_row, c_row,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y of one chunk, and the state after the last."""
+    """Compute y of one chunk; store the state after the last chunk."""
     start_next(PDL)
     wait(PDL)
     part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -107,21 +108,21 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    """Return the reason to fall back to torch, in a few words; None if the kernels can run."""
     if a.shape[1] > MOST_STATES:
         return f"more than {MOST_STATES} states per channel"
     return operands.refusal(x, a, *others)
 
 
 def has_mamba_scan(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Return whether the kernels compute `mamba_scan` of these operands, and no compiler is looking on."""
+    """Return whether the kernels can compute `mamba_scan` for these operands and torch is not compiling."""
     return not torch.compiler.is_compiling() and refusal(x, a, *others) is None
 
 
 def check(
     x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
 ) -> None:
-    """Check that operands of a prompt, or of one token each, fit.
+    """Check that the shapes of the operands of a prompt, or of one token each, fit.
 
     Raises:
         ValueError: if they do not.
@@ -136,7 +137,7 @@ def check(
 
 
 def _block(states: int) -> int:
-    """Channels of a program of the prompt kernels: as many as leave its states in registers."""
+    """Return the number of channels per program of the prompt kernels, so that their states fit in registers."""
     return max(32, min(128, 2048 // int(triton.next_power_of_2(states))))
 
 
@@ -152,15 +153,15 @@ def mamba_scan(
     chunk: int | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y and the state after the prompt.
+    """Run Mamba's recurrence over a prompt; return y and the state after it.
 
     x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels]; any
     floating dtypes, slices of a wider last axis included → y like x. `past` [batch, states, channels] is the state
-    before x, zero if not given; the state after x has its dtype, or is f32. `chunk`: tokens that one program goes
-    through; chosen by shape if none. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    before x, zero if not given; the state after x has its dtype, or is f32. `chunk`: tokens per program, by default
+    chosen by shape. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: if shapes do not fit.
     """
     check(x, delta, a, b, c, past)
     if uses_torch(kernel, refusal, x, a, delta, b, c, d, past):

@@ -1,4 +1,4 @@
-"""Gated units of many tokens, from their projections in one pass (GLU variants, arXiv 2002.05202)."""
+"""Gated activation of many tokens in one pass over gate and up projections (GLU variants, arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..shared.activation import check_activation, gated, open_gate
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS, COLUMNS = 4, 1024  # of a program
+ROWS, COLUMNS = 4, 1024  # per program
 
 
 @jit
@@ -20,7 +20,7 @@ def open_gates_kernel(
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of ROWS tokens, blocks of COLUMNS numbers]."""
+    """Compute COLUMNS gated features of ROWS tokens. Grid [blocks of tokens, blocks of features]."""
     start_next(PDL)
     wait(PDL)
     m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -32,7 +32,7 @@ def open_gates_kernel(
 
 
 def refusal(both: torch.Tensor) -> str | None:
-    """Say why there is no kernel for these, in a few words; None if there is."""
+    """Return the reason why the kernel cannot take `both`, in a few words; None if it can."""
     if reason := launch.refusal(both):
         return reason
     if both.dtype not in DTYPES:
@@ -50,7 +50,7 @@ def open_gates(
     shift: float = 0.0,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """act(gate) ⊙ (up + shift) of `both` [..., 2·hidden], all gates of a token first, then its ups → [..., hidden].
+    """Return act(gate) ⊙ (up + shift) [..., hidden] for `both` = [gate, up] [..., 2·hidden].
 
     With `limit`, the gate is first capped at it, up clipped to ±limit. `kernel`: see `uses_torch`.
 

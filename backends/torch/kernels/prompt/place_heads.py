@@ -1,6 +1,6 @@
-"""Queries as attention takes them, keys and values into their caches, from projections of many tokens.
+"""QK-norm, RoPE and KV cache write for the QKV projections of many tokens, in one pass.
 
-Norms of heads (QK-norm, arXiv 2302.05442), RoPE (arXiv 2104.09864) and writes in one pass over the projections.
+QK-norm: arXiv 2302.05442; RoPE: arXiv 2104.09864.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..shared.norm import NO_NORM, Norm
 from ..shared.operands import gradient_refusal, power_of_2
 from ..shared.rotary import angles, element, turned
 
-NUMBERS = 2048  # of a program
+NUMBERS = 2048  # elements per program
 
 
 @jit
@@ -28,7 +28,9 @@ def place_heads_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of ROWS tokens, heads]: heads of queries first, then of keys, then of values."""
+    """Norm, rotate and store one head of ROWS tokens.
+
+    Grid [blocks of ROWS tokens, heads]: heads of queries first, then of keys, then of values."""
     start_next(PDL)
     wait(PDL)
     head = tl.program_id(1)
@@ -59,7 +61,7 @@ def check_places(
     v_scale: torch.Tensor | None = None,
     rolling: bool = False,
 ) -> None:
-    """Check that caches, norms of heads and tables of angles fit `rows` tokens.
+    """Check that caches, scales, norms of heads and tables of angles fit `rows` tokens.
 
     Raises:
         ValueError: if they do not.
@@ -85,7 +87,7 @@ def refusal(
     q_norm: Norm = NO_NORM,
     k_norm: Norm = NO_NORM,
 ) -> str | None:
-    """Say why there is no kernel for these, in a few words; None if there is."""
+    """Return the reason why the kernel cannot take these operands, in a few words; None if it can."""
     if reason := launch.refusal(projected, k_cache.dtype == torch.uint8):
         return reason
     if projected.dtype not in DTYPES:
@@ -96,7 +98,7 @@ def refusal(
 
 
 def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_norm: Norm) -> str | None:
-    """Say why kernels do not store heads so; None if they do."""
+    """Return the reason why kernels cannot store heads with these caches and norms; None if they can."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
@@ -127,10 +129,11 @@ def place_heads(
     v_scale: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """RoPE(q_norm(q)); RoPE(k_norm(k)) and v go into the caches; `projected` [tokens, (heads + 2·kv_heads)·d] is all.
+    """Return RoPE(q_norm(q)); write RoPE(k_norm(k)) and v into the caches, for `projected` = [q, k, v].
 
-    Tokens are those of the first text of the caches, then those of the next, as many of each; positions i64 have one
-    number for each token → q [tokens, heads, d]. All else is as in `norm_qkv`. `kernel`: see `uses_torch`.
+    `projected` is [tokens, (heads + 2·kv_heads)·d], with the tokens of the caches' first batch row, then those of the
+    next, the same number for each; positions i64 has one position per token → q [tokens, heads, d]. All else is as in
+    `norm_qkv`. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
@@ -166,7 +169,7 @@ reference = partial(place_heads, kernel=False)
 
 
 def sizes(head_dim: int, rotary: int) -> dict[str, int]:
-    """The constants that are sizes of a head."""
+    """Return the constexpr arguments for the sizes of a head."""
     return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 
 

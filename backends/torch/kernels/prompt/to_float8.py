@@ -1,7 +1,7 @@
-"""Activations as floats of 8 bits (e4m3) with a scale for each group of a row, as products of FP8 take them.
+"""Quantization of activations to FP8 (e4m3) with a scale per group of a row, for FP8 GEMMs.
 
-The largest number of a group becomes the largest float, 448. A group stands in the order of the bytes that weights are
-stored in (`shared.codes`), so that products need no other copy of these.
+The largest absolute value of a group becomes 448, the largest FP8 value. The bytes of a group are in the order of
+packed weights (`shared.codes`), so that the GEMMs need no second copy of the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS = 8  # of a program
+ROWS = 8  # per program
 STEP = 128  # columns at a time
 
 
@@ -24,12 +24,12 @@ def to_float8_kernel(
     x, y, scales, M, K, x_row, width,
     GROUP: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of ROWS rows, groups]: width columns of y, of which x has K."""
+    """Quantize one group of ROWS rows of x [M, K] into y [M, width]. Grid [blocks of ROWS rows, groups]."""
     start_next(PDL)
     wait(PDL)
     m, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     at = tl.arange(0, STEP)
-    # Byte b of word i holds number 2i + b // 2 of tile b % 2, 32 numbers each.
+    # Byte b of word i holds element 2i + b // 2 of tile b % 2; a tile has 32 elements.
     column = at // 64 * 64 + at % 2 * 32 + at % 64 // 4 * 2 + at % 4 // 2
     from_x = x + m.to(tl.int64)[:, None] * x_row
     there, end = (m < M)[:, None], tl.minimum(group * GROUP + GROUP, K)
@@ -48,7 +48,7 @@ def to_float8_kernel(
 
 
 def refusal(x: torch.Tensor) -> str | None:
-    """Say why there is no kernel for x, in a few words; None if there is."""
+    """Return the reason why the kernel cannot take x, in a few words; None if it can."""
     if reason := launch.refusal(x, float8=True):
         return reason
     if x.dtype not in DTYPES:
@@ -57,10 +57,10 @@ def refusal(x: torch.Tensor) -> str | None:
 
 
 def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, in] as floats, float8_e4m3fn [rows, bytes], and their scales, f32 [rows, groups] with strides [1, rows].
+    """Quantize x [rows, in] to float8_e4m3fn [rows, bytes] and scales f32 [rows, groups] with strides [1, rows].
 
-    A row has as many bytes as one of weights, in their order, behind the numbers zeros; `group` is a multiple of 64, or
-    all of a row. Absolute values are rounded to the nearest, ties to even. `kernel`: see `uses_torch`.
+    A row has the number and the order of bytes of a row of packed weights, zero-padded at the end; `group` is a
+    multiple of 64, or a full row. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if x does not fit groups.
@@ -78,7 +78,7 @@ def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tup
 
 
 def padded_width(x: torch.Tensor) -> int:
-    """Return the bytes of a row of x as floats."""
+    """Return the bytes of a row of x in FP8: its elements, rounded up to a multiple of 64."""
     return -(-x.shape[1] // 64) * 64
 
 
@@ -89,7 +89,7 @@ def _empty(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @launch.operator(_empty)
 def rounded_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`to_float8` by the kernel."""
+    """Compute `to_float8` with the kernel."""
     y, scales = _empty(x, group)
     (M, K), width = x.shape, y.shape[1]
     rows = x if x.stride(1) == 1 else x.contiguous()

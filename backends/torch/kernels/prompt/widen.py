@@ -1,4 +1,4 @@
-"""Weights in codes as numbers, for products of many rows: each code is read once, each number written once."""
+"""Dequantization of packed weights for GEMMs of many rows: each code is read once, each value written once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..shared.float8 import FLOAT8, power_of_byte, two_floats, two_small_floats,
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS, CHUNKS = 32, 2  # of a program
+ROWS, CHUNKS = 32, 2  # per program
 
 
 @jit
@@ -21,12 +21,12 @@ def widen_kernel(
     y, codes, scales, offsets, N, K,
     BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [blocks of ROWS rows, blocks of CHUNKS chunks of columns]."""
+    """Dequantize CHUNKS chunks of columns of ROWS rows into y [N, K]. Grid [blocks of rows, blocks of chunks]."""
     start_next(PDL)
     wait(PDL)
     CHUNK: tl.constexpr = 512 // BITS
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # FP4
     HALF: tl.constexpr = tl.float16 if y.dtype.element_ty == tl.float16 else tl.bfloat16
     ADDED: tl.constexpr = 1024 if tl.float16 == HALF else 128
     EXPONENT: tl.constexpr = 0x6400 if tl.float16 == HALF else 0x4300
@@ -71,7 +71,7 @@ def widen_kernel(
 
 
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
-    """Say why there is no kernel for `weight` as numbers of `dtype`; None if there is."""
+    """Return the reason why the kernel cannot dequantize `weight` to `dtype`; None if it can."""
     given = [part for part in weight.parts if part is not None]
     if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in given)):
         return reason
@@ -83,13 +83,12 @@ def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
 
 
 def widens(weight: Codes, dtype: torch.dtype) -> bool:
-    """Return whether a kernel makes numbers of `dtype` of `weight`."""
+    """Return whether the kernel can dequantize `weight` to `dtype`."""
     return refusal(weight, dtype) is None
 
 
 def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """The numbers [out, in] that `weight` stands for, computed in fp32 and rounded to `dtype`. `kernel`: see
-    `uses_torch`."""
+    """Dequantize `weight` to [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
@@ -106,7 +105,7 @@ def _empty(packed: torch.Tensor, *more: Any) -> torch.Tensor:
 def widened_codes(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The parts of `Codes` as numbers [out, width], by the kernel."""
+    """Dequantize the parts of `Codes` to [out, width] with the kernel."""
     y = _empty(packed, width, dtype)
     grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk(bits)))
     constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}

@@ -1,11 +1,11 @@
 """Causal sliding-window attention of many tokens, forward (Beltagy 2020, arXiv 2004.05150; Mistral, arXiv 2310.06825).
 
-One program takes a tile of the queries of a head through the tiles of keys that one of them sees, as FlashAttention-2
-does (arXiv 2307.08691). Tiles outside of the window are not touched, so time is that of seq · (window + tile) pairs;
-only tiles on the two edges of the window are masked. Keys come through the tensor memory accelerator, if there is one.
-The first `keep_first` keys of a text are seen by all (arXiv 2309.17453).
+One program takes a tile of the queries of a head through the tiles of keys that any of them attends to, as
+FlashAttention-2 does (arXiv 2307.08691). Tiles outside of the window are skipped, so the time grows with seq · (window
++ tile); only tiles at the two edges of the window are masked. Keys are loaded with the tensor memory accelerator, if
+there is one. The first `keep_first` keys of a sequence are visible to all queries (arXiv 2309.17453).
 
-For inference: where gradients are wanted, `reference` gives them; models that train on a GPU use flex_attention.
+The kernel is for inference: where gradients are needed, use `reference`; models that train on a GPU use flex_attention.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..shared.launch import (
 )
 from ..shared.operands import gradient_refusal, power_of_2
 
-WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
-MARGIN = 2048  # bytes of shared memory for all but tiles
+WIDEST = 256  # elements of a key or value with 2 bytes each; half of that with 4 bytes
+MARGIN = 2048  # bytes of shared memory besides the tiles
 
 
 @jit
@@ -40,15 +40,15 @@ def through(
     m, total, acc, query, k, v, head, lo, hi, distance, scale,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (m, total, acc) of `query` [queries, d] after the keys lo to hi − 1 of the KV head `head`.
+    """Update the running softmax (m, total, acc) of `query` [queries, d] by keys lo to hi − 1 of the KV head `head`.
 
-    k, v describe tensors [batch, kv_heads, keys, d] by blocks [1, 1, KEYS, d]; numbers outside are 0. The `distance` of
-    a query is its position − that of key 0: it sees keys at a distance from 0 to WINDOW − 1, or without end (0). If not
-    MASKED, all queries see all keys, and KEYS divides hi − lo.
+    k, v are tensor descriptors of [batch, kv_heads, keys, d] with blocks [1, 1, KEYS, d]; elements outside are 0. The
+    `distance` of a query is its position − the position of key 0: visible keys are at a distance from 0 to WINDOW − 1
+    (0: unlimited). If not MASKED, all queries attend to all keys, and KEYS must divide hi − lo.
     """
     batch = tl.program_id(2)
     n = tl.arange(0, KEYS)
-    # Without hoisting of what stays the same: it would not fit into registers.
+    # No hoisting of loop invariants: they would not fit in registers.
     for start in tl.range(lo, hi, KEYS, disable_licm=True):
         key = k.load([batch, head, start, 0]).reshape(KEYS, query.shape[1])
         value = v.load([batch, head, start, 0]).reshape(KEYS, acc.shape[1])
@@ -56,7 +56,7 @@ def through(
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
         if MASKED:
-            newest = distance - start  # numbers of keys of this tile
+            newest = distance - start  # index in this tile of the newest visible key of each query
             seen = (n[None, :] <= newest[:, None]) & (n < hi - start)[None, :]
             if WINDOW > 0:
                 seen &= n[None, :] > newest[:, None] - WINDOW
@@ -72,8 +72,9 @@ def window_kernel(
     GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, KEEP: tl.constexpr,
     SOFTCAP: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Grid [tiles of queries, heads, batch]. Query i is at position start + i; key j is at position j if j < KEEP, else
-    at j + shift."""
+    """Attend a tile of queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch].
+
+    Query i is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
     start_next(PDL)
     wait(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -99,7 +100,8 @@ def window_kernel(
         m, total, acc = through(m, total, acc, query, k, v, kv, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
     lo = tl.maximum(first - WINDOW + 1 - shift, KEEP)
     hi = tl.minimum(last + 1 - shift, keys)
-    # From lo on the later queries do not see some keys, from `inner` on all see all, from `edge` on the earlier do not.
+    # Tiles of keys: in [lo, inner) some are before the window of later queries, in [inner, edge) all queries attend to
+    # all keys, and in [edge, hi) some are after earlier queries.
     inner = lo + tl.cdiv(tl.maximum(last - WINDOW + 1 - shift - lo, 0), KEYS) * KEYS
     edge = inner + tl.maximum(tl.minimum(first + 1 - shift, hi) - inner, 0) // KEYS * KEYS
     at -= shift
@@ -115,7 +117,7 @@ def window_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Return the reason why the kernel does not support these head sizes and `dtype`; None if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if max(head_dim, value_dim) * dtype.itemsize > WIDEST * 2:
@@ -126,7 +128,7 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
 
 
 def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
-    """Return whether the kernel computes `window_attention` of these operands: of this size and dtype, on this device,
+    """Return whether the kernel can compute `window_attention` for these operands: their sizes, dtype and device,
     without gradients."""
     return _refusal(q, k, v, sinks) is None
 
@@ -150,14 +152,14 @@ def window_attention(
     sinks: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v of consecutive tokens over the last `window` keys of each, its own among them.
+    """Return softmax(scale · q kᵀ) v for consecutive tokens, each over its last `window` keys, including its own.
 
     q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv], in
-    memory [batch, seq, heads, dv]. Queries are at positions from `start` on. Keys are those of positions from
-    `first_key` on, behind those of the first `keep_first` positions, which all see; by default all keys of the text.
-    Keys behind the last query are not seen. `scale` is 1/√d by default; `softcap` bounds scores; `sinks` [heads] add a
-    key of that score with value 0. A query that sees no key comes out as 0. Gradients come from torch, which
-    makes all [seq, keys] scores. `kernel`: see `uses_torch`.
+    memory [batch, seq, heads, dv]. Queries are at positions from `start` on. k has the keys of the first `keep_first`
+    positions, which are visible to all queries, then those of positions from `first_key` on; by default all keys of the
+    sequence. `scale` is 1/√d by default; `softcap` bounds scores; `sinks` [heads] are scores of one more key with value
+    0. The result of a query without visible keys is 0. Gradients come from torch, which computes all [seq, keys]
+    scores. `kernel`: see `uses_torch`.
     """
     check_heads(q, k, v, 4, "[batch, heads, seq, d]")
     if window < 1 or start < 0 or keep_first < 0:
@@ -166,7 +168,7 @@ def window_attention(
         raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
     queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
-    known = min(keys, start + queries - shift)  # what is behind the last query may never have been written
+    known = min(keys, start + queries - shift)  # slots after the last query may be uninitialized
     if known < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
         key = torch.arange(keys, device=k.device)
         if first_key is not None:
@@ -195,8 +197,8 @@ def attend_in_window(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """`window_attention` by the kernel, as [batch, seq, heads, dv]: key j is at position j if j < keep_first, else at
-    j + shift."""
+    """Compute `window_attention` with the kernel, as [batch, seq, heads, dv]; key j is at position j if j < keep_first,
+    else at j + shift."""
     (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
     size, wide = q.element_size(), power_of_2(max(d, dv), 16)
     tile = _tile(wide, window, size, shared_memory(q))
@@ -216,7 +218,7 @@ reference = partial(window_attention, kernel=False)
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries and keys that a program takes at a time, its warps, and the stages of its loads."""
+    """The tile of a program: queries and keys per step, warps, and pipeline stages of its loads."""
 
     queries: int
     keys: int
@@ -225,9 +227,10 @@ class Tile:
 
 
 def _tile(wide: int, window: int, size: int, room: int) -> Tile:
-    """The first tile that fits into `room` bytes of shared memory, for heads padded to `wide` numbers of `size` bytes.
+    """Return the first tile that fits into `room` bytes of shared memory, for heads padded to `wide` elements of `size`
+    bytes.
 
-    Short windows take small tiles, since tiles on the edges are computed in whole.
+    Short windows take small tiles, because the tiles at the edges are computed in full.
     """
     if size == 4:
         tiles = [Tile(64, 32, 4, 3)] if wide <= 64 else [Tile(16, 32, 4, 3)]
@@ -239,7 +242,9 @@ def _tile(wide: int, window: int, size: int, room: int) -> Tile:
 
 
 def _described(x: torch.Tensor, rows: int) -> Any:
-    """x [batch, heads, keys, d] for loads of blocks of `rows` keys, padded to a power of 2; copied if not aligned."""
+    """Return a tensor descriptor of x [batch, heads, keys, d] with blocks of `rows` keys, d padded to a power of 2.
+
+    x is copied if it is not aligned."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])

@@ -1,4 +1,4 @@
-"""Device functions and launch plumbing that several kernels share.
+"""Device functions and launch helpers that several kernels share.
 
-Never here: a kernel with a launcher of its own.
+Never here: a kernel with its own launcher.
 """

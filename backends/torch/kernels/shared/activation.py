@@ -1,4 +1,4 @@
-"""Activations by the names that architectures use: in registers of a kernel, and with torch."""
+"""Activation functions by the names that architectures use, as Triton device functions and in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def check_activation(name: str) -> None:
-    """Check that kernels have the activation `name`.
+    """Check that kernels support the activation `name`.
 
     Raises:
         ValueError: if they do not.
@@ -35,7 +35,7 @@ def check_activation(name: str) -> None:
 def gated(
     gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None = None, shift: float = 0.0
 ) -> torch.Tensor:
-    """act(gate) ⊙ (up + shift); with `limit`, the gate is first capped at it, up clipped to ±limit."""
+    """Return act(gate) ⊙ (up + shift); with `limit`, first cap the gate at `limit` and clip `up` to ±limit."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ACTIVATIONS[activation](gate) * (up + shift if shift else up)
@@ -43,7 +43,7 @@ def gated(
 
 @jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """The activation called ACTIVATION of x, fp32 of any shape; tanh is 2σ(2x) − 1, which no x can overflow."""
+    """Apply the activation named ACTIVATION to x, fp32 of any shape; tanh is 2σ(2x) − 1, which never overflows."""
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -67,7 +67,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @jit
 def open_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """Compute `gated` of fp32 of any shape."""
+    """Return act(gate) ⊙ (up + SHIFT) as `gated` does, in fp32 of any shape."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

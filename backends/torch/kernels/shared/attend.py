@@ -1,6 +1,6 @@
-"""Attention in kernels: scores for powers of 2, and softmax attention in plain torch.
+"""Attention helpers for kernels: base-2 scores and the running softmax; and softmax attention in plain torch.
 
-Kernels take powers of 2, as the hardware does: a score in natural units counts log2(e) times.
+Kernels compute the softmax with exp2, which the hardware has, so scores are multiplied by log2(e): base-2 scores.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch.nn import functional as F
 from .launch import capability, jit, tl
 from .operands import learns as learns
 
-HOPPER = 227 * 1024  # bytes of shared memory that a program may have there
+HOPPER = 227 * 1024  # bytes of shared memory that a program may use on Hopper
 
 
 @jit
 def base2(score):
-    """A score in natural units, for powers of 2."""
+    """Convert a score from base e to base 2: multiply it by log2(e), in fp32."""
     return score.to(tl.float32) * 1.4426950408889634
 
 
 @jit
 def scaled(product, scale, SOFTCAP: tl.constexpr):
-    """Scores of products q·k, for powers of 2: scale · product = x, or with SOFTCAP > 0 SOFTCAP · tanh(x / SOFTCAP)."""
+    """Return base-2 scores of products q·k: x = scale · product, or SOFTCAP · tanh(x / SOFTCAP) if SOFTCAP > 0."""
     if SOFTCAP > 0:
         tanh = 1 - 2 / (1 + tl.exp2(base2(product) * (2 * scale / SOFTCAP)))
         return base2(tanh) * SOFTCAP
@@ -33,10 +33,12 @@ def scaled(product, scale, SOFTCAP: tl.constexpr):
 
 @jit
 def mixed_in(m, total, acc, score, value):
-    """The running softmax of rows, with their maxima m, the totals of their weights and acc, their sums of weighted
-    values, after some more keys: `score` [rows, keys] for powers of 2, −∞ for keys not seen, and `value` [keys, dv]."""
+    """Update a running softmax by a block of keys; return the new (m, total, acc).
+
+    For each row, m is the maximum score, `total` the sum of weights, acc [rows, dv] the weighted sum of values. `score`
+    [rows, keys] is in base 2, −∞ for masked keys; `value` is [keys, dv]."""
     higher = tl.maximum(m, tl.max(score, 1))
-    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing
+    base = tl.where(higher == -float("inf"), 0.0, higher)  # −∞ − (−∞) is NaN in rows without a visible key so far
     weight = tl.exp2(score - base[:, None])
     old = tl.exp2(m - base)
     acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")
@@ -54,12 +56,12 @@ def attend(
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ + bias) v over the keys that are `seen`, all if None, in at least f32, with gradients.
+    """Return softmax(scale · q kᵀ + bias) v over the keys where `seen` (None: all), in at least f32, with gradients.
 
     q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv] in
     the dtype of q; query head h reads KV head ⌊h·kv_heads/heads⌋. `seen` bool and `bias` broadcast to [batch, heads,
-    seq, keys]. `scale` is 1/√d by default; `softcap` caps scores before the bias; `sinks` [heads] add a key of that
-    score with value 0. A row that sees nothing is 0.
+    seq, keys]. `scale` is 1/√d by default; `softcap` caps scores before the bias; `sinks` [heads] are scores of one
+    more key per head, whose value is 0. A row without visible keys is 0.
     """
     plain = softcap is None and sinks is None and bias is None
     one = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
@@ -77,7 +79,7 @@ def attend(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    # Not −∞: the softmax of a row that sees nothing would be NaN, and so would its gradients.
+    # Not −∞: the softmax of a row without visible keys would be NaN, and so would its gradients.
     scores = scores.masked_fill(~seen, torch.finfo(wide).min)
     if sinks is not None:
         sink = sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
@@ -88,11 +90,12 @@ def attend(
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
-    """Check that queries of `dims` axes, which are called `axes`, fit k, v [batch, kv_heads, keys, d], which are of
-    another dtype if `coded`.
+    """Check that queries of rank `dims` fit k, v [batch, kv_heads, keys, d]; `axes` names the axes for the error.
+
+    The dtypes must be equal unless `coded`.
 
     Raises:
-        ValueError: if they do not.
+        ValueError: if they do not fit.
     """
     alike = q.dim() == dims and k.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not alike or (q.shape[0], q.shape[-1]) != k.shape[::3]:
@@ -104,7 +107,7 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Return the bytes of shared memory that a program may have on the device of x (CUDA C++ Programming Guide, table
+    """Return the bytes of shared memory that a program may use on the device of x (CUDA C++ Programming Guide, table
     of compute capabilities)."""
     found = capability(x.get_device()) if x.is_cuda else (9, 0)
     if found[0] in (9, 10):

@@ -1,7 +1,7 @@
-"""The keys of a cache that the newest token of a text sees, and the slots that hold them.
+"""The visible keys of a KV cache for the newest token of a sequence, and the slots that hold them.
 
-Position p is in slot p. In a rolling cache it is in slot p modulo the capacity; if the first `keep` slots stay, in slot
-keep + (p − keep) modulo the others.
+Position p is in slot p. A rolling cache of capacity C stores it in slot p mod C. If a rolling cache never overwrites
+its first `keep` slots, a position p ≥ keep is in slot keep + (p − keep) mod (C − keep).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """Return what the query at `position` sees: the number of keys at the start of the text, the first position of the
-    other keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0:
-    all), and of these every STEP-th, counted from the query."""
+    """Return the keys that the query at `position` attends to: (kept, first, count), i32.
+
+    `kept` is the number of visible keys at the start of the sequence (at most KEEP; 0 without WINDOW), `first` the
+    position of the first visible key after them, `count` the number of all visible keys. After the kept keys only the
+    last WINDOW are visible (0: all), in the query's own CHUNK (0: all), and every STEP-th counted back from the
+    query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -35,7 +38,7 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
 
 @jit
 def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
-    """The positions and the slots of the keys numbered `i` of those seen; RING slots behind KEEP roll, or none (0)."""
+    """Return positions and slots of the i-th visible keys; RING slots after the first KEEP roll (0: none)."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
@@ -44,7 +47,7 @@ def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.const
 
 @jit
 def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
-    """The slot that the key of a new token at `position` goes to, in a cache of `capacity`; outside of it: nowhere."""
+    """Return the slot where the key of a new token at `position` is written; a slot outside `capacity`: not written."""
     if ROLLING:
         position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
     return position
@@ -52,10 +55,10 @@ def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
 
 @jit
 def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Ask for the `rows` of WIDTH numbers at `slot` [n] in L2, line by line of 128 bytes.
+    """Prefetch the cache rows at `slot` [n], WIDTH elements each, into L2, in lines of 128 bytes.
 
-    It reads no value, and L2 is where all writes of the device arrive. So this may come before `gdc_wait`, with a
-    position that is out of date: then it helps less, and harms nothing.
+    A prefetch reads no value, and all writes of the device go through L2. So this may run before `gdc_wait`, with a
+    position that is out of date: the prefetch then helps less but does no harm.
     """
     LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = PADDED // LINE if PADDED > LINE else 1
@@ -67,11 +70,13 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
 
 @dataclass(frozen=True)
 class Mask:
-    """The keys that a new token sees in a cache of `capacity`: the last `window` of them and the first `keep_first`,
-    those of its `chunk`, and of these every `dilation`-th. A `rolling` cache below its window shows the keys it holds.
+    """The keys that a new token attends to in a cache of `capacity` slots.
+
+    They are the last `window` keys and the first `keep_first`, only those in the token's own `chunk`, and of these
+    every `dilation`-th. In a `rolling` cache smaller than its window, all stored keys are visible.
 
     Raises:
-        ValueError: if a cache rolls without a window, or keeps nothing but its first keys, or there is `keep_first`
+        ValueError: if a cache rolls without a window, or has room for its first keys only, or `keep_first` is given
             with `chunk` or `dilation`.
     """
 
@@ -92,19 +97,20 @@ class Mask:
 
     @property
     def constants(self) -> dict[str, int]:
-        """The constants of `visible_range` and `slots`, but for CHUNK and STEP."""
+        """Return the constexpr arguments of `visible_range` and `slots`, except CHUNK and STEP."""
         window, keep = self.window or 0, 0 if self.window is None else self.keep_first
         ring = self.capacity - keep if self.rolling else 0
         return {"WINDOW": min(window, ring) if self.rolling else window, "KEEP": keep, "RING": ring}
 
     @property
     def reach(self) -> int:
-        """Return the largest number of keys that a token sees."""
+        """Return the largest number of keys that a token attends to."""
         most = self.capacity if self.window is None else min(self.capacity, self.window + self.keep_first)
         return -(-min(most, self.chunk or most) // self.dilation)
 
     def visible(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slots that tokens at `positions` [batch] see, bool [batch, capacity], and the distance to each (≤ 0)."""
+        """Return the slots visible to tokens at `positions` [batch], bool [batch, capacity], and key position − query
+        position of each slot (≤ 0 where visible)."""
         newest = positions.reshape(-1, 1)
         at = torch.arange(self.capacity, device=positions.device)[None]
         if self.rolling:
@@ -123,8 +129,10 @@ class Mask:
 
 
 def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
-    """Write tokens, `new` [batch·seq, heads, d], into their slots of `cache` [batch, heads, capacity, d], if there are
-    such slots: what `own_slot` says. Only the last of those in one slot stays."""
+    """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place.
+
+    `own_slot` describes the slots; tokens whose slot is outside the cache are skipped. Among tokens of one slot the
+    last wins."""
     capacity, slot = cache.shape[2], positions.reshape(-1)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
@@ -134,17 +142,17 @@ def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolli
             cache[0, :, only] = new[0]
         return
     inside = (slot >= 0) & (slot < capacity)
-    everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
+    everywhere = not cache.is_cuda and bool(inside.all())  # on a GPU, `all` would force a synchronization
     row = torch.arange(len(slot), device=cache.device) // (len(slot) // len(cache))
     slot, new = slot.clamp(0, capacity - 1), new.to(cache.dtype)
     cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
 
 
 def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
-    """Check that `positions` are one per row of q.
+    """Check that `positions` has one position per batch row of q.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if it has not.
     """
     if positions.numel() != q.shape[0]:
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")

@@ -1,8 +1,8 @@
-"""The choice of experts from a router's logits, in registers: score, the k largest, their weights (arXiv 1701.06538).
+"""Top-k choice of experts from router logits, in registers: scores, the k largest, their weights (arXiv 1701.06538).
 
-The scores of all experts of a token are in registers, and the largest is found k times over. Weights are softmax or
+The scores of all experts of a token are in registers, and k passes each take the largest. Weights are softmax or
 sigmoid scores; a bias may decide the choice without being part of a weight (DeepSeek-V3, arXiv 2412.19437). Groups of
-experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best are found in the same way.
+experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best groups are chosen in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ MOST_CHOICES = 16
 
 @jit
 def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Return the expert in each of GROUP_SLOTS · WIDE places, of which a group has WIDE, and whether there is one."""
+    """Return the expert of each place [GROUP_SLOTS · WIDE], WIDE places per group, and a mask of places with an expert.
+
+    GROUPS and experts per group are padded to powers of 2; padded places have no expert."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
     place = tl.arange(0, GROUP_SLOTS * WIDE)
     return place // WIDE * MEMBERS + place % WIDE, (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
@@ -26,7 +28,9 @@ def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexp
 
 @jit
 def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """`ranked` [rows, SLOTS · WIDE], −∞ in all but the OPEN groups of WIDE with the largest maxima, or sums of two."""
+    """Mask `ranked` [rows, SLOTS · WIDE] to −∞ except in the best OPEN groups of WIDE.
+
+    A group's score is its maximum, or with TOP2 the sum of its two largest."""
     ROWS: tl.constexpr = ranked.shape[0]
     members = tl.reshape(ranked, [ROWS, SLOTS, WIDE])
     best = tl.max(members, axis=2)
@@ -46,8 +50,10 @@ def choose(
     GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The CHOICES experts i32 and weights f32 [rows, SLOTS] of logits f32 [rows, places], −∞ where no expert is
-    `there`; `push` [places] is added to scores to choose by."""
+    """Return the CHOICES chosen experts, i32, and their weights, f32 [rows, SLOTS], for logits f32 [rows, places].
+
+    `expert` and `there` [places] come from `places`; logits are −∞ where not `there`. `push` [places] is added to the
+    scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE, times `scale`."""
     ROWS: tl.constexpr = logits.shape[0]
     place, slot = tl.arange(0, GROUP_SLOTS * WIDE)[None, :], tl.arange(0, SLOTS)[None, :]
     if SIGMOID:
@@ -71,16 +77,16 @@ def choose(
 
 
 def refusal(experts: int, k: int) -> str | None:
-    """Say why kernels do not choose `k` of so many `experts`, in a few words; None if they do."""
+    """Return the reason why kernels cannot choose `k` of `experts` experts, in a few words; None if they can."""
     fits = experts <= MOST_EXPERTS and k <= MOST_CHOICES
     return None if fits else f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
 
 
 def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, group_score: str) -> None:
-    """Check that a choice of `k` of so many `experts` is one.
+    """Check that `k` of `experts` experts can be chosen with these groups and that the scorings are known.
 
     Raises:
-        ValueError: if it is not, or the scoring is unknown.
+        ValueError: if not.
     """
     if experts % groups or not 1 <= top_groups <= groups:
         raise ValueError(
@@ -99,8 +105,9 @@ def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, grou
 def constants(
     experts: int, k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, group_score: str
 ) -> dict[str, Any]:
-    """The constants of `choose` and `places`; powers of 2 filled up come to less than twice two for as many experts as
-    there are."""
+    """Return the constexpr arguments of `choose` and `places`.
+
+    Padding groups and experts per group to powers of 2 gives less than 4 places per expert."""
     sizes = {"GROUP_SLOTS": power_of_2(groups), "WIDE": power_of_2(experts // groups), "SLOTS": power_of_2(k)}
     how = {"SIGMOID": scoring == "sigmoid", "RENORMALIZE": renormalize, "TOP2": group_score == "top2"}
     return {"EXPERTS": experts, "CHOICES": k, "GROUPS": groups, "OPEN": top_groups, **how, **sizes}

@@ -1,22 +1,22 @@
-"""Products of few rows with W of 4- or 8-bit codes or floats of as many, W read once: on tensor cores, 1 to 64 rows.
+"""Skinny GEMMs with a quantized W (4- or 8-bit integer codes, FP8 or FP4) on tensor cores: 1 to 64 rows, W read once.
 
-weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and maybe one offset, for each `group`
+weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and optionally one offset, per `group`
 consecutive weights of a row. This covers the GGUF layouts q4_0, q4_1 and q8_0 (groups of 32) and AWQ and GPTQ (arXiv
-2306.00978, 2210.17323; groups of 128), a zero point z being the offset scale · (2^{bits−1} − z).
+2306.00978, 2210.17323; groups of 128); a zero point z is the offset scale · (2^{bits−1} − z).
 
-Codes lie in chunks of 16 words of 32 bits, 4 tiles of 32 codes of 4 bits, or 2 tiles of 8 bits, to a chunk. Shift 4·s
-brings tile s of 4 bits into the low nibbles of both halves of each word: word i holds codes 2i and 2i + 1 of the tile,
-which a thread multiplies as two neighbours of one register. Tiles of 8 bits are two planes of 4: the low nibbles of
-tile s at shift 8·s, the high ones at 8·s + 4. So a mask that also sets the exponent makes two numbers of an operand:
+Codes are packed in chunks of 16 words of 32 bits: 4 tiles of 32 codes of 4 bits, or 2 tiles of 32 codes of 8 bits.
+Shift 4·s brings 4-bit tile s into the low nibbles of both halves of each word: word i holds codes 2i and 2i + 1 of the
+tile, which a thread multiplies as two neighbours in one register. An 8-bit tile is two 4-bit planes: the low nibbles of
+tile s at shift 8·s, the high ones at 8·s + 4. So one mask that also sets the exponent makes two operand values:
 
     bf16: 0x4300 | code = 128 + code,     fp16: 0x6400 | code = 1024 + code, exactly.
 
-What was added is taken off the sums, as Σ x of the group is known from a product with ones, which offsets need too; or
-of many rows off the numbers.
-Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float. Floats of 4 bits, see `float8`, lie
-as codes of 4: weight = tensor scale · scale · float, with scales of 8 bits.
+The added constant is subtracted from the sums, with the group's Σ x from a product with ones, which offsets also need;
+or, for many rows, from the values before the product.
+FP8 values, see `float8`, are packed as 8-bit codes: weight = scale · float. FP4 values, see `float8`, are packed as
+4-bit codes: weight = tensor scale · scale · float, with 8-bit scales.
 
-Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers of bf16, each of which is multiplied.
+Scales and offsets are [groups, out]. An fp32 x is split into a sum of three bf16 values, each of which is multiplied.
 """
 
 from __future__ import annotations
@@ -42,36 +42,38 @@ from .float8 import (
 )
 from .launch import INTERPRETER, constant, jit, tl
 
-WORDS = 16  # in a chunk
-TILE = 32  # codes that a product takes at a time; groups are multiples of it
+WORDS = 16  # of 32 bits in a chunk
+TILE = 32  # codes per MMA step; group sizes are multiples of it
 
 
 def chunk(bits: int) -> int:
-    """Codes in a chunk."""
+    """Return the number of codes in a chunk."""
     return WORDS * 32 // bits
 
 
 def words(width: int, bits: int) -> int:
-    """Words of a row of `width` codes; the last chunk is filled up with zeros."""
+    """Return the number of words of a row of `width` codes; the last chunk is padded with zeros."""
     return -(-width // chunk(bits)) * WORDS
 
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """The codes [out, width], i32, that are in `packed` [out, words]; the module says how."""
-    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
+    """Unpack `packed` [out, words] into codes [out, width], i32; the module describes the packing."""
+    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two per word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
 
 
 def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
-    """The shifts that bring each tile into the low bits of both halves of words [..., 1, WORDS]."""
+    """Return the right shifts that bring each tile into the low bits of both halves of words [..., 1, WORDS]."""
     return torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
 
 
 @constant
 def assembly(half: int, less: int) -> str:
-    """PTX that makes two numbers of the codes in the low bits of both halves of a word: `half` sets their exponent, and
-    `less` is taken off, if anything. Of Triton's own operations the halves would be taken apart."""
+    """Return PTX that converts the codes in the low bits of both halves of a word to two 16-bit floats.
+
+    `half` sets their exponent, and `less` (0: nothing) is subtracted. PTX because Triton's own operations would handle
+    the halves separately."""
     two = f"lop3.b32 numbers, $1, 0x000F000F, {half * 0x10001:#x}, 0xEA;"
     if less == 0:
         return f"{{ .reg .b32 numbers; {two} mov.b32 $0, numbers; }}"
@@ -85,8 +87,9 @@ def assembly(half: int, less: int) -> str:
 
 @jit
 def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
-    """Codes of 4 bits from bit SHIFT on of both halves of words [n, 16], in numbers of DTYPE that HALF makes, minus
-    LESS: [n, 32]."""
+    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32].
+
+    A value is HALF | code as DTYPE, that is, code plus a constant, minus LESS."""
     shifted = words >> SHIFT
     if INTERPRETER:
         both = (shifted & 0x000F000F) | HALF * 0x10001
@@ -102,7 +105,7 @@ def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constex
 
 @jit
 def as_words(codes):
-    """A pointer to codes, of whatever type, as one to words of 32 bits."""
+    """Cast a pointer to codes of any type to a pointer to 32-bit words."""
     return codes.to(tl.pointer_type(tl.int32))
 
 
@@ -112,28 +115,30 @@ def code_products(
     NORM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+    """Return norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to `end`: fp32 [BLOCK_M,
+    BLOCK_N].
 
-    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. `begin` and BLOCK_K are
-    multiples of a chunk. EVEN says that BLOCK_K divides the columns.
+    A norm needs all columns. x_row is the row stride of x; rows from M on repeat the last. `begin` and BLOCK_K are
+    multiples of a chunk. EVEN is true if BLOCK_K divides the columns.
     """
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # FP4
     SHORT: tl.constexpr = SMALL and GROUP == 16
     DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
-    # Numbers are multiplied by their scales before sums, or where registers hold no sums of a group beside the others.
+    # Weights are multiplied by their scales before they are summed: for groups of 16, shorter than a tile, and where
+    # registers cannot hold the sums of a group next to the totals.
     AT_ONCE: tl.constexpr = SHORT or (SMALL and BLOCK_M == 64 and tl.bfloat16 == DTYPE)
-    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
+    # Number of tiles after which sums are scaled: those of a group, or of a step where groups are longer.
     DUE: tl.constexpr = TILES if AT_ONCE or GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
+    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # sums of x would cost more than subtracting from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PLANES: tl.constexpr = 2 if BITS == 8 and not FLOATS else 1
-    COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
+    COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is repeated: an MMA has 8 columns at least
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
     from_words = (
@@ -172,7 +177,7 @@ def code_products(
                         exact = (exact - mean) * rstd
                     v = scaled(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
                     if NORM == "layer":
-                        v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
+                        v = tl.where(there[None, :], v, 0.0)  # padding codes (0) do not decode to 0
                 if FLOATS:
                     numbers = two_floats(some, t, DTYPE)
                 elif SHORT:
@@ -230,8 +235,8 @@ def code_products(
 
 
 def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """The numbers of codes [out, words] of `bits`, or of floats [out, 4·words], without scales and offsets: f32
-    [out, width]."""
+    """Decode codes [out, words] of `bits`, or FP8 or FP4 [out, 4·words], without scales and offsets: f32 [out,
+    width]."""
     if packed.dtype == FLOAT4:
         tiles = packed.view(torch.int32).unflatten(1, (-1, 1, WORDS)) >> _shifts(4, packed)
         return two_float4(tiles).flatten(1)[:, :width]
@@ -245,7 +250,7 @@ def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
 def dequantize(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
 ) -> torch.Tensor:
-    """The weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
+    """Return the weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
     numbers = centred(packed, bits, width).unflatten(1, (len(scales), -1))
     if packed.dtype == FLOAT4:
         whole: torch.Tensor = numbers * scale_numbers(scales, offsets).T[..., None]
@@ -262,7 +267,7 @@ def multiplied(
     bias: torch.Tensor | None,
     bits: int,
 ) -> torch.Tensor:
-    """x Wᵀ + b with torch, in f32 (f64 for f64)."""
+    """Return x Wᵀ + b with dequantized W, computed with torch in f32 (f64 for f64)."""
     weight = dequantize(packed, scales, offsets, bits=bits, width=x.shape[-1])
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
@@ -270,16 +275,18 @@ def multiplied(
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in
-    floats of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
+    """A quantized weight W [out, width], packed for the kernels.
 
-    In floats of 4 bits `packed` are these bytes as uint8, scales are uint8, the bytes of E8M0, or float8_e4m3fn, which
-    groups of 16 may have, and `offsets` [1, out], if there are any, are factors of rows: tensor scales.
+    | codes | `packed` | `scales` | `offsets` or None |
+    |---|---|---|---|
+    | integers of `bits` | i32 [out, words] | [groups, out] | [groups, out] |
+    | FP8 | float8_e4m3fn [out, 4·words], the bytes of the words | [groups, out] | [groups, out] |
+    | FP4 | uint8 [out, 4·words], the same bytes | uint8 (E8M0), or float8_e4m3fn for groups of 16 | [1, out]: factors |
 
-    `otherwise` is what torch multiplies with, as `multiplied` does.
+    `otherwise` is the fallback that multiplies with torch, as `multiplied` does.
 
     Raises:
-        ValueError: if they do not fit.
+        ValueError: if shapes or dtypes do not fit.
     """
 
     packed: torch.Tensor
@@ -313,34 +320,34 @@ class Codes:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:
-        return self.packed.shape[0]  # `len` of a tensor is Python
+        return self.packed.shape[0]  # `len` of a tensor is a slow Python method
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]."""
+        """Return the shape of W, (out, in)."""
         return len(self), self.width
 
     @property
     def ndim(self) -> int:
-        """2, as of a matrix."""
+        """Return 2, the rank of a matrix."""
         return 2
 
     @property
     def group(self) -> int:
-        """Weights of a row that share a scale."""
+        """Return the group size: the number of consecutive weights of a row that share a scale."""
         return self.width // len(self.scales)
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
-        """Codes, scales and offsets: what kernels read."""
+        """Return the operands of kernels: codes, scales and offsets."""
         return self.packed, self.scales, self.offsets
 
     def rows(self, part: slice) -> Codes:
-        """Some rows of W."""
+        """Return the rows `part` of W."""
         offsets = None if self.offsets is None else self.offsets[:, part].contiguous()
         scales = self.scales[:, part].contiguous()
         return Codes(self.packed[part], scales, offsets, self.bits, self.width, self.otherwise)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x Wᵀ + b with torch."""
+        """Return x Wᵀ + b, computed with torch."""
         return self.otherwise(x, *self.parts, bias, self.bits)

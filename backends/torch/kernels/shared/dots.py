@@ -1,11 +1,12 @@
-"""Products of 4 to 64 rows, norm(x) Wᵀ, with W read once: on tensor cores, which take rows of W as the rows of a tile.
+"""Skinny GEMMs norm(x) Wᵀ for 4 to 64 rows of x on tensor cores, with W read once.
 
-A tensor core multiplies 64 rows of W, or 16, by 8 rows of x and more. So the few rows of x are the narrow side, and no
-product is computed for rows that are not there. Tiles of W and x are copied to shared memory `STAGES` − 1 steps ahead
-of the products. A copy cannot be asked for before the kernel ahead has written x, so weights are then asked for in L2.
+A tensor core multiplies 64 (or 16) rows of W by 8 or more rows of x. So rows of W are the M side of the MMA and the few
+rows of x the N side, and few products are wasted on padding. Tiles of W and x are copied to shared memory `STAGES` − 1
+steps ahead of the products. The copies cannot start before the preceding kernel has written x, so until then the
+weights are prefetched into L2.
 
 An RMS norm is a factor per row of x, which divides the sums (FlashNorm, arXiv 2407.09577); its gain is multiplied into
-x, which is rounded to its dtype as by a norm of its own. Products of f32 are of three products of tf32 each.
+x, which is then rounded to its dtype, as after a separate norm. An f32 product is three tf32 products.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .launch import INTERPRETER, jit, tl
 
 @jit
 def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """Ask for columns `begin` to `begin` + BLOCK_K, below `end`, of `rows` [n] of W [·, K] in L2, by 128 bytes."""
+    """Prefetch columns `begin` to min(`begin` + BLOCK_K, `end`) of `rows` [n] of W [·, K] into L2, in 128-byte
+    lines."""
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = BLOCK_K // LINE if BLOCK_K > LINE else 1
     column = tl.minimum(begin + tl.arange(0, LINES) * LINE, end - 1)
@@ -25,7 +27,8 @@ def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 @jit
 def operand(x):
-    """x as an operand of a product; Triton's interpreter multiplies 16-bit floats in f32 only."""
+    """Return x as an operand of `tl.dot`: in f32 in Triton's interpreter, which multiplies 16-bit floats in f32
+    only."""
     if INTERPRETER:
         return x.to(tl.float32)
     return x
@@ -33,7 +36,9 @@ def operand(x):
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Mean and 1/√(variance + ε) [BLOCK_M, 1] of rows at pointers x, columns k [1, BLOCK_K] onward."""
+    """Return mean and 1/√(variance + ε) [BLOCK_M, 1] over the K columns of rows at pointers x.
+
+    The pointers include the first columns, k [1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -47,7 +52,9 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def scaled(x, gain, shift, k, there):
-    """x ⊙ gain + shift of columns k [·], where they are `there` and given, all if None; x [m, ·] in fp32."""
+    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; without gain or shift, leave it out.
+
+    `there` masks the loads (None: no mask)."""
     if gain is not None:
         x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:
@@ -60,8 +67,9 @@ def dot_products(
     x, weight, other, gain, shift, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """norm(x) Wᵀ of the K columns from `begin` to `end` of rows at the pointers x [BLOCK_M] and weight [BLOCK_N]: fp32
-    [BLOCK_M, BLOCK_N]; and the same with the rows at `other`, if given. A norm needs all columns."""
+    """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], over columns `begin` to `end` of the K columns; the rows of x and W
+    are at pointers x [BLOCK_M] and weight [BLOCK_N]. The second result is the same product with the weight rows at
+    `other`, 0 without. A norm needs all columns."""
     k = begin + tl.arange(0, BLOCK_K)
     from_x, from_weight = x[:, None] + k[None, :], weight[:, None] + k[None, :]
     if other is not None:

@@ -1,7 +1,7 @@
-"""Tokens of an expert, found by every block for itself: nothing is sorted, counted or waited for between kernels.
+"""Lookup of an expert's tokens by each block, without a kernel that sorts or counts tokens between router and expert.
 
-A router leaves `chosen` [slots], slot s being choice s mod k of token ⌊s / k⌋. A block of expert e reads all of it and
-finds the slots that chose e, as many at a time as it multiplies.
+The router writes `chosen` [slots]: slot s is choice s mod k of token ⌊s / k⌋. A block of expert e reads all of `chosen`
+and collects the slots equal to e, one tile of rows at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AT_ONCE = 128  # slots that a block compares at a time
 
 @jit
 def count_of(chosen, expert, slots, AT_ONCE: tl.constexpr):
-    """Return how many of the first `slots` of `chosen` are `expert`."""
+    """Return how many of the first `slots` entries of `chosen` equal `expert`."""
     s = tl.arange(0, AT_ONCE)
     found = tl.zeros([AT_ONCE], tl.int32)
     for start in range(0, slots, AT_ONCE):
@@ -23,7 +23,7 @@ def count_of(chosen, expert, slots, AT_ONCE: tl.constexpr):
 
 @jit
 def slots_of(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The slots of `chosen` that are `expert`, from number `first` of them on, i32 [ROWS]; behind the last: −1."""
+    """Return the slots of `chosen` that equal `expert`, i32 [ROWS], skipping the first `first`; −1 after the last."""
     s, wanted = tl.arange(0, AT_ONCE), first + tl.arange(0, ROWS)
     found, before = tl.zeros([ROWS], tl.int32), 0
     for start in range(0, slots, AT_ONCE):

@@ -1,13 +1,13 @@
-"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), and of 4, as numbers of 16 bits.
+"""Exact conversion of FP8 (e4m3 of arXiv 2209.05433: no infinities, largest 448) and FP4 (e2m1) to fp16 and bf16.
 
-Sign, exponent and fraction of a float, each moved to its place in a number of 16 bits, are that float but for a power
-of 2: the bias of its exponent is 7, those of fp16 and bf16 are 15 and 127. So fp16 holds 2⁻⁸ of it, which whoever sums
-makes good, and bf16 2⁻¹²⁰, too small to be summed, which is multiplied by 2¹²⁰ at once. Both are exact, and take two to
-three instructions for two numbers, where conversions of the hardware go through fp16 and fp32 to bf16.
+Moving sign, exponent and fraction bits to their places in a 16-bit float multiplies the value by a power of 2, because
+the exponent biases differ: 7 in e4m3, 15 in fp16, 127 in bf16. So fp16 holds 2⁻⁸ of the value, and the caller corrects
+the sum; bf16 holds 2⁻¹²⁰, too small to be summed, so it is multiplied by 2¹²⁰ at once. Both are exact and take two to
+three instructions for two values; the conversions of the hardware go through fp16 and fp32 to bf16.
 
-Floats of 4 bits, e2m1, are moved so, too: the bias of their exponent is 1, so fp16 holds 2⁻¹⁴ of it and bf16 2⁻¹²⁶.
-Groups of them have scales of 8 bits: powers of two, e8m0 (mxfp4), or e4m3 (nvfp4). A float times an e4m3 has 6
-significant bits, and is exact in either.
+FP4 (e2m1) is converted in the same way: its exponent bias is 1, so fp16 holds 2⁻¹⁴ of the value and bf16 2⁻¹²⁶. Groups
+of FP4 values have 8-bit scales: powers of two, e8m0 (mxfp4), or e4m3 (nvfp4). The product of an e2m1 and an e4m3 has 6
+significant bits, so it is exact in fp16 and bf16.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .dots import operand
 from .launch import INTERPRETER, constant, fixed, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
-FLOAT4 = torch.uint8  # the type that tells codes of floats of 4 bits from integers: the bytes of words
-SHORT = 16  # group of nvfp4; others are multiples of a tile
+FLOAT4 = torch.uint8  # dtype that marks packed FP4: the bytes of words; packed integers are int32
+SHORT = 16  # group size of nvfp4; other group sizes are multiples of a tile
 LARGEST = 448.0
 _LARGEST = fixed(LARGEST)
 
 
 @constant
 def float_assembly(tile: int, half: bool) -> str:
-    """PTX that makes two numbers, of fp16 if `half`, else of bf16, of the floats of `tile` in both halves of a word."""
+    """Return PTX that converts the two FP8 values of `tile`, one in each half of a word, to fp16 (`half`) or bf16."""
     left, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
     shifts = f"shl.b32 numbers, $1, {left}; shl.b32 signs, $1, 8;"
     if tile == 1:
@@ -40,13 +40,13 @@ def float_assembly(tile: int, half: bool) -> str:
 
 @jit
 def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """The floats of tile TILE, 0 or 1, of words [n, 16] as numbers of DTYPE [n, 32]: of fp16 2⁻⁸ of them."""
+    """Return the FP8 values of tile TILE (0 or 1) of words [n, 16] in DTYPE [n, 32]; in fp16 times 2⁻⁸."""
     if INTERPRETER:
         shifted = words if TILE == 1 else words << 8
         signs = shifted & -0x7FFF8000
         if tl.float16 == DTYPE:
             both = signs | ((shifted >> 1) & 0x3F803F80)
-        else:  # it takes the smallest of bf16 for 0
+        else:  # the interpreter flushes subnormals of bf16 to 0
             both = signs | ((shifted >> 4) & 0x07F007F0)
             low = (both << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
             high = (both & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -62,8 +62,7 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @constant
 def float4_assembly(tile: int, half: bool) -> str:
-    """PTX that makes two numbers, of fp16 if `half`, else of bf16, of the floats of 4 bits of `tile` in the halves of a
-    word."""
+    """Return PTX that converts the two FP4 values of `tile`, one in each half of a word, to fp16 (`half`) or bf16."""
     left, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
     shifts = f"{'shl' if left > 0 else 'shr'}.b32 numbers, $1, {abs(left)}; shl.b32 signs, $1, {12 - 4 * tile};"
     both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
@@ -75,8 +74,9 @@ def float4_assembly(tile: int, half: bool) -> str:
 
 @jit
 def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """The floats of 4 bits of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, as numbers of DTYPE
-    [n, 32]; without factors 2⁻¹⁴ of them in fp16."""
+    """Return the FP4 values of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, in DTYPE [n, 32].
+
+    Without factors, fp16 results are multiplied by 2⁻¹⁴."""
     if INTERPRETER:
         shifted = words >> (4 * TILE)
         signs, rest = (shifted & 0x00080008) << 12, shifted & 0x00070007
@@ -84,7 +84,7 @@ def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
             both = signs | (rest << 9)
             low = both.to(tl.int16).to(DTYPE, bitcast=True)
             high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-        else:  # it takes the smallest of bf16 for 0
+        else:  # the interpreter flushes subnormals of bf16 to 0
             both = signs | (rest << 6)
             low = (both << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
             high = (both & -0x10000).to(tl.float32, bitcast=True) * 8.507059173023462e37
@@ -103,7 +103,7 @@ def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @jit
 def scale_of_byte(x, DTYPE: tl.constexpr):
-    """The scale in DTYPE, in the interpreter in fp32, that the byte x stands for as e4m3, which is not negative."""
+    """Convert byte x, a non-negative e4m3 scale, to DTYPE (to fp32 in the interpreter, for bf16)."""
     if tl.float16 == DTYPE:
         return (x.to(tl.int16) << 7).to(DTYPE, bitcast=True) * 256
     if INTERPRETER:
@@ -113,15 +113,15 @@ def scale_of_byte(x, DTYPE: tl.constexpr):
 
 @jit
 def power_of_byte(x):
-    """The power of two in fp32 that the byte x stands for as e8m0, of which 0 is 2⁻¹²⁷."""
+    """Convert byte x, an e8m0 scale, to its power of two in fp32; byte 0 is 2⁻¹²⁷."""
     return tl.maximum(x.to(tl.int32) << 23, 0x400000).to(tl.float32, bitcast=True)
 
 
 @jit
 def nearest(x):
-    """x in fp32 rounded to the nearest float of 8 bits, ties to even, and no further than the largest."""
+    """Round x, fp32, to the nearest FP8 value, ties to even; clamp to ±448."""
     x = tl.clamp(x, -_LARGEST, _LARGEST)
-    if INTERPRETER:  # it loses the carry of a fraction that is rounded up to the next power of 2
+    if INTERPRETER:  # the interpreter loses the carry of a fraction that is rounded up to the next power of 2
         bits = x.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
         x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)
@@ -130,7 +130,7 @@ def nearest(x):
 
 @jit
 def widened(x, DTYPE: tl.constexpr):
-    """Floats of 8 bits as numbers of DTYPE, in the interpreter of fp32; exactly."""
+    """Convert FP8 to DTYPE (to fp32 in the interpreter), exactly."""
     if INTERPRETER:
         bits = x.to(tl.int8, bitcast=True).to(tl.int32)
         return ((bits & -0x80000000) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -138,37 +138,37 @@ def widened(x, DTYPE: tl.constexpr):
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x as `nearest` rounds it, float8_e4m3fn."""
+    """Round x to float8_e4m3fn with torch, as `nearest` does."""
     return x.float().clamp(-LARGEST, LARGEST).to(FLOAT8)
 
 
 def as_bytes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x [batch, heads, seq, width] as caches hold it: u8, the bytes of the floats nearest to x / `scale` [heads]."""
+    """Quantize x [batch, heads, seq, width] for a cache: u8, the bytes of x / `scale` [heads] rounded to FP8."""
     return rounded(x.float() / scale[:, None, None]).view(torch.uint8)
 
 
 def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers that `held` u8 [batch, heads, seq, width] stands for with `scale` [heads], in `dtype`."""
+    """Dequantize cached FP8 bytes `held`, u8 [batch, heads, seq, width], with `scale` [heads], to `dtype`."""
     wide = torch.promote_types(dtype, torch.float32)
     return (held.view(FLOAT8).to(wide) * scale[:, None, None].to(wide)).to(dtype)
 
 
 def two_float4(words: torch.Tensor) -> torch.Tensor:
-    """The e2m1 in the low 4 bits of both halves of `words` i32 [..., n], as numbers f32 [..., 2·n]."""
+    """Return the FP4 values in the low 4 bits of both halves of `words`, i32 [..., n], as f32 [..., 2·n]."""
     halves = (words & 0x00080008) << 12 | (words & 0x00070007) << 9
     numbers: torch.Tensor = halves.view(torch.float16).float().mul_(2.0**14)
     return numbers
 
 
 def scale_numbers(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
-    """Scales of floats of 4 bits as f32: e4m3, or bytes of e8m0; times `whole` [1, out], if it is given."""
+    """Return FP4 scales (float8_e4m3fn, or e8m0 as uint8) as f32, times the tensor scale `whole` [1, out] if given."""
     exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     numbers: torch.Tensor = exact.float()
     return numbers if whole is None else numbers * whole
 
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:
-    """Check that caches k and v [batch, heads, capacity, width] are bytes if there are `scales` [heads], one of each.
+    """Check FP8 caches k and v [batch, heads, capacity, width]: with `scales` [heads] for both, caches must be uint8.
 
     Raises:
         ValueError: if they are not, or a scale does not fit.

@@ -1,12 +1,12 @@
-"""Products of few rows: norm(x) Wᵀ for up to 64 rows x, with W read once; up to 3 of them on CUDA cores.
+"""Skinny GEMMs norm(x) Wᵀ for up to 64 rows of x, with W read once: up to 3 rows on CUDA cores, more on tensor cores.
 
-At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
-16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
-divides by one number per row of x, which is known once the columns have passed and then divides the sums (FlashNorm,
-arXiv 2407.09577); x comes from cache. The first weights are asked for before the kernel that writes x has ended, and
-so weights must not be what a kernel of the same step writes.
+At batch 1 a linear layer is limited by reading its weights. So each block owns a few rows of W and streams them with
+16-byte loads, several in flight per thread, and multiplies in fp32. The norm takes no extra pass: an RMS norm divides
+each row of x by one factor, which is known after all columns and then divides the sums (FlashNorm, arXiv 2407.09577);
+x comes from cache. The first weights are loaded before the kernel that writes x has ended, so a kernel of the same step
+must not write the weights.
 
-From 4 rows on, CUDA cores could not multiply as fast as weights arrive, and tensor cores do: see `dots`.
+From 4 rows on, CUDA cores cannot multiply as fast as weights arrive, but tensor cores can: see `dots`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .norm import Norm
 from .operands import gradient_refusal, power_of_2
 
 PROCESSORS = 132  # streaming multiprocessors of an H200
-MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
-DOT_ROWS = 4  # from so many on tensor cores multiply
+MOST_ROWS = 64  # of x; with more rows (prefill) the GEMMs of libraries are faster
+DOT_ROWS = 4  # rows of x from which tensor cores are used
 STAGED = 108 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
-ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked for, to wait for none: 5 TB/s for 1 µs
+ON_THE_WAY = 40 * 1024  # bytes of weights in flight per multiprocessor that hide the latency: 5 TB/s for 1 µs
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load.
+    """The tile of a block: `rows` of W by `batch` rows of x, `columns` per step, `vector` of them per load.
 
-    `stages` are those of a loop over products on tensor cores, 0 on CUDA cores. If W is in codes of `bits` with a scale
-    for each `group`, `even` says that there are no columns beyond steps.
+    `stages` is the pipeline depth of the loop on tensor cores, 0 on CUDA cores. `bits` is 0 or the width of W's codes,
+    which have a scale per `group`; `even` is true if `columns` divides the columns of W.
     """
 
     batch: int
@@ -51,16 +51,18 @@ class Tile:
 
     @property
     def constants(self) -> dict[str, int]:
-        """The constants of the kernels that this is."""
+        """Return the tile as constexpr arguments of the kernels."""
         shape = {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
         return {**shape, "STAGES": self.stages, "BITS": self.bits, "GROUP": self.group, "EVEN": self.even}
 
     def within(self, outputs: int) -> Tile:
-        """The tile of a block that must not have more rows than a head, which has so many `outputs`."""
+        """Return the tile with at most `outputs` rows (those of a head), rounded down to a power of 2."""
         return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
 
     def options(self, x: torch.Tensor) -> dict[str, Any]:
-        """The keywords of a launch on the device of x; other loops have no stages, as they ask ahead themselves."""
+        """Return the keyword arguments of a launch on the device of x.
+
+        `num_stages` is 1: the loops on tensor cores set their stages themselves, the others prefetch explicitly."""
         return {**self.constants, **options(x, self.warps, 1)}
 
 
@@ -68,18 +70,18 @@ Weight = torch.Tensor | Codes
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
-    """Numbers or codes, scales, offsets: what kernels read of `weight`."""
+    """Return the operands that kernels read for `weight`: values or codes, scales, offsets."""
     return weight.parts if isinstance(weight, Codes) else (weight, None, None)
 
 
 def tile(
     batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1, weight: Weight | None = None
 ) -> Tile:
-    """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
+    """Return the tile for `batch` rows of x and W [outputs, inputs]; `least` is the smallest number of rows per block.
 
-    On CUDA cores warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of
-    weights on the way or more: of four rows or eight, or, where that would leave multiprocessors with less than four
-    blocks, of fewer rows and more columns, for up to two rows of x; registers hold no more.
+    On CUDA cores the warps of a block share the columns, with few idle lanes. Each thread has 64 bytes of weights or
+    more in flight, from four or eight rows. Where that would leave multiprocessors with less than four blocks, it takes
+    fewer rows and, for up to two rows of x, more columns; registers hold no more.
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
@@ -97,8 +99,9 @@ def tile(
 
 
 def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
-    """The tile on tensor cores: so many rows of W that every multiprocessor has a block, but not less than rows of x,
-    which every block reads; a warp for each 16 of them."""
+    """Return the tile for tensor cores, with a warp for each 16 rows of W.
+
+    Every multiprocessor gets a block, but a block has no fewer rows of W than of x, because every block reads all x."""
     least = max(16, min(batch, 64))
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16
@@ -108,37 +111,40 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
 
 
 def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False) -> Tile:
-    """The tile for W in codes and x in numbers of `size` bytes: 32 rows of W to a warp, two warps or one, as leave
-    every multiprocessor a block, but four of many rows of x, which all of them read; two chunks at a time, or one where
-    two do not divide the columns, or registers would not hold what groups need.
+    """Return the tile for W in codes of `bits` (FP4 if `small`) and x with elements of `size` bytes.
 
-    Of 16 rows of x, or 32, a warp takes 64 of W where there are so many, as far as registers hold that: x and its norm
-    are then prepared half as often. `small` says that codes are floats of 4 bits.
+    A warp takes 32 rows of W. A block has two warps, or one if that gives every multiprocessor a block, or four for
+    many rows of x, because every block reads all x. A step is two chunks, or one where two do not divide the columns or
+    the registers cannot hold the sums of groups.
+
+    For 16 or 32 rows of x a warp takes 64 rows of W if W has enough rows and registers suffice: x and its norm are then
+    prepared half as often.
     """
-    many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
+    many = group < 64 and bits == 4  # many scales: the tile of one row of x would run out of registers
     batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
     held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
     double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
     rows = 256 if double else rows
-    if small and group == SHORT and batch < 16:  # two warps would spill registers under Triton 3.6
+    if small and group == SHORT and batch < 16:  # with two warps, Triton 3.6 spills registers
         rows = 32
     step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
     if group % TILE and not (small and group == SHORT):
-        group = -(-group // step) * step  # of all columns, which may be any number
+        group = -(-group // step) * step  # one group of all columns, whose count need not be a multiple of TILE
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // (64 if double else 32), stages, bits, group, inputs % step == 0)
 
 
 def staged(weights: int, others: int, blocks: int) -> int:
-    """Return the stages of a loop over tiles of so many bytes of weights and of x, if there are so many blocks."""
+    """Return the pipeline stages of a loop over tiles of `weights` bytes of W and `others` bytes of x in `blocks`
+    blocks."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
 
 def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None) -> None:
-    """Check that x [..., in], weight [out, in], norm and bias [out] fit.
+    """Check that the shapes of x [..., in], weight [out, in], norm and bias [out] fit.
 
     Raises:
         ValueError: if they do not.
@@ -151,21 +157,23 @@ def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
-    """x [..., in] as rows [n, in] whose numbers are beside each other; a slice of wider rows stays in its place."""
+    """Return x [..., in] as rows [n, in] with stride 1 along a row; a slice of wider rows is not copied."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def few_rows(x: torch.Tensor) -> bool | None:
-    """Return whether x [..., in] has from 1 to MOST_ROWS rows; None in a model that is exported for any number."""
+    """Return whether x [..., in] has 1 to MOST_ROWS rows; None while exporting a model with a symbolic number of
+    rows."""
     if torch.compiler.is_exporting() and not isinstance(x.numel(), int):
         return None
     return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
 
 
 def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
-    """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
-    if not x.is_cuda and (reason := launch.refusal(x)):  # at once: on a CPU a call of torch takes a microsecond
+    """Return the reason why these kernels cannot take x [..., in] with weights and `others`, in a few words; None if
+    they can."""
+    if not x.is_cuda and (reason := launch.refusal(x)):  # first: on a CPU each call of torch takes a microsecond
         return reason
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
@@ -184,13 +192,15 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
 
 @jit
 def fold(x, VECTOR: tl.constexpr):
-    """Sums of VECTOR neighbours [a, b, c] → [a, b, c / VECTOR]: what one thread holds, so nothing is exchanged."""
+    """Sum groups of VECTOR neighbours: [a, b, c] → [a, b, c / VECTOR]. One thread holds a group: no shuffles."""
     return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // VECTOR, VECTOR]), axis=3)
 
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Mean and 1/√(variance + ε) [BLOCK_M, 1, 1] of rows at pointers x, columns k [1, 1, BLOCK_K] onward."""
+    """Return mean and 1/√(variance + ε) [BLOCK_M, 1, 1] over the K columns of rows at pointers x.
+
+    The pointers include the first columns, k [1, 1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -204,7 +214,7 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
-    """One step along the columns: its part of the products [BLOCK_M, BLOCK_N, …] and of Σx² [BLOCK_M, 1, …]."""
+    """Return the partial products [BLOCK_M, BLOCK_N, …] and partial Σx² [BLOCK_M, 1, …] of one step of columns."""
     v = tl.load(x, mask=k < end, other=0.0).to(tl.float32)
     squares = fold(v * v, VECTOR) if NORM == "rms" else 0.0
     if NORM == "layer":
@@ -218,7 +228,8 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 @jit
 def weights_at(weight, rows, k, end, K):
-    """Columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K], read once: [1, BLOCK_N, BLOCK_K]."""
+    """Load columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K], evict-first: [1, BLOCK_N,
+    BLOCK_K]."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
 
@@ -227,9 +238,9 @@ def weights_at(weight, rows, k, end, K):
 def first_weights(
     weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
 ):
-    """Ask for the first weights of `products` before anything that the kernel ahead writes.
+    """Load the first weights of `products` before waiting for the preceding kernel.
 
-    They are [1, BLOCK_N, BLOCK_K] on CUDA cores. For tensor cores they come to L2, and what is returned says nothing.
+    On CUDA cores, return them, [1, BLOCK_N, BLOCK_K]. For tensor cores, prefetch them into L2 and return 0.0, unused.
     """
     if STAGES > 0:
         if PDL:
@@ -251,10 +262,11 @@ def products(
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+    """Return norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to `end`: fp32 [BLOCK_M,
+    BLOCK_N].
 
-    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. STAGES says which cores, BITS
-    whether W is in codes.
+    A norm needs all columns. x_row is the row stride of x; rows from M on repeat the last. STAGES > 0 selects tensor
+    cores, BITS > 0 a W in codes.
     """
     if BITS > 0:
         return code_products(
@@ -291,7 +303,7 @@ def affine(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`products` over all K columns, plus bias; it waits for the kernel ahead, with the first weights on their way."""
+    """Return norm(x) Wᵀ + bias over all K columns: load the first weights, wait for the preceding kernel, multiply."""
     first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait(PDL)
     out = products(

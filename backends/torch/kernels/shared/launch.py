@@ -1,7 +1,7 @@
-"""The launch of kernels: whether Triton can run on a tensor, and with which options.
+"""Kernel launches: checks whether Triton can run on a tensor, and launch options.
 
-The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
-Triton cannot run, a launcher computes the same with torch, and `refusal` says why. Where `refusal` is None, a tensor
+The kernels are copied into generated models as a separate package and import nothing but torch and Triton. Where Triton
+cannot run, a launcher falls back to torch, and `refusal` returns the reason. Where `refusal` returns None, a tensor
 that is not on a CUDA device means Triton's interpreter: `INTERP=not x.is_cuda`.
 """
 
@@ -33,11 +33,11 @@ __all__ = [
     "uses_torch",
 ]
 
-INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.interpret)  # whether kernels see no GPU
+INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.interpret)  # are kernels interpreted?
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
-OLDEST = (8, 0)  # compute capability with bf16 products
-FLOAT8_SINCE = (8, 9)  # with floats of 8 bits
-_assumed: tuple[int, int] | None = None  # what `assumed` says
+OLDEST = (8, 0)  # first compute capability with bf16 products
+FLOAT8_SINCE = (8, 9)  # first compute capability with FP8
+_assumed: tuple[int, int] | None = None  # the compute capability that `assumed` sets
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
@@ -46,32 +46,32 @@ Result = TypeVar("Result")
 
 
 def jit(fn: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is Triton; elsewhere `fn`, which nobody calls."""
+    """Apply `triton.jit` if Triton is installed; else return `fn`, which is then never called."""
     return fn if triton is None else triton.jit(fn)
 
 
 def constant(fn: Callable[..., Any]) -> Any:
-    """A function of constants that kernels call while they are compiled."""
+    """Mark a function that kernels call at compile time, with constexpr arguments."""
     return fn if triton is None else triton.constexpr_function(fn)
 
 
 def fixed(number: float) -> Any:
-    """A number at the top of a file that kernels know while they are compiled."""
+    """Wrap a module-level number as a constexpr, so that kernels can use it."""
     return number if triton is None else tl.constexpr(number)
 
 
 @lru_cache
 def capability(index: int) -> tuple[int, int]:
-    """Compute capability of CUDA device `index`."""
+    """Return the compute capability of CUDA device `index`."""
     return torch.cuda.get_device_capability(index)
 
 
-# All that `torch.compiler.assume_constant_result` does, but for importing the compiler, which takes a second.
+# `torch.compiler.assume_constant_result` does the same, but it first imports the compiler, which takes a second.
 vars(capability)["_dynamo_marked_constant"] = True
 
 
 def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
-    """Say why Triton cannot run on the device of `x`, with floats of 8 bits if `float8`, in a few words; None if it
+    """Return the reason why Triton cannot run on the device of `x` (with FP8 if `float8`), in a few words; None if it
     can."""
     if _assumed is None:
         if triton is None:
@@ -88,7 +88,7 @@ def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
 
 @contextmanager
 def assumed(found: tuple[int, int]) -> Iterator[None]:
-    """Inside, `refusal` tells of a device of this compute capability, with Triton, wherever tensors are."""
+    """Make `refusal` assume Triton and a device of compute capability `found` within the context."""
     global _assumed
     before, _assumed = _assumed, found
     try:
@@ -100,13 +100,13 @@ def assumed(found: tuple[int, int]) -> Iterator[None]:
 def uses_torch(
     kernel: bool | None, refusal: Callable[Operands, str | None], *operands: Operands.args, **more: Operands.kwargs
 ) -> bool:
-    """Return whether a launcher computes with torch: `kernel` is False, or `refusal` gives a reason for the operands.
+    """Return whether a launcher falls back to torch: `kernel` is False, or `refusal` gives a reason for the operands.
 
-    Every launcher has a keyword `kernel`. None, the default, takes the kernel where it can run. False takes the same
-    formula in torch, which is the `reference` of a kernel file.
+    Every launcher has a keyword `kernel`. None, the default, uses the kernel where it can run. False uses the same
+    formula in torch, the `reference` of a kernel file. True requires the kernel.
 
     Raises:
-        ValueError: `kernel` is True, which asks for the kernel and nothing else, and there is a reason against it.
+        ValueError: if `kernel` is True and `refusal` gives a reason.
     """
     if kernel is False:
         return True
@@ -117,12 +117,13 @@ def uses_torch(
 
 
 def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
-    """Make what launches kernels an operator of torch, `weft::` and its name, of compiled and exported models.
+    """Register a launcher as the torch custom operator `weft::<name>`, for compiled and exported models.
 
-    torch.compile and torch.export cannot look into kernels, and keep the call of an operator as it stands. It is called
-    only while they look on: anywhere else it would cost microseconds. `like` gives a result of the same form, of
-    operands that have no numbers. Where a process imports this package several times, as that of several models, its
-    operators are those of the first: torch would pull them from under what has been compiled.
+    torch.compile and torch.export cannot trace into kernels, and keep the call of a custom operator. The operator is
+    called only while they trace: elsewhere it would cost microseconds, so the launcher is called directly. `like` is
+    the fake implementation: it returns results of the same shape and dtype for operands without data. Where a process
+    imports this package several times, once per model, the operators of the first import are used: if torch registered
+    them again, models compiled before would lose theirs.
     """
 
     def of(launch: Callable[Operands, Result]) -> Callable[Operands, Result]:
@@ -145,26 +146,27 @@ def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Return whether kernels on the device of `x` may start before the ones before them have ended."""
+    """Return whether the device of `x` has programmatic dependent launch: kernels may start before the previous
+    ends."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 
 def options(x: torch.Tensor, warps: int = 4, stages: int = 3) -> dict[str, Any]:
-    """The keywords that every launch has: whether it is a dependent one, which the kernel must know as PDL, and how
-    Triton compiles; a multiply-add is one instruction."""
+    """Return the keyword arguments of every launch: dependent launch, which the kernel receives as PDL, and options for
+    Triton's compiler; multiply-adds are fused."""
     pdl = has_pdl(x)
     return {"PDL": pdl, "launch_pdl": pdl, "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
 
 @jit
 def start_next(PDL: tl.constexpr):
-    """Let the next kernel start, which then runs up to its own `wait`; so this comes first."""
+    """Let the next kernel start, which then runs up to its own `wait`; call this first in a kernel."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
 def wait(PDL: tl.constexpr):
-    """Wait for the kernel ahead. What it writes is read after this; before it, weights are asked for."""
+    """Wait for the preceding kernel. Read its outputs after this call; before it, load or prefetch weights only."""
     if PDL:
         tl.extra.cuda.gdc_wait()

@@ -1,4 +1,4 @@
-"""A norm that a kernel does on its way: which one, its weights, and the same with torch."""
+"""The description of a norm that is fused into a kernel: its kind and weights, and the same norm in torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ KINDS = ("none", "rms", "layer")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """Of `kind` rms, x / √(mean(x²) + ε) ⊙ gain (arXiv 1910.07467), layer, (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv
-    1607.06450), or none; over the last axis, with gain and shift [width] or absent."""
+    """A norm over the last axis, with optional `gain` and `shift` [width].
+
+    `kind` is "rms": x / √(mean(x²) + ε) ⊙ gain (arXiv 1910.07467), "layer": (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv
+    1607.06450), or "none"."""
 
     kind: str = "none"
     gain: torch.Tensor | None = None
@@ -21,13 +23,13 @@ class Norm:
     eps: float = 1e-6
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm of x [..., width], with torch."""
+        """Return the norm of x [..., width], computed with torch."""
         if self.kind == "rms":
             return F.rms_norm(x, x.shape[-1:], self.gain, self.eps)
         return F.layer_norm(x, x.shape[-1:], self.gain, self.shift, self.eps) if self.kind == "layer" else x
 
     def check(self, width: int) -> None:
-        """Check that the norm is one of rows of `width`.
+        """Check that the kind is known and that its weights have `width` elements.
 
         Raises:
             ValueError: if the kind is unknown, has no such weights, or they do not fit.

@@ -1,4 +1,4 @@
-"""Operands of launchers: what is asked of them, and their layout in memory."""
+"""Operands of kernel launchers: checks of shape and dtype, reasons to fall back to torch, and memory layout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Given = TypeVar("Given", torch.Tensor, torch.Tensor | None)
 
 
 def learns(*tensors: torch.Tensor | None) -> bool:
-    """Return whether gradients are wanted, which kernels for inference do not give."""
+    """Return whether any of `tensors` requires a gradient, which inference kernels do not compute."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
-    """Say why kernels for inference do not take `tensors`, if gradients are wanted."""
+    """Return the reason to fall back to torch if any of `tensors` requires a gradient, else None."""
     return "a gradient is wanted" if learns(*tensors) else None
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Say why torch computes with x and `others` instead of a kernel, in a few words; None if a kernel does."""
+    """Return the reason to fall back to torch for x and `others`, in a few words; None if the kernel can run."""
     if any(t is not None and t.dtype == torch.float64 for t in (x, *others)):
         return "the kernel computes in f32"
     return gradient_refusal(x, *others) or launch.refusal(x)
@@ -36,10 +36,10 @@ def check_step(
     bias: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
 ) -> None:
-    """Check the step of a recurrence: the state before it and where that after it is written; `bias` [width], `gate`.
+    """Check the operands of a recurrence step: state `past`, output state `present`, `bias` [width], `gate` like x.
 
     Raises:
-        ValueError: they do not fit, or a state has gaps.
+        ValueError: if they do not fit, or a state is not contiguous.
     """
     for state in (past, present):
         if state is not None and not (state.is_contiguous() and state.shape == past.shape):
@@ -51,26 +51,28 @@ def check_step(
 
 
 def rows(t: torch.Tensor) -> torch.Tensor:
-    """t [batch, seq, width] with tokens at one distance and widths side by side, as a slice of a projection is."""
+    """Return t [batch, seq, width] with stride 1 in width and one stride between tokens of all rows; copy if needed.
+
+    A slice of a projection has such strides and is not copied."""
     even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
     return t if even else t.contiguous()
 
 
 def side_by_side(t: Given) -> Given:
-    """t [batch, width], if it is given, the numbers of a row beside each other; rows may be apart."""
+    """Return t [batch, width] with stride 1 in width and any row stride; copy if needed. None stays None."""
     return t if t is None or t.stride(1) == 1 else t.contiguous()
 
 
 def contiguous(t: Given) -> Given:
-    """t, if it is given, without gaps."""
+    """Return t in contiguous memory; None stays None."""
     return None if t is None else t.contiguous()
 
 
 def row_stride(t: torch.Tensor | None) -> int:
-    """Return how far the rows of t [batch, width] are apart; 0 without t."""
+    """Return the row stride of t [batch, width], in elements; 0 without t."""
     return 0 if t is None else t.stride(0)
 
 
 def power_of_2(n: int, least: int = 1) -> int:
-    """The smallest power of 2 that is neither below n nor `least`."""
+    """Return the smallest power of 2 that is at least n, or `least` if that is larger."""
     return max(least, 1 << max(n - 1, 0).bit_length())

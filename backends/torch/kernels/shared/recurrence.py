@@ -1,5 +1,5 @@
-"""One token of a state space, ln(1 + eˣ), which makes a positive step of any number, and the launch of kernels that are
-generated with a model for recurrences of its own."""
+"""One decode step of a state-space layer, softplus for its step size, and the launch of generated kernels for custom
+recurrences."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from . import operands
 from .launch import jit, options, tl, triton, uses_torch
 
-MOST = 8192  # numbers that the last block of a norm takes at a time
+MOST = 8192  # elements that the last block of a norm reads at a time
 
 
 def rates(a_log: torch.Tensor) -> torch.Tensor:
-    """A = −exp(a_log), with torch."""
+    """Return A = −exp(a_log)."""
     return -a_log.exp()
 
 
 @jit
 def softplus(x):
-    """ln(1 + eˣ) of x, fp32 of any shape, to fp32's precision also where it is small.
+    """Return ln(1 + eˣ) for x, fp32 of any shape, to fp32's precision also for small results.
 
     It is max(x, 0) + ln(1 + e) with e = e^−|x| ≤ 1, and ln(1 + e) = 2 artanh(s), s = e / (2 + e) ≤ 1/3: eight terms of
     its series leave 3⁻¹⁸. The logarithm of the hardware is not precise near 1.
@@ -36,16 +36,17 @@ def softplus(x):
 
 @jit
 def advance(state, power, into, step, driven, out, skip, present, at, mask):
-    """Store the state after a token, h = 2^power h + into (step · driven)ᵀ, at `at`; return hᵀ out + skip · driven."""
+    """Store the state after a token, h = 2^power h + into (step · driven)ᵀ, at offsets `at`; return hᵀ out + skip ·
+    driven."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]
-    tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
+    tl.debug_barrier()  # `present` may overwrite the old state, which several warps read: wait until all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)
     return tl.sum(state * out[:, None], axis=0) + skip * driven
 
 
 @jit
 def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Divide SIZE numbers by √(mean square + ε), multiply by the gain, then by the gate, and store them."""
+    """Store in y the RMS norm of the SIZE elements at `raw`, times `gain` and `gate` where given."""
     at = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, SIZE, BLOCK):
@@ -64,7 +65,7 @@ def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexp
 
 @jit
 def silu_gated(y, gate, at, mask):
-    """y ⊙ silu(gate), whose numbers are at `at`; y without a gate."""
+    """Return y ⊙ silu(gate), with the gate loaded at offsets `at`; y if there is no gate."""
     if gate is not None:
         g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
         y *= g * tl.sigmoid(g)
@@ -83,15 +84,15 @@ def step_in_place(
     block: int,
     kernel: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """The outputs [batch, 1, ...] of one token of a recurrence, whose `states` [batch, ...] are changed in place.
+    """Return the outputs [batch, 1, ...] of one decode step of a recurrence; update `states` [batch, ...] in place.
 
-    `generated` is the kernel of the function `step`, which gives new states and outputs of states, tokens and
-    constants; blocks of it have `block` of the `count` rows of a text's states. `tokens` are [batch or 1, 1, ...],
-    `outputs` the shapes of outputs without batch and token; their dtype is that of the first token. `kernel`: see
-    `uses_torch`; torch computes in f32 (f64 for f64).
+    `step` maps states, tokens and constants to new states and outputs; `generated` is its kernel, whose programs take
+    `block` of the `count` state rows of a sequence each. `tokens` are [batch or 1, 1, ...], `outputs` the shapes of
+    outputs without batch and token; their dtype is that of the first token. `kernel`: see `uses_torch`; torch computes
+    in f32 (f64 for f64).
 
     Raises:
-        ValueError: if a state has gaps.
+        ValueError: if a state is not contiguous.
     """
     batch, like = len(states[0]), tokens[0]
     if not all(state.is_contiguous() for state in states):

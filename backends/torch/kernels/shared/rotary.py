@@ -1,4 +1,4 @@
-"""RoPE (arXiv 2104.09864) of heads whose angles are given: where pairs are, their angles, and the same with torch."""
+"""RoPE (arXiv 2104.09864) from given cosines and sines: the layout of pairs in a head, and the same in torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from .launch import jit, tl
 
 @jit
 def element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return where in its head the first (`side` 0) or second (1) of a pair is; pairs not turned are neighbours."""
+    """Return the index in its head of the first (`side` 0) or second (1) element of a pair.
+
+    Rotated pairs are adjacent if INTERLEAVED, else ROTARY / 2 apart; pairs after ROTARY are always adjacent."""
     apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
     return tl.where(pair < apart, pair + side * apart, 2 * pair + side)
 
 
 @jit
 def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
-    """Cosine and sine [BLOCK_M, pairs] of a head's pairs, which are not turned beyond ROTARY or unless `turns`."""
+    """Return cosine and sine [BLOCK_M, pairs] of a head's pairs; 1 and 0 (no rotation) after ROTARY or if not
+    `turns`."""
     there = (m < M) & (pair < ROTARY // 2) & turns
     at = m * (ROTARY // 2) + pair
     return tl.load(cos + at, mask=there, other=1.0), tl.load(sin + at, mask=there, other=0.0)
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """x [batch, heads, d] with its pairs turned by angles of which cos and sin [batch, pairs] are given."""
+    """Return x [batch, heads, d] with its first pairs rotated by angles given as cos and sin [batch, pairs]."""
     pairs = cos.shape[-1]
     wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)

@@ -1,8 +1,8 @@
-"""Products of few rows with torch, as fast as weights stream: what kernels compute where Triton cannot run.
+"""Linear layers of few rows in torch, limited by reading the weights only: the fallback where Triton cannot run.
 
-`F.linear` of one float32 row is a matrix–vector product of one thread, a third of what two cores can read; weights
-packed once for oneDNN, as `torch.compile` packs them, are read by all threads. They are held beside the originals.
-Where oneDNN refuses to pack a dtype, because the CPU lacks instructions for it, `F.linear` computes.
+`F.linear` of one float32 row is a matrix–vector product on one thread, a third of what two cores can read; weights
+packed once for oneDNN, as `torch.compile` packs them, are read by all threads. The packed copies are kept in addition
+to the originals. Where oneDNN cannot pack a dtype, because the CPU lacks instructions for it, `F.linear` is used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .codes import Codes
 from .operands import learns
 
-MOST_ROWS = 8  # of x; for more, on a GPU tensor cores are due, and on a CPU blocks of a product
+MOST_ROWS = 8  # of x; for more rows, a blocked GEMM on a CPU (tensor cores on a GPU) is faster
 DTYPES = (torch.float32, torch.bfloat16)
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> (its version, the packed form)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | Codes, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x Wᵀ + b: x [..., in], weight [out, in], bias [out] → [..., out]."""
+    """Return x Wᵀ + b: x [..., in], weight [out, in], bias [out] → [..., out]."""
     if isinstance(weight, Codes):
         return weight.linear(x, bias)
     if not _streams(x, weight):
@@ -33,17 +33,17 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Codes, bias: torch.Tensor | N
 
 
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
+    """Return whether x is multiplied by packed weights: on a CPU, for few rows, without gradients."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
     return few and not learns(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
 
 
 @functools.cache
 def refusal(dtype: torch.dtype) -> str | None:
-    """Return why this CPU multiplies weights of `dtype` by `F.linear`; None if oneDNN packs them.
+    """Return the reason why oneDNN cannot pack weights of `dtype` on this CPU; None if it can.
 
-    PyTorch has no question for this: bf16 needs AVX-512 or AVX-NE-CONVERT, and the first weight would raise. So a small
-    one is packed, once.
+    PyTorch has no query for this: bf16 needs AVX-512 or AVX-NE-CONVERT, and packing raises without. So a small weight
+    is packed once as a trial.
     """
     if dtype not in DTYPES:
         return f"weights in {dtype} are not packed"
@@ -57,8 +57,8 @@ def refusal(dtype: torch.dtype) -> str | None:
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` in the layout of oneDNN, made once for as long as it stays as it is."""
-    # Inference tensors count no versions. Others do, so that a step of an optimizer has the weight packed again.
+    """Return `weight` in the layout of oneDNN; packed copies are cached until the weight changes."""
+    # Inference tensors have no version counter. Others do, so the weight is packed again after an optimizer step.
     version = 0 if weight.is_inference() else weight._version
     known = _packed.get(weight)
     if known is None or known[0] != version:

@@ -1,10 +1,10 @@
-"""Attention whose keys are split between programs: how their partial sums become one output.
+"""Split-K attention: merging the partial sums of programs that each attend to a part of the keys.
 
-Each program stores its sum, not divided yet, with the maximum and the total of its weights (Flash-Decoding, Dao 2023).
-Where that is little, each takes a ticket, and the one with the last ticket merges the partial sums in the same launch;
-it puts the counter of tickets back to 0, ready for the next launch or replay of a CUDA graph. Where it is much, such as
-all heads of a latent cache, one program would take longer to read it than a second launch costs, which many programs
-share. Both merge in the order of the splits, so the result does not depend on who came last.
+Each program stores its unnormalized sum with the maximum and the total of its weights (Flash-Decoding, Dao 2023). If
+the partial sums are small, each program takes a ticket, and the program with the last ticket merges them in the same
+launch and resets the ticket counter to 0 for the next launch or CUDA graph replay. If they are large, such as all heads
+of a latent cache, one program would take longer to read them than a second launch costs, so a second kernel merges them
+with many programs. Both merge in the order of the splits, so the result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from .operands import power_of_2
 from .tickets import counters, is_last
 
 MOST = 256  # splits
-PROGRAMS = 2  # per multiprocessor, where they fit: loads of one pass the time of another's arithmetic
+PROGRAMS = 2  # per multiprocessor, where they fit: the loads of one overlap the arithmetic of the other
 RESIDENT = 3  # programs that a multiprocessor runs at once
-INTERPRETED = 3  # multiprocessors of the device that the interpreter plays
+INTERPRETED = 3  # multiprocessors of the device that the interpreter simulates
 INSIDE = 128 * 1024  # bytes of partial sums that one program merges in the time of a launch
-MERGED = 8192  # numbers that a program merges at a time: 64 registers of each of 128 threads
+MERGED = 8192  # values that a program merges at a time: 64 registers in each of 128 threads
 
 
 @jit
 def per_split(keys, splits, LEAST: tl.constexpr):
-    """Return how many of `keys` keys a split takes: LEAST or more, a multiple of 16."""
+    """Return the number of keys per split for `keys` keys: at least LEAST, a multiple of 16."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
 @jit
 def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """The first row, and how many there are, of block number `group`, if every GROUP rows are in blocks of TAKEN."""
+    """Return the first row and the number of rows of block `group`, where every GROUP rows are split into blocks of
+    TAKEN."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -41,9 +42,10 @@ def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
 
 @jit
 def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """softmax(scores) v, f32 [r, c], of `row` [r] and `column` [c] from what `splits` splits stored, STEP at a time.
+    """Merge the partial sums of `splits` splits, STEP at a time; return softmax(scores) v, f32 [r, c], for `row` [r]
+    and `column` [c].
 
-    Rows and columns outside of ROWS and WIDTH come out as 0.
+    Rows and columns outside of ROWS and WIDTH are 0.
     """
     one = row[:, None] * WIDTH + column[None, :]
     real = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
@@ -73,7 +75,8 @@ def merge_inside(
     out, partial, state, ticket, splits, rows,
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The merge of a group, `out` [rows, WIDTH], if this is the last of its programs."""
+    """Merge the partial sums of a group into `out` [rows, WIDTH], if this program is the last of its group to
+    finish."""
     if is_last(ticket, splits):
         row = tl.arange(0, ROWS)
         for start in range(0, WIDTH, COLUMNS):
@@ -89,12 +92,12 @@ def finish(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Bring what a split makes of its keys into `out` […, GROUP, WIDTH]; called by each of the `used` programs that
-    take the same TAKEN rows of a GROUP, which are number `group` of all such blocks.
+    """Store the partial sums of one split, or the output if there is one split only; merge if INSIDE and last.
 
-    acc [r, c] are sums of 2^(score − m) · v, m [r] maxima, `total` [r] sums of the weights; r ≥ TAKEN, c ≥ WIDTH. In
-    scratch: partial f32 [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]:
-    counters if the merge is INSIDE, else `used`, for `merge_kernel`.
+    Each of the `used` programs of block `group` calls this; a block is TAKEN of the GROUP rows of `out` […, GROUP,
+    WIDTH]. acc [r, c] is the sum of 2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥
+    TAKEN, c ≥ WIDTH. Scratch: partial f32 [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets
+    i32 [groups]: counters if the merge is INSIDE, else `used`, for `merge_kernel`.
     """
     row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     within = (column < WIDTH)[None, :]
@@ -125,7 +128,7 @@ def merge_kernel(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [TAKEN, blocks of COLUMNS, groups]: one row of a group, from what its programs left in scratch."""
+    """Merge the partial sums of one row of a group from scratch. Grid [TAKEN, blocks of COLUMNS, groups]."""
     group = tl.program_id(2)
     start_next(PDL)
     wait(PDL)
@@ -142,20 +145,23 @@ def merge_kernel(
 
 
 def merging(rows: int, width: int) -> dict[str, int]:
-    """Return how the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
+    """Return the constants of the merge of `rows` rows of `width` columns (powers of 2): columns and splits at a
+    time."""
     columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
 
 def count(x: torch.Tensor, groups: int, most: int) -> int:
-    """Into how many parts keys are split, at most `most`, if one part takes `groups` programs on the device of x."""
+    """Return the number of key splits on the device of x, at most `most`, where each split takes `groups` programs."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
     return max(1, min(shared_by(groups, processors), most, MOST))
 
 
 def shared_by(groups: int, processors: int) -> int:
-    """Return how many programs share a group's keys, so that each of `processors` has two programs or more, but none
-    waits for another one to end; of many, a multiple of 16, which are merged at a time."""
+    """Return the number of splits per group that gives each of `processors` multiprocessors two programs or more.
+
+    No program should wait for another one to end, so it is one less where more programs than are RESIDENT would start.
+    From 16 on it is a multiple of 16, as splits are merged 16 at a time."""
     splits = -(-PROGRAMS * processors // groups)
     if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:
         splits -= 1
@@ -174,9 +180,9 @@ def launch(
     tickets: torch.Tensor | None,
     warps: int = 4,
 ) -> torch.Tensor:
-    """kernel(*operands, out, partial, state, tickets, *numbers) on the grid [splits, groups, batch], where it calls
-    `finish`, and the merge, if it takes a second launch; `out` [batch, heads, width] is returned. Keys fall into so
-    many `splits`, or by default into as many as occupy the device, up to `most`."""
+    """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `finish`, and the merge kernel if
+    the merge takes a second launch; return `out` [batch, heads, width]. The grid is [splits, groups, batch]. `splits`
+    is by default the number that occupies the device, up to `most`."""
     batch, _, width = out.shape
     taken, blocks = constants["TAKEN"], batch * groups
     splits = splits or count(out, blocks, most)

@@ -1,7 +1,7 @@
-"""Thresholds among candidates without sorting them: keys are found digit by digit, in base 8.
+"""Sampling thresholds (top-k, top-p) without a sort: a radix search finds the key digit by digit, in base 8.
 
-A candidate is a logit and its token; the weight of a candidate is its probability, as a multiple of that of the
-likeliest token. Weights are f32, their sums f64.
+A candidate is a logit and its token; the weight of a candidate is its probability divided by that of the likeliest
+token. Weights are f32, their sums f64.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ import math
 
 from .launch import fixed, jit, tl
 
-LOWEST = fixed(-(1 << 40))  # below the keys of all numbers
-NEAR = fixed(math.exp(-80))  # a token that weighs less does not count as one that can follow
-FAR = fixed(200)  # scores that are lower by this weigh nothing
-TOKENS = 1 << 20  # more than every token
+LOWEST = fixed(-(1 << 40))  # below the keys of all floats
+NEAR = fixed(math.exp(-80))  # a token of less weight is not counted as a possible next token
+FAR = fixed(200)  # a score lower than the largest by this has weight 0
+TOKENS = 1 << 20  # larger than every token id
 
 
 @jit
 def ordered(x):
-    """Whole numbers in the order of the numbers x, f32."""
+    """Map floats x, f32, to integers (keys), i64, in the same order."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @jit
 def weights(x, largest, temperature):
-    """Probability of tokens with logits x, as a multiple of that of the likeliest, and no more than it."""
+    """Return weights of logits x: probability divided by that of the likeliest token, at most 1."""
     score = tl.maximum(tl.minimum(x, largest) - largest, -FAR * temperature) / temperature
     return tl.exp(score)
 
 
 @jit
 def read(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
-    """CHUNK candidates: tokens, weights, keys; which are above the key `least`, or at it and not behind the token
-    `last`, and likely enough."""
+    """Return tokens, weights and keys of CHUNK candidates from index `begin`, and a mask of those to keep.
+
+    Kept are candidates with a weight of at least `min_p` whose key is above `least`, or equal to it with a token up to
+    `last`. Without `tokens`, token ids are indices."""
     i = begin + tl.arange(0, CHUNK)
     x = tl.load(values + i, mask=i < count, other=float("-inf"), cache_modifier=".cg")
     token = i
@@ -49,11 +51,12 @@ def search(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The largest threshold of keys, of which those at or above it weigh enough; and what those above it weigh.
+    """Return the largest key such that candidates at or above it weigh at least `target`, and the weight above that
+    key.
 
-    Keys are those of the logits, of which `target` is enough; or BY_TOKEN the first token has the largest, and more
-    than `target` is enough. The candidates that are kept, as `read` says, weigh 1 if they are ALIKE, else as they are
-    likely. With both, only those that have the key `least` are looked at.
+    Keys are those of `ordered`. With BY_TOKEN, keys are −token, and the weight must exceed `target`. The candidates are
+    those that `read` keeps; each weighs 1 if ALIKE, else its weight. With both, only candidates with the key `least`
+    count.
     """
     way = 1 + tl.arange(0, 8).to(tl.int64)
     DIGITS: tl.constexpr = 7 if BY_TOKEN else 11  # in base 8
@@ -82,14 +85,15 @@ def search(
 
 @jit
 def number_of(key):
-    """The logit that has the key, f32."""
+    """Return the logit of a key, f32: the inverse of `ordered`."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
 def total(values, tokens, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
-    """Weight of the candidates that are kept, how many of them weigh NEAR or more, and the last that has weight."""
+    """Return the total weight of the candidates that `read` keeps, the number of them with weight NEAR or more, and the
+    largest token with a weight above 0."""
     together = tl.zeros([], tl.float64)
     number, end = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for begin in range(0, count, CHUNK):

@@ -1,7 +1,8 @@
-"""Tickets tell blocks that share a result which of them is the last, without a second launch.
+"""Ticket counters: the last of the programs that share a result reduces it, without a second launch.
 
-Each stores its part and takes a ticket; the one with the last ticket sees all parts, adds them in their order, so that
-the result does not depend on who came last, and puts the counter back to 0 for the next launch or replay of a graph.
+Each program stores its part and takes a ticket. The program with the last ticket sees all parts, adds them in a fixed
+order, so that the result does not depend on the order of arrival, and resets the counter to 0 for the next launch or
+CUDA graph replay.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 
 @jit
 def is_last(ticket, blocks):
-    """Tell whether this is the last of `blocks` blocks to come here; what all of them stored is then visible to it.
+    """Return whether this program is the last of `blocks` to call this; it then sees the stores of all of them.
 
-    Read that with the cache modifier ".cg": a first-level cache may hold what was there before.
+    Read their stores with the cache modifier ".cg": the L1 cache may hold stale values.
     """
     tl.debug_barrier()  # all threads have stored before one of them takes the ticket
     last = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == blocks - 1
@@ -27,10 +28,11 @@ def is_last(ticket, blocks):
 
 
 def counters(x: torch.Tensor, number: int) -> torch.Tensor:
-    """`number` or more counters i32 at 0 on the device of x, which launches on a stream share, as they come in turn.
+    """Return at least `number` counters, i32 at 0, on the device of x, shared by the launches of a stream, which run
+    one after the other.
 
-    In a CUDA graph under capture they are new, and each replay first sets them to 0, which is a kernel more. A model
-    that is captured saves that by keeping `torch.zeros(number, dtype=torch.int32)` of its own.
+    During capture of a CUDA graph new counters are allocated, and each replay first zeroes them with one more kernel. A
+    captured model avoids that by keeping its own `torch.zeros(number, dtype=torch.int32)`.
     """
     if not x.is_cuda or torch.cuda.is_current_stream_capturing():
         return torch.zeros(number, dtype=torch.int32, device=x.device)
@@ -41,9 +43,9 @@ def counters(x: torch.Tensor, number: int) -> torch.Tensor:
 
 
 class Tickets:
-    """The counters of one model, which runs on one stream: `each` for every row of a batch.
+    """The ticket counters of one model, which runs on one stream: `each` per batch row.
 
-    They are made when a batch of some size first comes and are kept, as graphs that were captured count on them.
+    They are allocated at the first batch of each size and never freed, because captured CUDA graphs use them.
     """
 
     def __init__(self, each: int) -> None:
@@ -51,7 +53,7 @@ class Tickets:
         self._made: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The counters, i32 at 0 between launches, for the rows of x, on its device."""
+        """Return the counters, i32 at 0 between launches, for the batch rows of x, on its device."""
         key = x.device, len(x)
         if key not in self._made:
             self._made[key] = torch.zeros(self.each * len(x), dtype=torch.int32, device=x.device)
