@@ -1,5 +1,6 @@
-"""Functions and small classes that generated models contain: their source is copied into model.py as it stands here.
+"""Functions and small classes of generated models: codegen copies their source verbatim into model.py.
 
-So each reads well on its own and uses only torch, `F`, `nn`, `math`, kernels and other parts. Shapes are in docstrings.
+So each must be readable on its own and use only torch, `F`, `nn`, `math`, kernels and other snippets. Shapes are in
+docstrings.
 Never here: anything that a generated file must not contain, such as imports of weft.
 """

@@ -1,4 +1,4 @@
-"""Distance as a bias on attention scores, or as vectors beside keys and values."""
+"""Relative positions in attention: biases on scores, or vectors added to keys and values."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from .indexing import softmax_or_zeros, wide
 
 
 def alibi(slopes: Tensor, distance: Tensor) -> Tensor:
-    """The bias slope · (j − i) as [batch, heads, seq, keys]: slopes [heads], distance j − i [batch, seq, keys] (Press
-    2022, arXiv 2108.12409)."""
+    """Return the ALiBi bias slope · (j − i) [batch, heads, seq, keys]: slopes [heads], distance j − i [batch, seq,
+    keys] (Press 2022, arXiv 2108.12409)."""
     return (wide(slopes)[:, None, None] * distance[:, None]).to(slopes.dtype)
 
 
 def distance_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
-    """Bucket of each distance ≥ 0: half of `count` are exact, the others grow logarithmically up to `max_distance`."""
+    """Return the bucket of each distance ≥ 0: half of `count` buckets are exact, the rest logarithmic up to
+    `max_distance`."""
     exact = count // 2
     rate = (count - exact) / math.log(max_distance / exact)
-    far = torch.log(distance.clamp(min=1).float() / exact) * rate + (exact + 1e-5)  # 1e-5: more than rounding takes
+    far = torch.log(distance.clamp(min=1).float() / exact) * rate + (exact + 1e-5)  # 1e-5: more than the rounding error
     return torch.where(distance < exact, distance, far.long().clamp(max=count - 1))
 
 
 def relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> Tensor:
-    """T5's bias table[bucket(j − i)] as [batch, heads, seq, keys], half of the buckets for the future: table [buckets,
-    heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
+    """Return T5's bias table[bucket(j − i)] [batch, heads, seq, keys], half of the buckets for the future: table
+    [buckets, heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
     count = table.shape[0] // 2
     bucket = distance_buckets(distance.abs(), count, max_distance) + count * (distance > 0)
     return table[bucket].permute(0, 3, 1, 2)
 
 
 def causal_relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> Tensor:
-    """T5's bias table[bucket(i − j)] of decoders as [batch, heads, seq, keys], bucket 0 for the future: table [buckets,
+    """Return T5's decoder bias table[bucket(i − j)] [batch, heads, seq, keys], bucket 0 for the future: table [buckets,
     heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
     bucket = distance_buckets((-distance).clamp(min=0), table.shape[0], max_distance)
     return table[bucket].permute(0, 3, 1, 2)
 
 
 def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
-    """clip(j − i, ±R) + R as [batch, 1, seq, keys], the rows of table [2R + 1, d] for distances [batch, seq, keys]."""
+    """Return the row of table [2R + 1, d] for each distance [batch, seq, keys]: clip(j − i, ±R) + R [batch, 1, seq,
+    keys]."""
     reach = table.shape[0] // 2
     return distance[:, None].clamp(-reach, reach) + reach
 
@@ -48,9 +50,9 @@ def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor | None, distance: Tensor, seen: Tensor
 ) -> Tensor:
-    """Attention with relative keys and values (Shaw 2018, arXiv 1803.02155): scores q_i·(k_j + w_K[r])/√d, output
-    Σ_j α_ij (v_j + w_V[r]), r = clip(j − i, ±R) + R. q [batch, heads, seq, d], k and v [batch, heads, keys, d], tables
-    [2R + 1, d], distance j − i [batch, seq, keys]; `seen` broadcasts to [batch, heads, seq, keys]."""
+    """Compute attention with relative keys and values (Shaw 2018, arXiv 1803.02155): scores q_i·(k_j + w_K[r])/√d,
+    output Σ_j α_ij (v_j + w_V[r]), r = clip(j − i, ±R) + R. q [batch, heads, seq, d], k and v [batch, heads, keys, d],
+    tables [2R + 1, d], distance j − i [batch, seq, keys]; the mask `seen` broadcasts to [batch, heads, seq, keys]."""
     rows = relative_rows(key_table, distance)
     relative = (q @ key_table.mT).gather(-1, rows.expand(*q.shape[:2], -1, -1))
     scores = (q @ k.mT + relative) / math.sqrt(q.shape[-1])

@@ -1,4 +1,4 @@
-"""Caches of codes: keys and values as whole numbers of 8 bits, or of 4 bits two a byte, times scales."""
+"""Quantized KV caches: keys and values as 8-bit integers, or 4-bit integers packed two per byte, times scales."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from .caches import KeyCache, KVCache, RollingKeyCache, RollingKVCache
 
 
 def by_channel(scale: Tensor, heads: int) -> Tensor:
-    """Scales of channels [heads · width], or one of all [1], for [batch, heads, slots, width]; f32."""
+    """Reshape scales per channel [heads · width], or one scale [1], to broadcast with [batch, heads, slots, width];
+    f32."""
     return scale.float() if len(scale) == 1 else scale.float().view(1, heads, 1, -1)
 
 
 def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """x [batch, heads, slots, width] as codes, i8; those of 4 bits as bytes [.., width / 2], each plus 8: of two
-    neighbours the first is the lower half."""
+    """Quantize x [batch, heads, slots, width] to codes: i8, or for 4 bits u8 [.., width / 2].
+
+    A byte holds two neighbouring 4-bit codes, each plus 8, the first in the low half."""
     limit = 1 << (bits - 1)
     codes = (x.float() / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
@@ -25,7 +27,7 @@ def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def from_codes(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """The numbers that `codes` stand for, in `dtype`."""
+    """Dequantize `codes` of `to_codes`, in `dtype`."""
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).to(torch.int8) - 8
     return (codes.float() * by_channel(scale, codes.shape[1])).to(dtype)
@@ -41,8 +43,10 @@ def through_codes(
     v_scale: Tensor,
     bits: int,
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values that `mask` tells of, rounded to codes of so many `bits`, which `cache` holds. Those of the call
-    are rounded, too, and where there is no cache: it does not matter how a text is cut into calls."""
+    """Write k and v into `cache` as codes of `bits`; return the keys and values of the columns of `mask`, dequantized.
+
+    Keys and values of the call are rounded as well, also without a cache, so that the result does not depend on how a
+    sequence is split into calls."""
     k_codes, v_codes = to_codes(k, k_scale, bits), to_codes(v, v_scale, bits)
     if cache is not None:
         assert positions is not None
@@ -58,7 +62,7 @@ def key_through_codes(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """`through_codes` of keys whose first numbers are the values, too."""
+    """Do as `through_codes` for a cache of keys only, whose first elements are also the values."""
     codes = to_codes(k, scale, bits)
     if cache is not None:
         assert positions is not None

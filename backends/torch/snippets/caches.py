@@ -1,4 +1,4 @@
-"""Caches of layers."""
+"""KV caches of layers: growing, rolling, quantized, and of an encoder's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..kernels.shared.float8 import as_bytes, from_bytes
 
 
 class Cache(list[Any]):
-    """Caches of all layers, for texts of at most `capacity` tokens; `length` of them are in use."""
+    """The caches of all layers, for sequences of at most `capacity` tokens; `length` tokens are cached."""
 
     def __init__(self, layers: list[Any], capacity: int) -> None:
         super().__init__(layers)
@@ -20,7 +20,7 @@ class Cache(list[Any]):
         self.length = 0
 
     def advance(self, tokens: int) -> int:
-        """Count the `tokens` of a call; how many there were before."""
+        """Add the `tokens` of a call to the length; return the length before."""
         if self.length + tokens > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} tokens, not {self.length} + {tokens}: make one with a larger length"
@@ -30,8 +30,10 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """The mask of a call with tokens at `positions` [batch or 1, seq], which see the `keys` [batch or 1, n] up to their
-    own. `first` is the position of the first token, where rows go on together: on a GPU flash attention is told so."""
+    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n].
+
+    `first` is the position of the first token if all rows have the same positions: on a GPU the mask is then the
+    causal bias that flash attention supports."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -39,13 +41,13 @@ def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
 
 def write_slots(held: Tensor, new: Tensor, slots: Tensor) -> None:
     """Write `new` [batch, heads, seq, width] into the `slots` [batch or 1, seq] of `held` [batch, heads, capacity,
-    width], in the dtype of that: torch.autocast may have made others."""
+    width], cast to its dtype, because torch.autocast may have produced another."""
     rows = torch.arange(len(held), device=held.device)[:, None]
     held[rows, :, slots] = new.transpose(1, 2).to(held.dtype)
 
 
 class KVCache:
-    """Keys and values of the tokens so far, [batch, heads, capacity, width]; position p is in slot p."""
+    """A KV cache of fixed capacity, [batch, heads, capacity, width]; position p is in slot p."""
 
     growth = "text"
 
@@ -54,7 +56,8 @@ class KVCache:
         self.v = like.new_zeros(batch, heads, capacity, value_width)
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width] at `positions`; all that `mask` tells of, or they alone."""
+        """Write k, v [batch, heads, seq, width] at `positions`. Return cached keys and values up to the mask's length;
+        without a mask, only the new ones."""
         write_slots(self.k, k, positions)
         write_slots(self.v, v, positions)
         if mask is None:
@@ -63,7 +66,7 @@ class KVCache:
 
 
 class KeyCache:
-    """Keys, whose first numbers are the values too, of the tokens so far: [batch, heads, capacity, width]."""
+    """A cache of keys whose first elements are also the values, [batch, heads, capacity, width]."""
 
     growth = "text"
 
@@ -71,16 +74,17 @@ class KeyCache:
         self.k = like.new_zeros(batch, heads, capacity, width)
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Write k [batch, heads, seq, width] at `positions`; all keys that `mask` tells of, or k if it is None."""
+        """Write k [batch, heads, seq, width] at `positions`; return cached keys up to the mask's length, or k without a
+        mask."""
         write_slots(self.k, k, positions)
         return k if mask is None else self.k[:, :, : mask.shape[-1]]
 
 
 def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
-    """The positions [batch, slots] whose keys a rolling cache holds after `newest` [batch, 1]; negative: none yet.
+    """Return the position [batch, slots] in each slot of a rolling cache after `newest` [batch, 1]; negative: empty.
 
-    The first `keep` positions stay in slots of their own, position p of the others is in the slot that is p modulo
-    those left.
+    The first `keep` positions are never overwritten; a later position p is in slot keep + (p − keep) mod (slots −
+    keep).
     """
     slot = torch.arange(slots, device=newest.device)
     rolled = newest - (newest - slot) % max(slots - keep, 1)
@@ -89,8 +93,9 @@ def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
 
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
-    """The positions [batch or 1, keys] of the keys that a rolling cache of `slots` gives back in a call at `positions`
-    [batch or 1, seq]: those of the call, before them what was held; one behind all others stands for an empty slot."""
+    """Return the positions [batch or 1, keys] of the keys that a rolling cache of `slots` returns in a call at
+    `positions` [batch or 1, seq]: cached keys, then those of the call. Empty slots have the position `capacity`, after
+    all others."""
     if cache is None or start == 0:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
@@ -102,27 +107,28 @@ def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots:
 
 
 def positions_up_to(positions: Tensor, last: Tensor) -> Tensor:
-    """`positions` [batch or 1, seq], −1 behind the token numbered `last` [batch] of each row: there is padding."""
+    """Return `positions` [batch or 1, seq] with −1 for the padding after index `last` [batch] of each row."""
     behind = torch.arange(positions.shape[1], device=positions.device) > last[:, None]
     return torch.where(behind, -1, positions)
 
 
 def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
-    """Write `new` [batch, heads, seq, width] of `positions` [batch or 1, seq] (padding, if negative, at the end) into
-    `held` [batch, heads, slots, width], over what has left the window."""
+    """Write `new` [batch, heads, seq, width] of `positions` [batch or 1, seq] (negative: padding at the end) into the
+    rolling cache `held` [batch, heads, slots, width], over keys that have left the window."""
     slots, first = held.shape[2], positions[:, :1]
     if positions.shape[1] == 1:
         slot = torch.where(first < keep, first, keep + (first - keep) % max(slots - keep, 1))
         write_slots(held, new, slot)
         return
-    token = held_positions(positions.amax(1, keepdim=True), slots, keep) - first  # of the call, in every slot
+    token = held_positions(positions.amax(1, keepdim=True), slots, keep) - first  # index in the call
     source = token.clamp(min=0).expand(len(held), -1)[:, None, :, None]
     held.copy_(torch.where((token >= 0)[:, None, :, None], new.take_along_dim(source, 2), held))
 
 
 def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
-    """The keys or values that `mask` [..., keys] tells of: in the first call of a text `new` alone, for one token what
-    is `held` with it, else also what was held before; `new` is written (see `roll_in`)."""
+    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys].
+
+    They are `new` in the first call of a sequence, all of `held` for one token, else the old `held` and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
     seen = torch.cat((held, new), 2) if keys == held.shape[2] + new.shape[2] else new
     roll_in(held, new, positions, keep)
@@ -130,7 +136,7 @@ def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, ke
 
 
 class RollingKVCache:
-    """Keys and values of the first `keep` tokens and of the last ones, [batch, heads, slots, width]."""
+    """A rolling KV cache of the first `keep` tokens and the last ones, [batch, heads, slots, width]."""
 
     growth = "window"
 
@@ -142,12 +148,13 @@ class RollingKVCache:
         self.keep = keep
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width] of `positions`; the keys and values that `mask` tells of."""
+        """Write k, v [batch, heads, seq, width] of `positions`; return the keys and values of the mask's columns."""
         return rolled(self.k, k, positions, mask, self.keep), rolled(self.v, v, positions, mask, self.keep)
 
 
 class RollingKeyCache:
-    """Keys, whose first numbers are the values too, of the first `keep` tokens and of the last ones."""
+    """A rolling cache of keys whose first elements are also the values, of the first `keep` tokens and the last
+    ones."""
 
     growth = "window"
 
@@ -156,7 +163,7 @@ class RollingKeyCache:
         self.keep = keep
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Write k [batch, heads, seq, width] of `positions`; the keys that `mask` tells of."""
+        """Write k [batch, heads, seq, width] of `positions`; return the keys of the mask's columns."""
         return rolled(self.k, k, positions, mask, self.keep)
 
 
@@ -169,14 +176,16 @@ def through_bytes(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The keys and values that `cache` gives back, which holds the bytes of FP8 numbers, to be multiplied by the scales
-    of heads [heads]. Those of the call are rounded, too, so that it does not matter how a text is cut into calls."""
+    """Write k and v into an FP8 `cache`, divided by the scales [heads]; return its keys and values, dequantized.
+
+    Keys and values of the call are rounded as well, so that the result does not depend on how a sequence is split into
+    calls."""
     k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
     return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)
 
 
 class CrossCache:
-    """Keys and values of an encoded text, and where it is none, from the first call on."""
+    """A cross-attention cache: keys, values and padding mask of an encoded sequence, stored by the first call."""
 
     growth = "source"
 
@@ -185,7 +194,8 @@ class CrossCache:
 
 
 def remembered(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
-    """`made` of an encoded text, which `cache` keeps; what it keeps already in calls that come without one."""
+    """Store `made`, the keys and values of an encoded sequence, in `cache`, and return them; without `made`, return the
+    stored ones."""
     known = made or (() if cache is None else cache.kept)
     if not known:
         raise ValueError("there is no encoded text: the first call needs the inputs of the encoder")

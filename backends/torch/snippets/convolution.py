@@ -10,7 +10,7 @@ from .indexing import wide
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Depthwise convolution over the past: x [batch, seq, channels], weight [channels, width] → like x."""
+    """Apply a causal depthwise convolution over time: x [batch, seq, channels], weight [channels, width] → like x."""
     padded = F.pad(x.mT, (weight.shape[1] - 1, 0))
     return F.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
 
@@ -18,7 +18,9 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def causal_conv_from(
     past: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`causal_conv` after the rows past [batch, width − 1, channels], or zeros, and the last width − 1 rows."""
+    """Apply `causal_conv` to x preceded by past [batch, width − 1, channels] (None: zeros).
+
+    Return the result and the last width − 1 inputs."""
     if past is None:
         past = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     seen = torch.cat((past, x), 1)

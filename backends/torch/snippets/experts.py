@@ -1,4 +1,4 @@
-"""Mixture of experts. What one expert does is written once, for whichever `linear` multiplies with its weights::
+"""Mixture of experts. The function of an expert is written once, with a parameter `linear` for the product::
 
     def expert(linear, x, gate, up, down):
         return linear(F.silu(linear(x, gate)) * linear(x, up), down)
@@ -20,10 +20,10 @@ from .indexing import wide
 
 
 def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x): x [..., dim], combine [..., experts] with at most k entries of a row not 0, stacks
-    of weights [experts, out, in] and biases [experts, out]. `expert(linear, x, *stacks)` is one feed-forward."""
+    """Return Σ_e combine_e · expert_e(x): x [..., dim], combine [..., experts] with at most k nonzero entries per row,
+    stacks of weights [experts, out, in] and biases [experts, out]. `expert(linear, x, *stacks)` is one MLP."""
     rows, asked = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1])
-    k = min(k, combine.shape[-1])  # of a process that holds a few of the experts
+    k = min(k, combine.shape[-1])  # with expert parallelism, a process may hold fewer than k experts
     if x.is_cuda and x.dtype == torch.bfloat16 and all(s.shape[-1] % 8 == 0 for s in stacks):
         y = moe_grouped(rows, asked, k, expert, *stacks)
     elif x.is_cuda and rows.shape[0] * k <= combine.shape[-1]:
@@ -34,8 +34,8 @@ def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stac
 
 
 def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x), expert after expert on the tokens that ask it: x [tokens, dim], combine [tokens,
-    experts], none of them negative."""
+    """Return Σ_e combine_e · expert_e(x), one expert after the other on its tokens: x [tokens, dim], combine [tokens,
+    experts] ≥ 0."""
     y = torch.zeros_like(wide(x))
     for weight, *tensors in zip(combine.unbind(1), *(s.unbind(0) for s in stacks), strict=True):
         token = weight.nonzero().squeeze(1)
@@ -45,7 +45,8 @@ def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *st
 
 
 def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x) by grouped products over tokens sorted by expert: nothing waits for the device."""
+    """Return Σ_e combine_e · expert_e(x) by grouped GEMMs over tokens sorted by expert, without host
+    synchronization."""
     weight, chosen = combine.topk(k)  # [tokens, k]
     owner, order = chosen.flatten().sort()
     ends = torch.searchsorted(owner, torch.arange(combine.shape[1], device=x.device), right=True, out_int32=True)
@@ -59,7 +60,7 @@ def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor
 
 
 def moe_gathered(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x) with a copy of the chosen weights for every token: for a few of them."""
+    """Return Σ_e combine_e · expert_e(x) for a few tokens, with a copy of the chosen experts' weights per token."""
     weight, chosen = combine.topk(k)  # [tokens, k]
 
     def linear(rows: Tensor, stack: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows by index, the largest of a row, and softmax of rows that may be masked throughout."""
+"""Gather and scatter of rows, top-k, and a softmax for rows that may be fully masked."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in f32, or as it is if that is wider: for sums of many terms."""
+    """Convert x to f32 (f64 stays f64), for sums of many terms."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def gather_rows(x: Tensor, indices: Tensor) -> Tensor:
-    """x [batch, n, ...] at indices [batch, m] → [batch, m, ...]."""
+    """Gather rows of x [batch, n, ...] at indices [batch, m] → [batch, m, ...]."""
     batch = torch.arange(x.shape[0], device=x.device)
     return x[batch[:, None], indices]
 
 
 def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tensor:
-    """x [batch, …, n, …] with rows [batch, …, m, …] at indices [batch, m] of `dim`; the last of equal indices wins."""
+    """Return x [batch, …, n, …] with rows [batch, …, m, …] written at indices [batch, m] of `dim`.
+
+    The last of equal indices wins."""
     order = torch.arange(indices.shape[1], device=x.device).expand_as(indices)
     last = order.new_full((x.shape[0], x.shape[dim]), -1).scatter_reduce(1, indices.long(), order, "amax")
     last = last.view(x.shape[0], *[1] * (dim - 1), x.shape[dim], *[1] * (x.dim() - dim - 1))
@@ -29,12 +31,14 @@ def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tens
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis, largest first, and their indices; the first wins a tie (not so in torch.topk)."""
+    """Return the k largest elements of the last axis, largest first, and their indices.
+
+    The first wins a tie, unlike in torch.topk."""
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :k], indices[..., :k]
 
 
 def softmax_or_zeros(x: Tensor, dim: int = -1) -> Tensor:
-    """Softmax along `dim`; zeros where all of x is −∞."""
+    """Return the softmax along `dim`; zeros where all elements along `dim` are −∞."""
     masked = (x == -math.inf).all(dim, keepdim=True)
     return F.softmax(x.masked_fill(masked, 0), dim).masked_fill(masked, 0)

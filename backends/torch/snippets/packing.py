@@ -1,4 +1,4 @@
-"""Weights of several linears as one."""
+"""Concatenation of the weights of several linear layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels.shared.codes import Codes
 
 
 def pack(*linears: nn.Linear) -> Tensor:
-    """The weights of `linears`, one under the other; the modules keep views of it, so nothing is held twice."""
+    """Concatenate the weights of `linears` along the output axis; the modules keep views of it, so memory is shared."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     for linear, own in zip(linears, weight.split([len(linear.weight) for linear in linears]), strict=True):
         linear.weight.data = own
@@ -19,13 +19,14 @@ def pack(*linears: nn.Linear) -> Tensor:
 
 
 def pack_bias(*linears: nn.Linear) -> Tensor:
-    """The biases of `linears`, one behind the other."""
+    """Concatenate the biases of `linears`."""
     return torch.cat([linear.bias.detach() for linear in linears])
 
 
 def pack_blocks(*linears: Any) -> Codes:
-    """The codes of `linears`, of class `Quantized`, one under the other, of which the modules keep views; scales and
-    offsets stay theirs."""
+    """Concatenate the codes of `linears`, of class `Quantized`, along the output axis; the modules keep views of them.
+
+    Scales and offsets are copied."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])
     for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):

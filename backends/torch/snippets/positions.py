@@ -9,14 +9,16 @@ from torch import Tensor
 
 
 def rope_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
-    """θ^(−2k/dim) for every pair k < dim/2, in radians per position (Su 2021)."""
+    """Return RoPE frequencies θ^(−2k/dim) for every pair k < dim/2, in radians per position (Su 2021)."""
     return theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
 
 
 def llama3_frequencies(
     frequencies: Tensor, theta: float, factor: float, low: float, high: float, context: int
 ) -> Tensor:
-    """Llama 3's scaling: what turns less than `low` times in `context` is slowed by `factor`, more than `high` kept."""
+    """Scale frequencies as Llama 3 does: divide those with less than `low` rotations in `context` by `factor`.
+
+    Those with more than `high` rotations are kept; between the two, interpolate."""
     turns = context * frequencies / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequencies / factor + smooth * frequencies
@@ -25,7 +27,8 @@ def llama3_frequencies(
 def yarn_frequencies(
     frequencies: Tensor, theta: float, factor: float, fast: float, slow: float, context: int
 ) -> Tensor:
-    """YaRN (Peng 2023): a ramp from pairs turning `fast` times in `context`, kept, to `slow` times, slowed down."""
+    """Scale frequencies as YaRN does (Peng 2023): keep those with more than `fast` rotations in `context`, divide those
+    with less than `slow` by `factor`, and interpolate between them over the pairs."""
     dim = 2 * len(frequencies)
     low, high = (dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
@@ -34,25 +37,25 @@ def yarn_frequencies(
 
 
 def rotary(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [batch, 1, seq, pairs] of the angles of `positions` [batch, seq]."""
+    """Return cos and sin [batch, 1, seq, pairs] of the RoPE angles of `positions` [batch, seq]."""
     angles = positions[:, None, :, None] * frequencies.double()
     return angles.cos().float(), angles.sin().float()
 
 
 def rotary_scaled(positions: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
-    """`rotary`, times the amplitude that tempers attention (YaRN)."""
+    """Return `rotary` times `amplitude`, YaRN's temperature of attention."""
     cos, sin = rotary(positions, frequencies)
     return amplitude * cos, amplitude * sin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, heads, seq, width] with its pairs (k, k + pairs) turned; what lies behind the pairs stays."""
+    """Rotate pairs (k, k + pairs) of x [batch, heads, seq, width]; elements after the pairs are unchanged."""
     a, b, rest = x.tensor_split((cos.shape[-1], 2 * cos.shape[-1]), -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, heads, seq, width] with its pairs (2k, 2k + 1) turned; what lies behind the pairs stays."""
+    """Rotate pairs (2k, 2k + 1) of x [batch, heads, seq, width]; elements after the pairs are unchanged."""
     turned, rest = x.tensor_split((2 * cos.shape[-1],), -1)
     a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
@@ -60,8 +63,9 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int, most: float, device: torch.device) -> Tensor:
-    """The slopes of ALiBi (Press 2022): geometric from 2^(−most/n), n the largest power of two up to `heads`; past it
-    every other one of 2n."""
+    """Return the slopes of ALiBi (Press 2022): geometric from 2^(−most/n), n the largest power of two up to `heads`.
+
+    Heads after the first n take every other slope of 2n heads."""
     n = 2 ** math.floor(math.log2(heads))
     steps = torch.cat((torch.arange(2, 2 * n + 1, 2, device=device), torch.arange(1, 2 * n + 1, 2, device=device)))
     return 2.0 ** (-most / (2 * n) * steps[:heads].double()).float()

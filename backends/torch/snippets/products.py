@@ -1,4 +1,4 @@
-"""Products whose weights differ by head."""
+"""Linear layers with a separate weight per head."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def head_linear(x: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """W_h x_h per head: x [batch, n, heads·in], weight [heads·out, in] → [batch, n, heads·out]."""
+    """Return W_h x_h per head: x [batch, n, heads·in], weight [heads·out, in] → [batch, n, heads·out]."""
     y = torch.einsum("bnhi,hoi->bnho", x.unflatten(-1, (heads, -1)), weight.unflatten(0, (heads, -1)))
     return y.flatten(-2)
 
 
 def head_linear_inverse(x: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """W_hᵀ x_h per head: x [batch, n, heads·out], weight [heads·out, in] → [batch, n, heads·in]."""
+    """Return W_hᵀ x_h per head: x [batch, n, heads·out], weight [heads·out, in] → [batch, n, heads·in]."""
     y = torch.einsum("bnho,hoi->bnhi", x.unflatten(-1, (heads, -1)), weight.unflatten(0, (heads, -1)))
     return y.flatten(-2)

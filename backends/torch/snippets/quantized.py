@@ -1,4 +1,4 @@
-"""Weights that stay in the 4- or 8-bit blocks of a checkpoint or of a pass."""
+"""Linear layers and embeddings with packed 4- or 8-bit weights, from a checkpoint or a pass."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .tables import restore
 
 
 def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
-    """Rows of the W of a `Quantized`, f32 [rows, width]."""
-    if codes.dtype == torch.uint8:  # floats of 4 bits
+    """Dequantize rows of the weight of a `Quantized`: f32 [rows, width]."""
+    if codes.dtype == torch.uint8:  # FP4
         return dequantize(codes, scales, offsets, bits=bits, width=width)
     if bits == 4:
-        # Two codes at a time: in the low bits of 0x4300 a code is the bf16 number 128 + code.
+        # Two codes at a time: 0x4300 | code is 128 + code in bf16.
         shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=codes.device)[:, None]
         words = codes.unflatten(1, (-1, 1, 16)) >> shifts
         numbers, middle = (words & 0x000F000F | 0x43004300).view(torch.bfloat16).flatten(1), 136
@@ -39,8 +39,8 @@ def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, wi
 def block_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
-    """x Wᵀ + b, x [..., in], with the W of a `Quantized`: on a CPU packed once, where it has kernels for that, else
-    widened for each product, in parts that fit into a cache."""
+    """Return x Wᵀ + b, x [..., in], with the weight of a `Quantized`: packed once on CPUs with kernels for packed
+    weights, else dequantized for each product, in parts that fit into a cache."""
     width, dtype = x.shape[-1], x.dtype
     packed = packed_linear(x, codes, scales, offsets, bits)
     if packed is not None:
@@ -59,9 +59,9 @@ def block_linear(
 def float8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: None = None, bias: Tensor | None = None, bits: int = 8
 ) -> Tensor:
-    """x Wᵀ + b with the W of a `Quantized` of floats; of more than 64 rows x is rounded to floats, too, by groups
-    (arXiv 2412.19437, 3.3), unless a model is exported for any number of them. Tensor cores of GPUs multiply them where
-    torch has an operator for it."""
+    """Return x Wᵀ + b with the FP8 weight of a `Quantized`. If x has more than 64 rows, it is also quantized to FP8 by
+    groups (arXiv 2412.19437, 3.3), unless a model is exported with a symbolic number of rows. FP8 tensor cores are used
+    where torch has an operator for them."""
     rows, width = x.flatten(0, -2), x.shape[-1]
     few = few_rows(x)
     if few is None or few:
@@ -78,23 +78,25 @@ def float8_linear(
 
 
 def multiplies_float8(x: Tensor, group: int, codes: Tensor) -> bool:
-    """Return whether torch multiplies x as floats by `codes` where they are: bf16 on a GPU that has products of FP8."""
+    """Return whether torch can multiply x and `codes` in FP8: x in bf16 on a GPU with FP8 tensor cores, and groups that
+    its operator supports."""
     if not x.is_cuda or x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     return len(codes) % 16 == 0 and (group == 128 or group == x.shape[-1] == codes.shape[1])
 
 
 class Quantized(nn.Module):
-    """W [out, in] = scale · (code − 2^{bits−1}) + offset, with a scale, and maybe an offset, for each `group` weights
-    of a row; or scale · code, if codes are `floats` of 8 bits, float8_e4m3fn. With `activations` x is rounded to these,
-    too, where it has many rows. Buffers: `codes` i32 [out, words], `scales` and `offsets` (f32) [in/group, out].
+    """A packed weight W [out, in] = scale · (code − 2^{bits−1}) + offset, with a scale and optionally an offset for
+    each `group` weights of a row; or W = scale · code if codes are FP8 (`floats`), float8_e4m3fn. With `activations`,
+    an x of many rows is also quantized to FP8. Buffers: `codes` i32 [out, words], `scales` and `offsets` (f32)
+    [in/group, out].
 
-    Floats of 4 bits are e2m1, with `scales` of 8 bits, whose bytes u8 are held: float8_e8m0fnu, powers of two (mxfp4);
-    or float8_e4m3fn (nvfp4), counted in `tensor_scales` f32 [1, out], which all rows of a matrix share.
+    FP4 codes are e2m1, with 8-bit `scales` stored as u8 bytes: float8_e8m0fnu, powers of two (mxfp4); or float8_e4m3fn
+    (nvfp4), multiplied by `tensor_scales` f32 [1, out], which are equal for all rows of a matrix.
 
-    16 words hold 16/bits tiles of 32 codes: codes 2i and 2i + 1 of tile t stand in word i, from bits t·bits and
-    16 + t·bits on. The buffers keep their dtype when the model is cast, and are not trained: gradients only pass
-    through, to what is multiplied and to biases.
+    16 words hold 16/bits tiles of 32 codes: codes 2i and 2i + 1 of tile t are in word i, from bits t·bits and 16 +
+    t·bits on. The buffers keep their dtype when the model is cast, and are not trained: gradients only flow to x and to
+    biases.
     """
 
     codes: Tensor
@@ -126,25 +128,25 @@ class Quantized(nn.Module):
         self.register_parameter("bias", None)
 
     def blocks(self) -> Codes:
-        """W as kernels take it, which read the codes."""
+        """Return W as kernels take it: codes, scales and offsets."""
         offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
         offsets = None if offsets is None else offsets.contiguous()
         scales = self.numbers(self.scales).contiguous()
         return Codes(self.typed(self.codes), scales, offsets, self.bits, self.width, self.product)
 
     def typed(self, codes: Tensor) -> Tensor:
-        """`codes` i32 [rows, words], or what tells that they are floats: their bytes [rows, 4·words] as float8_e4m3fn,
-        or as uint8 if they have 4 bits."""
+        """View `codes` i32 [rows, words] in the dtype that marks their kind: i32 for integers, float8_e4m3fn [rows,
+        4·words] for FP8, uint8 [rows, 4·words] for FP4."""
         if not self.floats:
             return codes
         return codes.view(torch.uint8 if self.bits == 4 else torch.float8_e4m3fn)
 
     def numbers(self, scales: Tensor) -> Tensor:
-        """`scales` as their kind of numbers; those of float8_e8m0fnu stay bytes, as kernels take them."""
+        """View `scales` in their dtype; float8_e8m0fnu scales stay bytes, as kernels take them."""
         return scales.view(self.kind) if self.tensor_scales is not None else scales
 
     def linear(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b, of up to 64 rows on a GPU by a kernel."""
+        """Return x Wᵀ + b, with a kernel for up to 64 rows on a GPU."""
         return norm_linear(x, self.blocks(), self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -155,7 +157,7 @@ class Quantized(nn.Module):
 
 
 class QuantizedLinear(Quantized):
-    """y = x Wᵀ + b."""
+    """A linear layer y = x Wᵀ + b with packed weights."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, **layout: Any) -> None:
         super().__init__(inputs, outputs, **layout)
@@ -166,7 +168,7 @@ class QuantizedLinear(Quantized):
 
 
 class QuantizedEmbedding(Quantized):
-    """Rows of W, in f32."""
+    """An embedding that returns rows of a packed W, in f32."""
 
     def __init__(self, rows: int, width: int, **layout: Any) -> None:
         super().__init__(width, rows, **layout)

@@ -1,8 +1,8 @@
 """Recurrences whose state is a matrix of keys and values, computed in chunks of tokens.
 
-Inside a chunk they are attention (Yang 2023, arXiv 2312.06635), between chunks the state is carried. Where a token
-reads the state before it writes, as in the delta rule, its chunk is one triangular system (the UT transform of Yang
-2024, arXiv 2406.06484).
+Within a chunk they are computed as attention (Yang 2023, arXiv 2312.06635), between chunks as a recurrence of the
+state. Where a token reads the state before it writes, as in the delta rule, a chunk is one triangular system (the UT
+transform of Yang 2024, arXiv 2406.06484).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .indexing import wide
 
-MOST_ON_CPUS = 8192  # numbers of states: with more, CPUs are faster one token after the other
+MOST_ON_CPUS = 8192  # elements of a state: with more, CPUs are faster token by token
 
 
 def chunk_count(tokens: int, size: int) -> int:
@@ -23,24 +23,24 @@ def chunk_count(tokens: int, size: int) -> int:
 
 
 def first_tokens(y: Tensor, count: int) -> Tensor:
-    """The first `count` of y [batch, seq, ...]."""
-    if torch.compiler.is_exporting():  # a slice asks whether it is all
+    """Return the first `count` tokens of y [batch, seq, ...]."""
+    if torch.compiler.is_exporting():  # a slice would specialize on whether `count` is the full length
         return y.index_select(1, torch.arange(count, device=y.device))
     return y[:, :count]
 
 
 def side_by_side(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Tensor:
-    """x [batch, seq, heads, d] in chunks of `size` tokens, [batch, chunks, groups, heads of a group, size, d], filled
-    at the end."""
+    """Split x [batch, seq, heads, d] into chunks of `size` tokens, [batch, chunks, groups, heads of a group, size, d],
+    padded at the end with `filling`."""
     count = chunk_count(x.shape[1], size)
     padded = F.pad(x, (0, 0, 0, 0, 0, count * size - x.shape[1]), value=filling)
     return padded.view(x.shape[0], count, size, groups, x.shape[2] // groups, x.shape[3]).permute(0, 1, 3, 4, 2, 5)
 
 
 def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
-    """The states before every chunk and after the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
-    kept and written [batch, chunks, ...] → [batch, chunks + 1, ...]."""
-    if torch.compiler.is_exporting():  # for all numbers of chunks: sums of 2, 4, 8 … of them (Hillis & Steele 1986)
+    """Return the states before every chunk and after the last, S_{i+1} = kept_i ⊙ S_i + written_i from S_0 = first
+    [batch, ...]: kept and written [batch, chunks, ...] → [batch, chunks + 1, ...]."""
+    if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix sum (Hillis & Steele 1986)
         states, kept = torch.cat((first[:, None], written), 1), F.pad(kept, (0, 0) * (kept.dim() - 2) + (1, 0))
         for step in (2**i for i in range(16)):
             shift = (0, 0) * (kept.dim() - 2) + (step, 0)
@@ -54,11 +54,11 @@ def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
 
 
 def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """The states before every chunk and the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
-    matrices kept and written [batch, chunks, ...]."""
-    if torch.compiler.is_exporting():  # for all numbers of chunks: products of 2, 4, 8 … of them (Hillis & Steele 1986)
+    """Return the states before every chunk, and the last state, of S_{i+1} = kept_i S_i + written_i (matrix products)
+    from S_0 = first [batch, ...]: kept and written [batch, chunks, ...]."""
+    if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix product (Hillis & Steele 1986)
         rest = (0, 0) * (kept.dim() - 2)
-        start = F.pad(first[:, None], (*rest, 0, kept.shape[1] - 1))  # slices would ask for the number of chunks
+        start = F.pad(first[:, None], (*rest, 0, kept.shape[1] - 1))  # a slice would specialize on the number of chunks
         states = written + kept @ start
         for step in (2**i for i in range(16)):
             earlier, gone = (F.pad(t, (*rest, step, 0))[:, :-step].contiguous() for t in (states, kept))
@@ -71,9 +71,9 @@ def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor
 
 
 def unit_inverse(links: Tensor) -> Tensor:
-    """(I + links)⁻¹ of `links` [..., n, n] strictly below the diagonal, n a power of 2.
+    """Return (I + links)⁻¹ for strictly lower triangular `links` [..., n, n], n a power of 2.
 
-    Blocks on the diagonal double: of [[A, 0], [C, B]] the inverse is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].
+    Inverted diagonal blocks double in size: the inverse of [[A, 0], [C, B]] is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].
     """
     n = links.shape[-1]
     inverse = torch.ones_like(links[..., :1])[..., None]  # [..., blocks, size, size]
@@ -87,14 +87,15 @@ def unit_inverse(links: Tensor) -> Tensor:
 
 
 def decay_between(gates: Tensor) -> Tensor:
-    """e^(g_{s+1} + … + g_t) for s ≤ t, else 0, of gates [..., n, 1] as [..., t, s]. Every sum is made of its own terms:
-    differences of running sums would lose small gates beside large ones."""
+    """Return e^(g_{s+1} + … + g_t) for s ≤ t, else 0, as [..., t, s], for gates g [..., n, 1].
+
+    Every sum has only its own terms: differences of running sums would lose small gates next to large ones."""
     sums = gates.expand(*gates.shape[:-1], gates.shape[-2]).tril(-1).cumsum(-2)
     return sums.exp().tril()
 
 
 def factors_between(a: Tensor) -> Tensor:
-    """a_{s+1} · … · a_t for s ≤ t, else 0, of factors [..., n, 1], which may be 0, as [..., t, s]."""
+    """Return a_{s+1} · … · a_t for s ≤ t, else 0, as [..., t, s], for factors a [..., n, 1], which may be 0."""
     size, row, rows = a.shape[-2], torch.ones_like(a[..., :0, 0]), []
     for t in range(size):
         row = torch.cat((row * a[..., t, :], torch.ones_like(a[..., t, :])), -1)
@@ -105,8 +106,9 @@ def factors_between(a: Tensor) -> Tensor:
 def seen_by_head(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """`seen_by_key` with factors a [..., size, 1] that are the same for every key, or their logarithms; last is what is
-    left of all keys at the end [..., size, 1]."""
+    """Do as `seen_by_key` for factors a [..., size, 1] that are the same for every key, or their logarithms (`gates`).
+
+    The last result is the product of the factors from each token to the end, [..., size, 1], instead of the keys."""
     between = (decay_between if gates else factors_between)(a)
     left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
@@ -116,9 +118,11 @@ def seen_by_head(
 def seen_by_key(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """The scores in a chunk whose every token multiplies the keys before it by its factors a [..., size, d]: of each of
-    the `queries` with the keys up to its own, and of w with those before it, [..., size, size]; then the products of
-    the factors up to each token [..., size, d], and what is left of the keys at the end."""
+    """Return the scores within a chunk where every token multiplies the keys before it by its factors a [..., size, d].
+
+    They are scores [..., size, size] of each of the `queries` with the keys up to its own, and of w with the keys
+    before it; then the cumulative products of the factors [..., size, d], and the decayed keys at the end of the
+    chunk."""
     size, links, left = a.shape[-2], list[Tensor](), list[Tensor]()
     scores: list[list[Tensor]] = [[] for _ in queries]
     keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])
@@ -134,7 +138,7 @@ def seen_by_key(
 
 
 def for_heads(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y of x [..., 1 or heads, i, j] and y [..., heads, j, k], in one product where many heads share x."""
+    """Return x @ y for x [..., 1 or heads, i, j] and y [..., heads, j, k], as one product where many heads share x."""
     if y.shape[3] < 4 * x.shape[3]:
         return x @ y
     return torch.einsum("bngij,bnghjk->bnghik", x[:, :, :, 0], y)
@@ -152,11 +156,13 @@ def outer_products(
     *,
     gates: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """S_tᵀ q_t of each of the `queries` and the last state of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ from `first`, whose
-    axes in the `order` are [batch, heads..., keys, values]: queries and k [batch, seq, groups, keys], v [batch, seq,
-    heads, values], a the same for every key, [batch, seq, heads, 1], or not; None is 1. Given w [batch, seq, groups,
-    keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is written. All products of factors are made of them, so
-    a factor may be 0. With `gates` a has the logarithms of factors, and w reads diag(a_t) S_{t−1}."""
+    """Return S_tᵀ q_t for each of the `queries`, and the last state, of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ.
+
+    The initial state is `first`, whose axes in the `order` are [batch, heads..., keys, values]. Queries and k are
+    [batch, seq, groups, keys], v [batch, seq, heads, values], a [batch, seq, heads, keys], or [batch, seq, heads, 1] if
+    equal for all keys; None is 1. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ
+    w_t is written instead of v_t. Products of factors are computed without division, so a factor may be 0. With
+    `gates`, a has the logarithms of the factors, and w reads diag(a_t) S_{t−1}."""
     laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
     a = k.new_full((1, seq, groups, 1), one) if a is None else a
@@ -202,10 +208,11 @@ def linear_recurrence(
     heads: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """S = diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t: linear
-    attention and the delta rule (Yang 2024, arXiv 2412.06464), with gates g ≤ 0 [batch, seq, heads] or for every key
-    [batch, seq, heads·d]. q and k [batch, seq, groups·d], v [batch, seq, heads·dv], β [batch, seq, heads] → y like v,
-    and the state [batch, heads, d, dv]."""
+    """Return y and the final state of linear attention or, with β, the delta rule (Yang 2024, arXiv 2412.06464).
+
+    S = diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t. Gates g ≤ 0
+    are [batch, seq, heads], or [batch, seq, heads·d] per key element; q and k [batch, seq, groups·d], v [batch, seq,
+    heads·dv], β [batch, seq, heads] → y like v, and the state [batch, heads, d, dv]."""
     first = wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads)) if past is None else past
     dtype, state, one_token = v.dtype, wide(first), v.shape[1] == 1
     q, k, v = (
@@ -213,7 +220,7 @@ def linear_recurrence(
         wide(k).unflatten(-1, (groups, -1)),
         wide(v).unflatten(-1, (heads, -1)),
     )
-    if gates is not None:  # those of a table stay f32 in a model of doubles
+    if gates is not None:  # gates from a table stay f32 in an f64 model
         gates = wide(gates.to(torch.promote_types(gates.dtype, v.dtype))).unflatten(-1, (heads, -1))
     rate = None if beta is None else wide(beta)[..., None]
     if one_token:
@@ -229,14 +236,14 @@ def linear_recurrence(
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """φ(x) = elu(x) + 1 in f32, the features of linear attention (Katharopoulos 2020, arXiv 2006.16236)."""
+    """Return elu(x) + 1 in f32, the feature map of linear attention (Katharopoulos 2020, arXiv 2006.16236)."""
     x = wide(x)
     return x.clamp(max=0).exp() + x.relu()
 
 
 def linear_attention(q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Σ_m (q_n·k_m) v_m / Σ_m q_n·k_m per head with features q and k [batch, seq, heads·d] (zero where masked), of
-    which `turned_*`, with or without rotary positions, stand in the numerator; v [batch, keys, heads·dv]."""
+    """Return Σ_m (turned_q_n·turned_k_m) v_m / Σ_m q_n·k_m per head: features q and k [batch, seq, heads·d] (zero where
+    masked), `turned_*` the same, rotated by RoPE if the model has it; v [batch, keys, heads·dv]."""
     q, k, turned_q, turned_k, values = (t.unflatten(-1, (heads, -1)) for t in (q, k, turned_q, turned_k, wide(v)))
     state = torch.einsum("bshd,bshe->bhde", turned_k, values)
     share = torch.einsum("bshd,bhd->bsh", q, k.sum(1))
@@ -253,7 +260,9 @@ def causal_linear_attention(
     *,
     heads: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """`linear_attention` to m ≤ n; past and present are Σ k vᵀ [batch, heads, d, dv] and Σ k [batch, heads, d]."""
+    """Compute causal `linear_attention` (m ≤ n); return y and the new states.
+
+    `past` and the new states are Σ k vᵀ [batch, heads, d, dv] and Σ k [batch, heads, d]."""
     before, norm = (None, None) if past is None else past
     y, state = linear_recurrence(turned_q, turned_k, wide(v), past=before, heads=heads, groups=heads)
     seen = k.unflatten(-1, (heads, -1)).cumsum(1)  # [batch, seq, heads, d]

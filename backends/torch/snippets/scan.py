@@ -1,5 +1,5 @@
-"""Recurrences whose step is a function of the model: one token after the other, or many at once where the new state is
-affine in the old (Martin & Cundy 2018, arXiv 1709.04057)."""
+"""Recurrences with a model-defined step function: token by token, or many tokens in parallel if the new state is affine
+in the old (Martin & Cundy 2018, arXiv 1709.04057)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, throu
 
 Tensors = tuple[Tensor, ...]
 Start = tuple[tuple[int, ...], float]
-Axes = tuple[tuple[int, ...], bool]  # of a state in the order batch, groups, keys and, if so, columns
+Axes = tuple[tuple[int, ...], bool]  # axes of a state in the order batch, groups, keys, columns; has it columns?
 
 
 def scan(
@@ -28,10 +28,12 @@ def scan(
     many: Callable[..., tuple[Tensors, Tensors]] | None = None,
     size: int = 0,
 ) -> tuple[Tensor | Tensors, Tensor | Tensors]:
-    """The outputs [batch, seq, ...] and the last states of states, outputs = step(states, tokens, constants), one token
-    [batch, seq, ...] after the other, in f32, or `size` of them at once by `many`. The states before them are `past`;
-    without one, `starts` has the shape of a row of each and what fills it. States pass over tokens where `mask` [batch,
-    seq] is 0."""
+    """Run the recurrence states, outputs = step(states, tokens, constants); return outputs [batch, seq, ...] and the
+    last states.
+
+    Tokens [batch, seq, ...] are processed in f32, one after the other, or `size` at a time by `many`. The initial
+    states are `past`, or else `starts`: for each state its shape without batch and its fill value. Tokens where `mask`
+    [batch, seq] is 0 do not change the states."""
     batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
     tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
     states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)
@@ -39,7 +41,7 @@ def scan(
         states = tuple(map(wide, past if isinstance(past, tuple) else (past,)))
     if many is None or tokens[0].shape[1] == 1:
         states, outputs = one_by_one(step, states, tokens, constants, mask)
-    elif torch.compiler.is_exporting():  # for all numbers of tokens
+    elif torch.compiler.is_exporting():  # a symbolic number of tokens cannot be split
         states, outputs = many(states, tokens, constants, mask)
     else:
         for at in range(0, tokens[0].shape[1], size):
@@ -54,7 +56,7 @@ def scan(
 def one_by_one(
     step: Callable[..., Tensors], states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None
 ) -> tuple[Tensors, Tensors]:
-    """The last states, and the outputs of all tokens [batch, seq, ...]."""
+    """Run `step` token by token; return the last states and the outputs of all tokens [batch, seq, ...]."""
     count, rows = len(states), list[Tensors]()
     for t, inputs in enumerate(zip(*(x.unbind(1) for x in tokens), strict=True)):
         made = step(*states, *inputs, *constants)
@@ -64,35 +66,37 @@ def one_by_one(
 
 
 def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
-    """The `old` states of the rows that are `hidden` [batch], the `new` of others."""
+    """Return the `old` states for rows where `hidden` [batch] is true, else the `new` states."""
     return tuple(torch.where(hidden.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(old, new, strict=True))
 
 
 def by_token(function: Callable[..., Tensors], tokens: Tensors, constants: Tensors = ()) -> Tensors:
-    """Call a `function` of rows with all tokens [batch, seq, ...] in their place."""
+    """Call `function`, which takes a batch of rows, on all tokens [batch, seq, ...]; return [batch, seq, ...] each."""
     batch_seq = tokens[0].shape[:2]
     return tuple(y.unflatten(0, batch_seq) for y in function(*(x.flatten(0, 1) for x in tokens), *constants))
 
 
 def passing(x: Tensor, mask: Tensor | None, number: float) -> Tensor:
-    """x [batch, seq, ...] with a `number` where `mask` [batch, seq] hides the token."""
+    """Fill x [batch, seq, ...] with `number` where `mask` [batch, seq] is 0."""
     return x if mask is None else x.masked_fill(mask.view(*mask.shape, *[1] * (x.dim() - 2)) == 0, number)
 
 
 def states_before(first: Tensor, states: Tensor) -> Tensor:
-    """The states before each token, of the first [batch, ...] and those after each [batch, seq, ...]."""
+    """Return the states before each token, given the first [batch, ...] and the states after each [batch, seq, ...]."""
     return torch.cat((first[:, None], states[:, :-1]), 1)
 
 
 def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Tensor, Tensor]:
-    """All states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last: a and b broadcast
-    against them, None is 1 and 0. Chunks of √seq tokens run side by side from zero, then from what they start with."""
+    """Return all states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last state.
+
+    a (None: 1) and b (None: 0) broadcast with the states. Chunks of √seq tokens run in parallel from zero; then their
+    initial states are added."""
     some = a if a is not None else b
     assert some is not None
     seq = some.shape[1]
     a = first.new_ones(1, seq, *[1] * (first.dim() - 1)) if a is None else a
     b = first.new_zeros(1, seq, *[1] * (first.dim() - 1)) if b is None else b
-    if torch.compiler.is_exporting():  # for all numbers of tokens
+    if torch.compiler.is_exporting():  # √seq of a symbolic length is unknown
         found = carried(first, a, b.expand(len(first), -1, *first.shape[1:]))
         return found[:, 1:], found[:, -1]
     size = math.isqrt(seq)
@@ -117,12 +121,12 @@ def matrix_steps(
     constants: Tensors,
     mask: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
-    """Run `step` on many tokens at once, where `linear` makes of each state what a token leaves of it: a product with a
-    matrix over the keys, the same for all columns.
+    """Run `step` on many tokens in parallel, for steps that are affine in the state.
 
-    Chunks run side by side: from zero, which says what each adds; with the identity in the place of the state, which
-    says what each leaves; and then from the states between them. That is three times the work in far fewer calls: on
-    CPUs large states take longer so than one token after the other."""
+    `linear` has the linear part of each state's step: a product with a matrix over the keys, the same for all columns.
+    Chunks run in parallel three times: from zero, for the term that each adds; from the identity, for the matrix that
+    each multiplies by; and from their initial states, for the outputs. That is three times the work in far fewer calls:
+    on CPUs, large states are faster token by token."""
     (batch, seq), numbers = tokens[0].shape[:2], sum(s[0].numel() for s in states)
     exporting = torch.compiler.is_exporting()
     if numbers > MOST_ON_CPUS and not tokens[0].is_cuda and not exporting:
@@ -135,7 +139,7 @@ def matrix_steps(
     added, _ = one_by_one(step, zeros, tuple(cut), constants, shown)
     starts, last = list[Tensor](), list[Tensor]()
     for function, axis, first, b in zip(linear, axes, states, added, strict=True):
-        whole = unit_columns(first, *axis)  # [blocks, ...]: as many keys at a time as the state has columns
+        whole = unit_columns(first, *axis)  # [blocks, ...]: the identity in blocks of the state's number of columns
         blocks = len(whole)
         rows = tuple(x.repeat_interleave(blocks, 0) for x in (*cut, shown))
         whole = whole.repeat(batch * count, *[1] * (whole.dim() - 1))
@@ -151,25 +155,25 @@ def matrix_steps(
 
 
 def in_chunks(x: Tensor, count: int, size: int) -> Tensor:
-    """x [batch, seq, ...] as [batch · count, size, ...], zeros at the end."""
+    """Split x [batch, seq, ...] into chunks [batch · count, size, ...], zero-padded at the end."""
     padded = F.pad(x, (*[0, 0] * (x.dim() - 2), 0, count * size - x.shape[1]))
     return padded.view(x.shape[0] * count, size, *x.shape[2:])
 
 
 def laid_out(state: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """A state as [batch, groups, keys, columns]."""
+    """Permute a state with axes `order` to [batch, groups, keys, columns]; without `columns`, one column is added."""
     laid = state.permute(order) if columns else state.permute(order)[..., None]
     return laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
 
 
 def laid_back(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor) -> Tensor:
-    """x [batch, groups, keys, columns] as a state with the axes of `like`."""
+    """Undo `laid_out`: reshape x [batch, groups, keys, columns] to a state with the axes of `like`."""
     laid = x.reshape(x.shape[0], *(like.shape[axis] for axis in order[1:]))
     return laid.permute([order.index(axis) for axis in range(len(order))])
 
 
 def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """The columns of the identity over the keys of a state, as many states [blocks, ...] as it takes."""
+    """Return the identity over the keys of a state, its columns split into states [blocks, ...] like `like`."""
     keys, width = (like.shape[order[-2]], like.shape[order[-1]]) if columns else (like.shape[order[-1]], 1)
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
     eye = torch.eye(keys, blocks * width, dtype=like.dtype, device=like.device)

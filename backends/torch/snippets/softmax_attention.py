@@ -1,4 +1,4 @@
-"""Softmax attention in the forms that torch has no operator for."""
+"""Softmax attention in forms for which torch has no operator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
+    """Return softmax(scale · q kᵀ) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
 
-    Scores s become softcap · tanh(s / softcap); `sinks` [heads] add a key of that score with value 0.
+    Scores s become softcap · tanh(s / softcap); `sinks` [heads] are scores of one more key with value 0.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -41,10 +41,10 @@ def attention(
 
 
 def lightning_index(q: Tensor, k: Tensor, weights: Tensor, top_k: int, seen: Tensor | None = None) -> Tensor:
-    """The bias [batch, 1, seq, keys] that hides all keys but the `top_k` of those `seen` with the largest scores
-    Σ_h weights_h · relu(q_h·k); the first wins a tie (DeepSeek-V3.2, 2025).
+    """Return a bias [batch, 1, seq, keys]: 0 for the `top_k` visible keys with the largest scores, −∞ for the rest.
 
-    q [batch, heads, seq, d], k [batch, 1, keys, d], weights [batch, seq, heads]; `seen` broadcasts to the bias.
+    Scores are Σ_h weights_h · relu(q_h·k); the first wins a tie (DeepSeek-V3.2, 2025). q [batch, heads, seq, d], k
+    [batch, 1, keys, d], weights [batch, seq, heads]; the mask `seen` broadcasts to the bias.
     """
     by_token = wide(q.detach()).transpose(1, 2)
     scores = F.relu(by_token.flatten(1, 2) @ wide(k.detach())[:, 0].mT).unflatten(1, by_token.shape[1:3])
@@ -59,14 +59,14 @@ def lightning_index(q: Tensor, k: Tensor, weights: Tensor, top_k: int, seen: Ten
 
 
 def last_rows(x: Tensor, last: Tensor) -> Tensor:
-    """Of x [batch, seq, width] the tokens numbered `last` [batch]: [batch, 1, width]."""
+    """Return the tokens of x [batch, seq, width] at indices `last` [batch]: [batch, 1, width]."""
     return x[torch.arange(len(x), device=x.device), last][:, None]
 
 
 def block_counts(
     length: int, block: int, sides: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
 ) -> Tensor:
-    """Counts of keys by queries in block-sparse attention, [length, length]: 0 where a query does not see a key."""
+    """Return the multiplicity of each key for each query in block-sparse attention, [length, length]; 0: masked."""
     at = torch.arange(length, device=like.device) // block
     ends = (at < first) | (at >= at[-1:] + 1 - last)
     near = (at[:, None] - at).abs() <= sides
@@ -89,14 +89,15 @@ def block_sparse_attention(
     dense: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v of q [batch, heads, seq, d] and k, v [batch, kv_heads, seq, d], in blocks of `block`
-    tokens (Zaheer 2020, arXiv 2007.14062): they see `sides` blocks on each side, the `first` first and the `last` last
-    ones, whose queries see all keys that are `shown` [batch, 1, 1, seq].
+    """Return softmax(scale · q kᵀ) v for q [batch, heads, seq, d] and k, v [batch, kv_heads, seq, d], block-sparse
+    (Zaheer 2020, arXiv 2007.14062).
 
-    Keys of the first blocks count `first_weight` times; texts of at most `dense` tokens see all keys.
+    A block of `block` tokens attends to itself, `sides` blocks on each side, and the `first` first and `last` last
+    blocks. Queries of those first and last blocks attend to all keys. Keys must be `shown` [batch, 1, 1, seq]. Keys of
+    the first blocks count `first_weight` times; in sequences of at most `dense` tokens all keys are visible.
     """
     length, groups = q.shape[2], q.shape[1] != k.shape[1]
-    if torch.compiler.is_exporting():  # for all lengths: which blocks are gathered depends on the length
+    if torch.compiler.is_exporting():  # symbolic length, on which the choice of blocks depends: use a dense mask
         bias = block_counts(length, block, sides, first, last, first_weight, dense, q).log().to(q.dtype)
         bias = bias if shown is None else bias.masked_fill(~shown, -torch.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=groups)
@@ -109,12 +110,12 @@ def block_sparse_attention(
     numbers = torch.arange(count, device=q.device)
     ends = torch.cat((numbers[:first], numbers[max(count - last, first) :]))
     near = numbers[:, None] + torch.arange(-sides, sides + 1, device=q.device)
-    seen = torch.cat((ends.expand(count, -1), near.clamp(0, count - 1)), 1)  # blocks that a block sees
+    seen = torch.cat((ends.expand(count, -1), near.clamp(0, count - 1)), 1)  # blocks that a block attends to
     there = torch.cat((torch.ones_like(ends).expand(count, -1), (near >= first) & (near < count - last)), 1) > 0
     tokens = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
     tokens = F.pad(tokens if shown is None else tokens & shown[:, 0, 0], (0, count * block - length))
     visible = (tokens.unflatten(1, (count, block))[:, seen] & there[:, :, None]).flatten(2)
-    empty = ~visible.any(2, keepdim=True)  # blocks of padding: not every kernel has gradients of rows that see nothing
+    empty = ~visible.any(2, keepdim=True)  # padding: some kernels have no gradients of rows without keys
     bias = (visible | empty).log().to(q.dtype)  # 0 or −∞
     bias[:, :, : min(first, count) * block] += math.log(first_weight)
     kb, vb = (x[:, seen].transpose(2, 3).flatten(3, 4).flatten(0, 1) for x in (kb, vb))

@@ -1,4 +1,4 @@
-"""The recurrences of Mamba and Mamba-2. Both return y and the state after it."""
+"""The recurrences of Mamba and Mamba-2 in torch. Both return y and the final state."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from .recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, linea
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
-    """e^{Δ A} h + Δ x Bᵀ: state [..., states, channels], delta and driven = Δ x [..., channels], b [..., states]."""
+    """Return the next state e^{Δ A} h + Δ x Bᵀ: state h [..., states, channels], delta and driven = Δ x [...,
+    channels], b [..., states]."""
     return torch.exp(delta[..., None, :] * rates) * state + b[..., :, None] * driven[..., None, :]
 
 
 def selective_scan(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, past: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t (Mamba, Gu & Dao 2023, arXiv 2312.00752): x and
-    delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h [batch, states, channels]."""
+    """Return y and the final state of h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t (Mamba, Gu & Dao
+    2023, arXiv 2312.00752): x and delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h
+    [batch, states, channels]."""
     rates, state = wide(a).mT, wide(x.new_zeros(x.shape[0], *a.mT.shape) if past is None else past)
     operands = wide(delta), wide(delta) * wide(x), wide(b), wide(c)
     large = state.numel() > MOST_ON_CPUS and not x.is_cuda and not torch.compiler.is_compiling()
@@ -42,12 +44,13 @@ def selective_scan(
 def scan_chunks(
     state: Tensor, rates: Tensor, delta: Tensor, driven: Tensor, b: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`selective_scan` of chunks of 32 tokens side by side: once from zero, to see what each adds to the state, then
-    from the state before it. delta and driven = Δ x [batch, seq, channels], b and c [batch, seq, states]."""
+    """Compute `selective_scan` in parallel over chunks of 32 tokens: once from a zero state, for the term that each
+    chunk adds to the state, then from its initial state. delta and driven = Δ x [batch, seq, channels], b and c [batch,
+    seq, states]."""
     count = chunk_count(delta.shape[1], 32)
     padding = (0, 0, 0, count * 32 - delta.shape[1])
     cut = [F.pad(t, padding).view(t.shape[0], count, 32, t.shape[2]) for t in (delta, driven, b, c)]
-    known = cut[:3] if torch.compiler.is_exporting() else [t[:, :-1] for t in cut[:3]]  # all lengths: one too many
+    known = cut[:3] if torch.compiler.is_exporting() else [t[:, :-1] for t in cut[:3]]  # all chunks, one too many
     steps, *others = known
     added = torch.zeros_like(state)[:, None]  # [batch, chunks but the last, states, channels]
     for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in others), strict=True):
@@ -71,9 +74,9 @@ def ssd(
     heads: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head (Mamba-2, Dao & Gu 2024, arXiv
-    2405.21060): x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq,
-    groups·states], state [batch, heads, states, p]."""
+    """Return y and the final state of h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head (Mamba-2,
+    Dao & Gu 2024, arXiv 2405.21060): x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c
+    [batch, seq, groups·states], state [batch, heads, states, p]."""
     by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
     driven = (by_head * delta[..., None]).flatten(-2)
     y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)
@@ -84,7 +87,7 @@ def ssd(
 def run_mamba(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, past: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run `selective_scan` as a Triton kernel where one takes these operands, with operators of PyTorch elsewhere."""
+    """Run `selective_scan` with the Triton kernel if it supports these operands, else with PyTorch operators."""
     if has_mamba_scan(x, a, delta, b, c, d, past):
         return mamba_scan(x, delta, a, b, c, d, past)
     return selective_scan(x, delta, a, b, c, d, past)
@@ -100,7 +103,7 @@ def run_mamba2(
     past: Tensor | None = None,
     **sizes: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run `ssd` as Triton kernels where they take these operands, with operators of PyTorch elsewhere."""
+    """Run `ssd` with the Triton kernels if they support these operands, else with PyTorch operators."""
     if has_mamba2_scan(x, b, delta, a, c, d, past, **sizes):
         return mamba2_scan(x, delta, a, b, c, d, past, **sizes)
     return ssd(x, delta, a, b, c, d, past, **sizes)

@@ -1,4 +1,4 @@
-"""State of a recurrence, from call to call."""
+"""States of recurrences, kept between calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class State:
-    """Tensors that a recurrence carries from call to call, zero at the start of a text."""
+    """The state of a recurrence between calls: tensors, zero at the start of a sequence."""
 
     growth = "constant"
 
@@ -15,7 +15,7 @@ class State:
 
 
 class FilledState(State):
-    """Tensors that begin a text filled with other numbers than zero: `starts`."""
+    """A state whose tensors are filled with `starts` instead of zero at the start of a sequence."""
 
     def __init__(self, *values: Tensor, starts: tuple[float, ...]) -> None:
         super().__init__(*values)
@@ -30,7 +30,7 @@ def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
 
 
 def keep(state: State | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
-    """The result of a recurrence, of which `made` also holds the state after it: that is written into `state`."""
+    """Write the new state of a recurrence into `state` and return its result; `made` is (result, new state)."""
     y, after = made
     if state is not None:
         for old, new in zip(state.values, after if isinstance(after, tuple) else (after,), strict=True):

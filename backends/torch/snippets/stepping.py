@@ -1,4 +1,4 @@
-"""Caches in a decode step, whose kernels read them whole, and what else kernels of a step are given or make up."""
+"""Cache writes and other helpers around the kernels of a decode step, which read full caches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..kernels.shared.float8 import as_bytes
 
 
 def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """All keys and values of `cache`, those of one token per row written: k, v [batch, heads, 1, width], positions
-    [batch, 1]."""
+    """Write k, v [batch, heads, 1, width] of one token per row at positions [batch, 1]; return all keys and values of
+    `cache`."""
     cache.update(k, v, positions, None)
     return cache.k, cache.v
 
@@ -21,19 +21,22 @@ def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor
 def written_bytes(
     cache: Any, k: Tensor, v: Tensor, positions: Tensor, k_scale: Tensor, v_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same of a cache of bytes, with the scales of heads [heads]."""
+    """Write k and v as `written` does, into an FP8 cache, divided by the scales [heads]; return all bytes of
+    `cache`."""
     cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, None)
     return cache.k, cache.v
 
 
 def written_latent(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
-    """All keys of `cache`, that of one token per row written: k [batch, heads, 1, width], positions [batch, 1]."""
+    """Write k [batch, heads, 1, width] of one token per row at positions [batch, 1]; return all keys of `cache`."""
     cache.update(k, positions, None)
     return cache.k
 
 
 def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """One token of `causal_linear_attention`, its states changed in place: Σ k is a matrix of one column."""
+    """Compute one decode step of `causal_linear_attention`; update its states in place.
+
+    Σ k is a matrix state with one column."""
     matrix, norm = state.values
     read = (turned_q, turned_k, v[:, 0], matrix), (q, k, q.new_ones(len(q), heads), norm[..., None])
     y, share = (
@@ -48,8 +51,8 @@ def products_of(
     tokens: tuple[Tensor, ...],
     constants: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Call `function` on states [batch, ...], tokens [batch or 1, 1, ...] and weights, in the dtype of these; return
-    what it makes, [batch, 1, ...] each."""
+    """Call `function` on states [batch, ...], tokens [batch or 1, 1, ...] and `constants`, all in the dtype of the last
+    constant; return its results, [batch, 1, ...] each."""
     like, batch = constants[-1], max(len(x) for x in (*states, *tokens))
     rows = (x[:, 0].expand(batch, *x.shape[2:]) for x in tokens)
     return tuple(y[:, None] for y in function(*(x.to(like.dtype) for x in (*states, *rows, *constants))))

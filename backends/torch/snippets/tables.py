@@ -1,4 +1,4 @@
-"""Tables: buffers that are no weights, and keep their own dtype."""
+"""Constant tables: buffers that keep their dtype when a model is cast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 
 def restore(module: nn.Module, tables: dict[str, Tensor]) -> None:
-    """Give the buffers of `module`, by their names, the numbers of `tables` again, wherever they have moved to."""
+    """Restore the values and dtypes of the buffers of `module` from `tables`, by name, on the buffers' devices.
+
+    Only buffers whose dtype has changed are replaced."""
     for name, buffer in list(module.named_buffers()):
         owner, _, last = name.rpartition(".")
         if buffer.dtype != tables[name].dtype:

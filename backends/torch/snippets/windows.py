@@ -1,7 +1,7 @@
-"""Attention to some of the keys, or with bent scores: on a GPU block by block, elsewhere with a mask of all pairs.
+"""Masked attention, optionally with softcap or sinks: blockwise on a GPU, elsewhere with a mask of all pairs.
 
-`attend` chooses: flex_attention where gradients are wanted; where they are not, a kernel that skips what is outside of
-a causal window; and torch's operator or plain products, with a mask, wherever neither can run.
+`attend` uses flex_attention if gradients are needed; else a kernel that skips keys outside of a causal window; and
+where neither can run, torch's operator or plain products with a mask.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..kernels.shared.launch import refusal
 from .indexing import wide
 from .softmax_attention import attention
 
-ENDLESS = 1 << 30  # as a window: more than any text
-WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads of more than 128 numbers need
+ENDLESS = 1 << 30  # a window longer than any sequence
+WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 
 
 class Seen:
-    """Visible keys of a call's queries, by the predicate `sees` on positions. Layers share the masks made from it.
+    """The visible keys of a call's queries, given by the predicate `sees` on positions; layers share its masks.
 
-    queries [batch or 1, seq] and keys [batch or 1, n] are positions. `first` is that of the first query, where the call
-    goes on with the same consecutive positions in every row and only causality and a window decide what is seen.
+    queries [batch or 1, seq] and keys [batch or 1, n] are positions. `first` is the position of the first query if all
+    rows have the same consecutive positions and only causality and a window decide which keys are visible.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Seen:
 
     @property
     def mask(self) -> Tensor:
-        """Of all pairs: booleans [batch or 1, 1, seq, n]."""
+        """Return the mask of all pairs, bool [batch or 1, 1, seq, n]."""
         if self._mask is None:
             self._mask = self.sees(self.queries[:, None, :, None], self.keys[:, None, None, :])
         return self._mask
 
     @property
     def blocks(self) -> Any:
-        """Of blocks of pairs, as flex_attention takes it: a BlockMask."""
+        """Return the mask of blocks of pairs for flex_attention: a BlockMask."""
         if self._blocks is None:
             rows, sees = max(len(self.queries), len(self.keys)), self.sees
             queries, keys = (x.expand(rows, -1).contiguous() for x in (self.queries, self.keys))
@@ -66,21 +66,22 @@ class Seen:
         return self._blocks
 
     def in_order(self, x: Tensor) -> Tensor:
-        """x [batch, heads, n, width] of keys by position: empty slots of a rolling cache come last."""
-        if self.keys.shape[1] == self._length:  # all keys of the text
+        """Sort x [batch, heads, n, width] by the keys' positions; empty slots of a rolling cache come last."""
+        if self.keys.shape[1] == self._length:  # all keys of the sequence, in order
             return x
         if self._order is None:
             self._order = self.keys[0].argsort()
         return x[:, :, self._order]
 
     def first_key(self, keep_first: int) -> int | None:
-        """The position of the key behind the `keep_first` first ones, where keys of the text are missing there."""
+        """Return the position of the key after the `keep_first` first keys; None if no keys are missing between
+        them."""
         missing = self._length - self.keys.shape[1]
         return keep_first + missing if missing > 0 else None
 
     @property
     def _length(self) -> int:
-        """Return the number of tokens in the text after the call."""
+        """Return the number of tokens in the sequence after the call."""
         return (self.first or 0) + self.queries.shape[1]
 
 
@@ -95,11 +96,12 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], over keys `seen`.
+    """Return softmax(scale · q kᵀ) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], masked by
+    `seen`.
 
-    `scale` is 1/√width by default; scores s become softcap · tanh(s / softcap); `sinks` [heads] add a key of that score
-    with value 0. `window` and `keep_first` repeat for the kernel what `seen` says: a query sees the last keys up to so
-    many, its own among them, and the first ones.
+    `scale` is 1/√width by default; scores s become softcap · tanh(s / softcap); `sinks` [heads] are scores of one more
+    key with value 0. `window` and `keep_first` describe the mask of `seen` for the kernel: the last `window` keys,
+    including the query's own, and the first `keep_first` are visible.
     """
     q, k, v = for_products(q, k, v)
     if in_blocks(q, k, v, sinks):
@@ -119,29 +121,29 @@ def attend(
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether flex_attention computes this: training on more than one block, on a GPU with Triton.
+    """Return whether to use flex_attention: training on more than one block, on a GPU with Triton.
 
-    Never in an exported program, which must run on all devices.
+    It is never used in an exported program, which must run on all devices.
     """
     if not learns(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
         return False
     widest = max(q.shape[-1], v.shape[-1])
     if min(q.shape[-1], v.shape[-1]) < 16 or widest > 256 or q.dtype == torch.float64:
         return False
-    if torch.compiler.is_compiling():  # of the whole model: torch is asked then
+    if torch.compiler.is_compiling():  # the full model: torch.compile itself then checks the device
         return True
     return refusal(q) is None and (widest <= 128 or shared_memory(q) >= WIDE_HEADS)
 
 
 def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether the window kernel computes this: several tokens, on a supported GPU, without gradients."""
+    """Return whether to use the window kernel: several tokens, on a supported GPU, without gradients."""
     return q.shape[2] > 1 and has_window_kernel(q, k, v, sinks)
 
 
 def fits_window(seen: Seen, window: int) -> bool:
-    """Return whether the keys are those of the queries, all within one window.
+    """Return whether the keys are exactly the queries' tokens, all within one window.
 
-    Never in an exported program, whose lengths are symbolic.
+    In an exported program, whose lengths are symbolic, return False.
     """
     queries, keys = seen.queries.shape[1], seen.keys.shape[1]
     return not torch.compiler.is_exporting() and queries == keys and queries <= window
@@ -150,7 +152,7 @@ def fits_window(seen: Seen, window: int) -> bool:
 def flex(
     q: Tensor, k: Tensor, v: Tensor, blocks: Any, scale: float | None, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """`attend` by flex_attention (Dong 2024, arXiv 2412.05496), whose kernels skip blocks that nobody sees."""
+    """Compute `attend` with flex_attention (Dong 2024, arXiv 2412.05496), whose kernels skip fully masked blocks."""
     options: dict[str, Any] = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if softcap is not None:
         options["score_mod"] = capping(softcap, q)
@@ -159,13 +161,15 @@ def flex(
         x: Tensor = compute()
         return x
     x, more = compute(return_aux=AuxRequest(lse=True))
-    share = torch.sigmoid(more.lse - wide(sinks)[:, None])  # of the keys, beside the sink
+    share = torch.sigmoid(more.lse - wide(sinks)[:, None])  # of the keys; the rest is the sink's
     return (x * share[..., None]).to(v.dtype)
 
 
 def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
-    """softcap · tanh(score / softcap) of every score, as flex_attention asks for it; read from a tensor, since torch
-    would take a second number for one that varies, which flex_attention refuses."""
+    """Return flex_attention's score_mod for softcap · tanh(score / softcap).
+
+    The cap is in a tensor: torch.compile treats a second value of a Python number as dynamic, which flex_attention
+    rejects."""
     caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
 
     def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
@@ -175,7 +179,7 @@ def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
 
 
 def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
-    """`operands` as torch.autocast, where it is on, wants those of a product."""
+    """Cast `operands` to the dtype of torch.autocast if it is enabled for their device."""
     kind = operands[0].device.type
     if not torch.is_autocast_enabled(kind):
         return operands
@@ -183,11 +187,11 @@ def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def on_device(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-    """`function` compiled for a GPU, which it is made for; as it is on a CPU, and in a model that is compiled whole."""
+    """Return `function` compiled if x is on a GPU; unchanged on a CPU and while the full model is being compiled."""
     return compiled(function) if x.is_cuda and not torch.compiler.is_compiling() else function
 
 
 @lru_cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as torch compiles it, when it is first called; as a whole, or not at all: parts take much memory."""
+    """Return `function` compiled by torch at its first call, without graph breaks: parts would take much memory."""
     return torch.compile(function, fullgraph=True)
