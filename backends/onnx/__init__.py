@@ -1,4 +1,4 @@
-"""The ONNX backend: ops become ONNX operators, weights stream into external data, configs are written beside them.
+"""The ONNX backend: it lowers ops to ONNX operators, streams weights into external data, and writes configurations.
 
-Never here: rewrites of the graph (they are passes), anything that asks which model family this is.
+Never here: rewrites of the graph (they are passes), code that depends on the model family.
 """

@@ -21,14 +21,16 @@ FILES = {  # the file of each form
     **{MODEL: export.MODEL, "decoder": export.MODEL, "encoder": export.ENCODER},
     f"genai-{MODEL}": genai.MODEL,
 }
-GENAI = "genai"  # the form that onnxruntime-genai runs, where it cannot run the model
+GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main one
 
 
 class OnnxFolder:
-    """The models of `forms` for `target` and texts of `length` tokens, not written yet; `notes` are added to.
+    """The ONNX models of `forms` for `target` and sequences of up to `length` tokens, not written yet.
+
+    The constructor appends to `notes`.
 
     Raises:
-        WeftError: naming an op that no lowering takes.
+        WeftError: naming an op without an accepting lowering.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class OnnxFolder:
         self._for_genai = forms.get(GENAI, graph) if suits_genai(graph) else None
         if any(experts.wrong_choices(node, target) for node in graph.nodes):
             notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
-        # Position tables of the encoder must cover the longest source, which may be longer than any answer.
+        # Position tables of the encoder must cover the longest source, which may exceed `length`.
         lengths = {export.ENCODER: max_source(graph, length)}
         self._models = {
             file: export.build(forms[form], target, lengths.get(file, length))
@@ -68,7 +70,7 @@ class OnnxFolder:
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write everything into `folder`; `step` is told the bytes just written."""
+        """Write everything into `folder`; call `step` with the number of bytes after each write."""
         export.write(self._models, folder, step)
         if self._prepack:
             from . import packing
@@ -82,12 +84,12 @@ class OnnxFolder:
 
 
 def suits_genai(graph: Graph) -> bool:
-    """Return whether onnxruntime-genai runs `graph`, or its form with full caches."""
+    """Return whether onnxruntime-genai can run `graph`, or its form with full caches."""
     return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.refusal(graph) is None
 
 
 def _genai_notes(graph: Graph) -> list[str]:
-    """Return why onnxruntime-genai does not run `graph`, where a user might expect it to."""
+    """Return a note with the reason why onnxruntime-genai cannot run `graph`, if it is a model of text generation."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]

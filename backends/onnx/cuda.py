@@ -1,7 +1,7 @@
 """Rewrites for ONNX Runtime's CUDA provider: f32 where it lacks a bf16 kernel.
 
-Whatever else has no kernel ends up on the CPU. ONNX Runtime itself says so when it opens a model: it lists where it has
-put the nodes, and refuses to capture a CUDA graph (`weft.backends.runtime.ort.session`).
+Other nodes without a CUDA kernel run on the CPU. ONNX Runtime reports them when it opens a model: it lists the
+placement of the nodes, and refuses to capture a CUDA graph (`weft.backends.runtime.ort.session`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 
 
 def widen(model: onnx.Model) -> list[str]:
-    """Compute in f32, between casts, what has no CUDA kernel in bf16; a line per node changed, in place.
+    """Insert casts, in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a line per node.
 
-    ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the kernel too.
+    ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the bf16 kernel as well.
     """
-    # Of a copy, because inference adds shapes, which would be written into the file.
+    # On a copy, because inference adds shapes, which would be written into the file.
     inferred = infer_shapes(model.clone(), check_type=False, strict_mode=False, data_prop=False)
     bf16 = {v.name for n in inferred.graph for v in (*n.inputs, *n.outputs) if v is not None and v.dtype == _BF16}
     lines = []
-    # A list, because casts are inserted meanwhile.
+    # A list, because the loop inserts casts into the graph.
     for node in [node for node in model.graph if node.domain == "" and node.op_type in NO_BF16]:
         inputs, outputs = (
             [i for i, value in enumerate(values) if value is not None and value.name in bf16]
@@ -41,13 +41,13 @@ def widen(model: onnx.Model) -> list[str]:
 
 
 def uncaptured(model: onnx.Model) -> list[str]:
-    """List the nodes that keep decoding with `model` from being captured as a CUDA graph; a sentence each."""
+    """Return a sentence for each node of `model` that prevents its capture as a CUDA graph."""
     control = (node for node in model.graph if any(a.type in _SUBGRAPHS for a in node.attributes.values()))
     return [f"{node.op_type} {node.name}: control flow runs on the CPU" for node in control]
 
 
 def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outputs: list[int]) -> None:
-    """Cast the inputs and outputs of `node` with these numbers, which are bf16."""
+    """Insert casts around `node`: its bf16 inputs and outputs, given by index, become f32."""
     for i in inputs:
         cast = _cast(f"{node.name}.in{i}", node.inputs[i], _F32)
         node.replace_input_with(i, cast.outputs[0])
@@ -57,9 +57,9 @@ def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outpu
         cast = _cast(f"{node.name}.out{i}", value, _BF16)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
-        # The call above made the cast read its own result, too.
+        # The call above also replaced the cast's input by its own result.
         cast.replace_input_with(0, value)
-        # A graph output is known by its name, which therefore moves to the cast.
+        # The name identifies a graph output, so it moves to the result of the cast.
         result.name, value.name = value.name, result.name
         value.type = onnx.TensorType(_F32)
         graph.insert_after(node, cast)

@@ -1,4 +1,4 @@
-"""Emitting ONNX: values, nodes, constants and weights while lowerings run."""
+"""The emitter of ONNX graphs: it collects values, nodes, constants and weights while lowerings run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from weft.ir.types.sizes import Poly, Size
 from ..targets import Backend
 
 T = TypeVar("T")
-Emitted = onnx.Value | Iterable[onnx.Value | None]  # what a lowering returns: the outputs of its node
+Emitted = onnx.Value | Iterable[onnx.Value | None]  # the result of a lowering: the outputs of its node
 ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """An initializer whose bytes are streamed to disk: `recipe` evaluated and cast to `dtype`."""
+    """An initializer whose bytes are streamed to disk: the result of `recipe`, cast to `dtype`."""
 
     value: onnx.Value
     recipe: Recipe
@@ -36,7 +36,7 @@ class Weight:
 
 
 class Emitter:
-    """Builds one ONNX graph; lowerings receive it. `max_length` is the number of positions that tables cover."""
+    """The builder of one ONNX graph, which lowerings receive; tables cover `max_length` positions."""
 
     def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
         self.graph = graph
@@ -46,10 +46,10 @@ class Emitter:
         self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
-        self.final: dict[Value, onnx.Value] = {}  # what leaves the graph for a value, if it is not the value itself
+        self.final: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
         self._memo: dict[Any, Any] = {}
-        self.again: dict[str, tuple[onnx.Value, Value]] = {}  # outputs that write once more what another has written
-        self._names: set[str] = set(graph.outputs)  # which `model` gives to the outputs: no other value may have them
+        self.again: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
+        self._names: set[str] = set(graph.outputs)  # reserved: `model` gives these names to the outputs
         self._scope = ""
         self.inputs = [self._declare(onnx.Value(name=name), stored(v.type)) for name, v in graph.inputs.items()]
         self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
@@ -58,7 +58,7 @@ class Emitter:
     # -- names and values
 
     def fresh(self, hint: str) -> str:
-        """A name not used before."""
+        """Return a new name: `hint`, with a number appended if it is taken."""
         name, n = hint, 1
         while name in self._names:
             n += 1
@@ -68,7 +68,7 @@ class Emitter:
 
     @staticmethod
     def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
-        """Give `value` the type, and return it."""
+        """Set the shape and dtype of `value` to `type`, and return it."""
         value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
         value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
         return value
@@ -80,7 +80,7 @@ class Emitter:
     def __getitem__(self, value: None) -> None: ...
 
     def __getitem__(self, value: Value | None) -> onnx.Value | None:
-        """The ONNX value of an IR value; parameters become initializers on first use."""
+        """Return the ONNX value of an IR value; a parameter becomes an initializer on first use."""
         if value is None:
             return None
         if isinstance(value, Param):
@@ -88,9 +88,9 @@ class Emitter:
         return self.values[value]
 
     def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
-        """The initializer that holds `recipe` in `dtype`; made once however often it is asked for.
+        """Return the initializer of `recipe` in `dtype`; equal calls return the same initializer.
 
-        Those of different `role` are initializers of their own, whose bytes the file has once.
+        Another `role` gives a separate initializer, whose bytes are still stored once in the file.
         """
         # Tied weights have equal recipes: they become one initializer.
         key = (recipe, dtype, role)
@@ -101,9 +101,9 @@ class Emitter:
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
-        """A small constant, made once."""
+        """Return a small constant; equal calls return the same value."""
         data = np.asarray(array, dtype)
-        # By bytes, because as numbers -0.0 equals 0.0 and NaN does not equal itself.
+        # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
         key = (str(data.dtype), data.shape, data.tobytes())
         if key not in self.constants:
             name = self.fresh(hint)
@@ -115,11 +115,11 @@ class Emitter:
         return self.constants[key]
 
     def scalar(self, number: float, like: DType) -> onnx.Value:
-        """A constant of rank 0 in dtype `like`."""
+        """Return a constant of rank 0 in dtype `like`."""
         return self.constant(number, like.numpy)
 
     def memo(self, key: Any, make: Callable[[], T]) -> T:
-        """Cache the result of `make` under `key`, to share subgraphs."""
+        """Return the result of `make`, cached under `key`, so that nodes can share subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
         cached: T = self._memo[key]
@@ -130,7 +130,7 @@ class Emitter:
     def op(
         self, op_type: str, *inputs: onnx.Value | None, domain: str = "", hint: str = "", **attrs: Any
     ) -> onnx.Value:
-        """Append a node of one output, which is returned; attributes of None are left out."""
+        """Append a node with one output, and return the output; attributes with the value None are left out."""
         output: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
         return output
 
@@ -143,10 +143,9 @@ class Emitter:
         hint: str = "",
         **attrs: Any,
     ) -> list[Any]:
-        """Append a node of several outputs, which are returned.
+        """Append a node with several outputs, and return them; attributes with the value None are left out.
 
-        Attributes of None are left out. `outputs` as a list of booleans tells which optional outputs exist; the others
-        come back as None.
+        `outputs` is their number, or a boolean for each optional output; None is returned for an absent one.
         """
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
@@ -154,7 +153,7 @@ class Emitter:
             onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out")) if w else None
             for i, w in enumerate(present)
         ]
-        # In ONNX an optional value that is left out has an empty name, and none at all at the end of the list.
+        # In ONNX an omitted optional value has an empty name; at the end of the list it is dropped.
         named = [onnx.Value(name="") if v is None else v for v in _trimmed(values)]
         kept = {k: v for k, v in attrs.items() if v is not None}
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
@@ -162,12 +161,12 @@ class Emitter:
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
-        """A Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, then outputs.
+        """Append a Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, outputs.
 
-        Returns the last states, then the outputs stacked along axis 1. The step may read values from outside.
+        Return the last states, then the outputs stacked along axis 1. The step may read values of the outer graph.
         """
         outer = self.nodes, self._memo
-        self.nodes, self._memo = [], dict(self._memo)  # what the step shares exists in its subgraph only
+        self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
         try:
             entries = [onnx.Value(name=self.fresh("scan.in")) for _ in (*states, *parts)]
             results = list(step(*entries))
@@ -181,11 +180,11 @@ class Emitter:
         return self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
 
     def range(self, size: onnx.Value) -> onnx.Value:
-        """0, 1, … below `size` [1]."""
+        """Return the integers 0, 1, … below `size` [1], as int64."""
         return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
 
     def size(self, size: Size) -> onnx.Value:
-        """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
+        """Return a size as an int64 tensor [1], computed from the shapes of the inputs where it is symbolic."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._computed_size(size))
@@ -215,7 +214,9 @@ class Emitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """`shape` as an int64 tensor: constant where Reshape's 0 (copied from `source`) and one -1 suffice."""
+        """Return `shape` as an int64 tensor for Reshape, as a constant if possible.
+
+        Given the `source` shape, a constant may use Reshape's 0 (copy the size of that axis) and one -1."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
@@ -230,7 +231,7 @@ class Emitter:
     # -- running lowerings
 
     def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
-        """Emit every node in `chosen`, by its lowering, and name the results after the IR values."""
+        """Emit every node in `chosen` by its lowering, and name the results after the IR values."""
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope
@@ -239,9 +240,9 @@ class Emitter:
     def inside(
         self, graph: Graph, given: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
     ) -> list[onnx.Value]:
-        """Emit `graph`, which is a part of a node of this one and takes the inputs `given`; return its outputs."""
+        """Emit `graph`, the body of a node of this graph, with the inputs `given`; return its outputs."""
         outer = self.graph, self._scope, self._memo
-        self.graph, self._memo = graph, {}  # names of sizes are its own
+        self.graph, self._memo = graph, {}  # size names are local to it
         self.values.update((value, given[name]) for name, value in graph.inputs.items())
         try:
             for node in graph.nodes:
@@ -258,7 +259,7 @@ class Emitter:
             if result is None:
                 continue
             self.values[value] = result
-            # Only the value that this lowering made last is renamed: a shared one (`memo`) belongs to other nodes, too.
+            # Rename only the output of the last node: a memoized value also belongs to other nodes.
             if result.type is None and (producer := result.producer()) is not None and producer is self.nodes[-1]:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
@@ -266,16 +267,16 @@ class Emitter:
                 self._declare(result, stored(value.type))
 
     def slots(self) -> list[Weight]:
-        """The weights that are inputs, too, so that an adapter may take their place when the model runs."""
+        """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
         tensors = switched(self.graph.reader)
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
     def model(self) -> onnx.Model:
-        """The ONNX model; weights are initializers without data yet (see `write`)."""
+        """Return the ONNX model; its weights are initializers without data until `export.write`."""
         outputs = []
         for name, value in self.graph.outputs.items():
             output = self.final.get(value, self[value])
-            # An input, an initializer or a value that is an output already cannot take another name.
+            # An input, an initializer or a value that already is an output cannot take another name.
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
@@ -305,14 +306,14 @@ class Emitter:
 
 
 def stored(type: TensorType) -> TensorType:
-    """`type`, or of caches of 4 bits that of the bytes of two codes each."""
+    """Return the ONNX type of an IR type: i4 caches are stored as u8, two codes per byte along the last axis."""
     if type.dtype != dtypes.i4:
         return type
     return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))
 
 
 def _trimmed(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
-    """`values` up to the last that is there."""
+    """Return `values` without the None values at the end."""
     numbers = list(values)
     while numbers and numbers[-1] is None:
         numbers.pop()

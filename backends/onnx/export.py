@@ -1,4 +1,4 @@
-"""From graphs to ONNX files: select lowerings, emit, stream the weights to disk."""
+"""Export of graphs to ONNX files: select lowerings, emit nodes, stream the weights to disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .lowerings import padding
 
 MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
 ADAPTER = ".onnx_adapter"
-INLINE_BYTES = 1024  # smaller weights go into the model's own file
+INLINE_BYTES = 1024  # smaller weights are stored in the model's own file
 PAGE = 4096  # alignment that lets a runtime map large weights directly
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
@@ -52,7 +52,7 @@ def build(graph: Graph, target: Backend, max_length: int) -> Built:
     """Lower `graph`, already legal for `target`, to ONNX; position tables cover `max_length` positions.
 
     Raises:
-        WeftError: naming an op that no lowering takes.
+        WeftError: naming an op without an accepting lowering.
     """
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
@@ -63,7 +63,7 @@ def build(graph: Graph, target: Backend, max_length: int) -> Built:
 
 
 def in_memory(built: Built) -> bytes:
-    """The whole model as one protobuf of at most 2 GiB (tests, small models)."""
+    """Return the model with its weights as one protobuf of at most 2 GiB (for tests and small models)."""
     for w in built.weights:
         w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
@@ -71,23 +71,23 @@ def in_memory(built: Built) -> bytes:
 
 
 def weight_bytes(models: Iterable[Built]) -> int:
-    """Bytes of all weights, those that models share counted once."""
+    """Return the bytes of all weights; weights that models share count once."""
     return sum(_bytes(same[0]) for same in _distinct(models))
 
 
 def stored_tensors(models: Iterable[Built]) -> dict[str, StoredTensor]:
-    """All weights by the name of their initializer, those that models share once."""
+    """Return all weights by the name of their initializer; weights that models share appear once."""
     firsts = (same[0] for same in _distinct(models))
     return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
 def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda _: None) -> None:
-    """Write `models` of one checkpoint into `folder`, by file name, one block of rows of their weights at a time.
+    """Write `models` of one checkpoint, by file name, into `folder`, one block of rows of their weights at a time.
 
-    All weights go into model.onnx.data, one that several models read once.
+    All weights are stored in model.onnx.data; a weight that several models read is stored once.
 
     Raises:
-        OSError: as the file system reports it; a full disk is noticed before the first byte.
+        OSError: as the file system reports it; a full disk is reported before the first byte is written.
         WeftError: if a weight cannot be read.
     """
     reader = next(iter(models.values())).reader
@@ -101,7 +101,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
                 w.value.const_value = _tensor(w, array)
             progress(size)
             continue
-        # Padding to a page then costs at most a sixteenth of the weight; smaller weights begin on a cache line.
+        # Padding of large weights to a page costs at most 1/16 of their size; smaller weights begin on a cache line.
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
         external.append(_Place(same[0], offset))
@@ -130,14 +130,14 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
 
 
 def write_adapters(built: Built, folder: Path) -> None:
-    """Write a file for each adapter that may be chosen when the model runs: its values of the inputs that have one.
+    """Write a file for each adapter that can be selected at run time, with its values of the adapter inputs.
 
     Raises:
         WeftError: if ONNX Runtime is missing, or a pass stores factors of adapters in few bits.
     """
     if (tensors := switched(built.reader)) is None:
         return
-    ort = onnxruntime()  # which writes these files
+    ort = onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if packed := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
         raise WeftError(f"{packed.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
@@ -152,17 +152,17 @@ def write_adapters(built: Built, folder: Path) -> None:
 
 
 def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:
-    """The weights of `models`, those of equal bytes together."""
+    """Group the weights of `models` that have equal bytes."""
     groups: dict[tuple[Recipe, DType], list[Weight]] = {}
     for built in models:
         for w in built.weights:
-            # Equal recipes of one checkpoint give equal bytes, as those of an embedding that encoder and decoder share.
+            # Equal recipes of one checkpoint give equal bytes: for example, an embedding shared by encoder and decoder.
             groups.setdefault((w.recipe, w.dtype), []).append(w)
     return groups.values()
 
 
 def _reserve(file: int, folder: Path, size: int) -> None:
-    """Allocate the file at once: a full disk is noticed now, and writing is several times faster."""
+    """Allocate `size` bytes for the file: a full disk raises now, and writing becomes several times faster."""
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
     if size and hasattr(os, "posix_fallocate"):
@@ -179,14 +179,16 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
 
 @dataclass
 class _Place:
-    """The place of a weight in the file, `at` that of its next numbers; those of 4 bits are in pairs across rows."""
+    """The region of a weight in the data file; `at` is the offset of its next elements.
+
+    Two 4-bit elements share a byte, also across rows."""
 
     weight: Weight
     at: int
-    left: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a number of 4 bits that has no pair yet
+    left: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
 
     def write(self, file: BinaryIO, numbers: Array) -> int:
-        """Write the next `numbers` of the weight; return how many bytes they take."""
+        """Write the next elements of the weight; return the number of bytes written."""
         numbers = _cast(self.weight, numbers)
         if self.weight.dtype.bits == 4:
             numbers = np.concatenate([self.left, numbers.reshape(-1).view(np.uint8) & 15])
@@ -195,7 +197,7 @@ class _Place:
         return self._put(file, numbers)
 
     def finish(self, file: BinaryIO) -> int:
-        """Write what is left after the last numbers; return how many bytes that takes."""
+        """Write the pending 4-bit element after the last ones; return the number of bytes written."""
         return self._put(file, pack_pairs(self.left))
 
     def _put(self, file: BinaryIO, array: Array) -> int:
@@ -206,7 +208,7 @@ class _Place:
 
 
 def _bundles(places: Iterable[_Place]) -> Iterable[list[_Place]]:
-    """Group `places` that are filled in one reading: those of the parts of one weight's blocks."""
+    """Group `places` that are written in one pass over the checkpoint: equal weights, and parts of the same blocks."""
     bundles: dict[object, list[_Place]] = {}
     for place in places:
         part = stored_part(place.weight.recipe)
@@ -215,22 +217,22 @@ def _bundles(places: Iterable[_Place]) -> Iterable[list[_Place]]:
 
 
 def _streams(places: Sequence[_Place], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """The numbers of the weights of one bundle in order, some of each at a time."""
+    """Yield, block by block, the next elements of all weights of one bundle."""
     recipes = [place.weight.recipe for place in places]
     parts = [part for part in map(stored_part, recipes) if part is not None]
     if parts:
         return stream_parts(parts, reader)
-    return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # equal ones, stored in several dtypes
+    return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # one recipe, stored in several dtypes
 
 
 def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
-    """The rows of a weight in its final dtype, contiguous."""
+    """Yield blocks of rows of a weight, contiguous, in the dtype in which it is stored."""
     for block in stream(w.recipe, reader):
         yield _cast(w, block)
 
 
 def _cast(w: Weight, block: Array) -> Array:
     block = np.atleast_1d(block)
-    if w.recipe.constant and np.isinf(block).any():  # a mask's −∞ is meant
+    if w.recipe.constant and np.isinf(block).any():  # −∞ of a mask is intended
         return np.ascontiguousarray(block.astype(w.dtype.numpy))
     return narrow(block, w.dtype, next(iter(w.recipe.sources()), str(w.value.name)))

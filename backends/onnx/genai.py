@@ -1,4 +1,4 @@
-"""genai_config.json: what onnxruntime-genai needs to know of a decoder folder."""
+"""genai_config.json: the description of a decoder folder for onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from weft.passes.analysis.states import EMBEDDED, cache_records, state_records, 
 
 from ..targets import Backend
 
-MODEL = "genai.onnx"  # beside the model whose caches roll; it shares the weights
+MODEL = "genai.onnx"  # a second model with full caches, next to one with rolling caches; they share the weights
 
 
 def refusal(graph: Graph) -> str | None:
-    """Return why onnxruntime-genai cannot run a graph with caches, none of which rolls; None if it can."""
+    """Return the reason why onnxruntime-genai cannot run a graph with caches, none of them rolling; None if it can."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     carried = list(taken_states(graph))
@@ -35,9 +35,9 @@ def refusal(graph: Graph) -> str | None:
 def config(
     graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
 ) -> dict[str, Any]:
-    """The configuration of a decoder graph with KV caches, before it is lowered, of the generic type ``decoder``.
+    """Return the configuration, of the generic type ``decoder``, of a decoder graph with KV caches before its lowering.
 
-    `capture`: decoding may be captured as a CUDA graph, on targets that have them. `filename` has the lowered graph.
+    `capture`: decoding may be captured as a CUDA graph on a CUDA target. `filename` is the file of the lowered graph.
     """
     meta, layers = graph.meta, cache_records(taken_states(graph))
     attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)

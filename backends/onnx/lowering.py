@@ -1,9 +1,9 @@
 """Lowering of ops to ONNX: a registry of lowerings and the selection among them.
 
-A lowering is a small function for one op on some targets. `when` says why it refuses a node: None accepts it, and an
-empty reason refuses without a line in the trace. The first registered that accepts wins. A lowering may
-absorb the nodes that make its operands: `reads` then names the values it really needs, and what nobody reads any more
-is never emitted. So a fused kernel is selected from facts in the graph, and support is computed, never declared twice.
+A lowering is a small function for one op on some targets. `when` returns the reason for refusing a node: None accepts
+it, and an empty reason refuses without a line in the trace. The first registered lowering that accepts wins. A lowering
+may absorb the producers of its operands: `reads` then yields the values that it reads instead, and a node whose outputs
+are not read is never emitted. So fused kernels are selected from the graph, and support is not declared separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def _operands(node: Node, target: Backend) -> Iterable[Value]:
 
 @dataclass(frozen=True)
 class Lowering:
-    """One way to lower `op`: named `name` in traces, for `targets` of these facts, by operators since `opset`."""
+    """A lowering of `op`, called `name` in traces, for the targets that `targets` accepts, with operators since
+    `opset`.
+    """
 
     op: str
     name: str
@@ -42,7 +44,7 @@ class Lowering:
     opset: int = 0
 
     def refusal(self, node: Node, target: Backend) -> str | None:
-        """Say why it refuses `node` on a `target` that it serves; None if it accepts."""
+        """Return the reason for refusing `node` on a `target` that it serves; None if it accepts."""
         if target.opset < self.opset:
             return f"it needs opset {self.opset}, and {target.name} has {target.opset}"
         return self.when(node, target)
@@ -62,7 +64,7 @@ def contrib_on(device: str) -> Serves:
 
 
 def standard(target: Backend) -> bool:
-    """Accept targets that have standard operators only."""
+    """Accept targets that have only standard operators."""
     return not target.contrib
 
 
@@ -79,10 +81,10 @@ def lowering(
     first: bool = False,
     opset: int = 0,
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops` on the `targets` that this function accepts.
+    """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts.
 
-    `opset` is the first version of ONNX that has its operators, if targets may be older. It is tried after those that
-    were registered before, or with `first` before them.
+    `opset` is the first ONNX version with its operators, if targets may be older. The lowering is tried after those
+    registered earlier, or with `first` before them.
     """
 
     def register(emit: Emit) -> Emit:
@@ -95,7 +97,7 @@ def lowering(
 
 
 def refusals(node: Node, target: Backend) -> list[str] | None:
-    """List why each lowering refuses `node` on `target`; None if one accepts."""
+    """Return each lowering's reason for refusing `node` on `target`; None if one accepts."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
@@ -109,7 +111,7 @@ def refusals(node: Node, target: Backend) -> list[str] | None:
 
 @dataclass
 class Selection:
-    """The chosen lowering of every node that must be emitted, and a line per choice that was not the first."""
+    """The chosen lowering of every node to emit, and a trace line for each refusal before a choice."""
 
     chosen: dict[Node, Lowering]
     trace: list[str]
@@ -119,11 +121,11 @@ def select(graph: Graph, target: Backend) -> Selection:
     """Choose lowerings from the outputs backwards, so that absorbed nodes are left out.
 
     Raises:
-        WeftError: naming an op that no lowering takes, with each refusal.
+        WeftError: naming an op without an accepting lowering, with each refusal.
     """
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])
-    # Nodes are in topological order: all readers of a node have told what they need before it is its turn.
+    # In reverse topological order all readers of a node have added the values that they read before it is visited.
     for node in reversed(graph.nodes):
         if not needed.intersection(node.outputs):
             continue

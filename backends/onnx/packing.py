@@ -1,10 +1,10 @@
-"""Weights packed ahead of time for ONNX Runtime's CPU kernels.
+"""Weights that are packed at compile time for ONNX Runtime's CPU kernels.
 
-ONNX Runtime packs every constant matrix when it opens a model, into memory of its own. A model may carry that packing
-beside the weights (``prepacked_0`` among a tensor's external data: kernel and content hash, then offset and length);
-the runtime packs, finds the same hash, and reads the file's copy instead, which is mapped and not memory of its own. A
-processor that packs otherwise finds another hash and keeps what it packed, so the answer never changes. Blocks that
-begin on a huge page are mapped by huge pages where the file system can: fewer page walks for each token.
+ONNX Runtime packs every constant matrix when it opens a model, into newly allocated memory. A model file may also store
+the packed form (``prepacked_0`` among a tensor's external data: kernel and content hash, then offset and length). The
+runtime still packs, but if the hashes match it maps the file's copy and frees its own. A CPU with another packed layout
+gets another hash and keeps its own copy, so results never change. Blocks that start on a huge page are mapped with huge
+pages where the file system supports it: fewer page walks per token.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ COPY = 4 << 20  # bytes copied at a time
 
 
 def prepack(folder: Path, name: str = MODEL) -> int:
-    """Append ONNX Runtime's packing to the weights of the model `name` in `folder`; returns how many bytes were added.
+    """Append the weights as ONNX Runtime packs them to the data of model `name` in `folder`; return the bytes added.
 
-    Takes memory and, for a while, disk space for the packed model.
+    It needs memory and temporary disk space for the packed model.
 
     Raises:
         WeftError: if ONNX Runtime is not installed, or cannot write the packed model.
@@ -46,7 +46,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
             for entry in tensor.external_data
             if entry.key.startswith("prepacked_") and tensor.name in weights
         ]
-        if not entries:  # of small weights there is no file at all
+        if not entries:  # for small weights ONNX Runtime writes no data file at all
             return 0
         with (Path(scratch) / DATA).open("rb") as source, path.open("r+b") as target:
             end = before
@@ -58,13 +58,13 @@ def prepack(folder: Path, name: str = MODEL) -> int:
 
 
 def _save_packed(model: Path, out: Path) -> Any:
-    """Let ONNX Runtime write the model with its packing into `out`; returns the graph without data."""
+    """Let ONNX Runtime write the model with packed weights into `out`; return that model without its data."""
     import onnx
 
     ort = onnxruntime()
     options = ort.SessionOptions()
-    # As little as possible, so that the weights keep the names by which `prepack` finds them in the original; but casts
-    # of scales are folded, because a kernel packs scales that are constant beside the codes.
+    # The lowest level that folds casts of scales, because a kernel packs constant scales together with the codes.
+    # Higher levels would rename weights, which `prepack` looks up by name in the original model.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out / MODEL)
     options.log_severity_level = 3
@@ -84,7 +84,7 @@ def _save_packed(model: Path, out: Path) -> Any:
 
 
 def _append(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
-    """Copy the block that `entry` ("kernel+hash|offset;length;…") tells of to the end; returns new entry and end."""
+    """Copy the block of `entry` ("kernel+hash|offset;length;…") to `end` of `target`; return its new entry and end."""
     key, where = entry.rsplit("|", 1)
     offset, length, *rest = where.split(";")
     align = HUGE_PAGE if int(length) >= HUGE_PAGE else PAGE

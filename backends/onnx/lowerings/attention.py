@@ -1,5 +1,5 @@
-"""Attention as the standard operator: masks, biases, latent and rolling caches around ai.onnx Attention, and the index
-that chooses its keys."""
+"""Lowering of attention to the standard operator, with masks, biases, latent and rolling caches around it; and of the
+lightning index, which chooses its keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import (
 from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
 
 Out = onnx.Value
-_END = 2**63 - 1  # of a Slice: whatever the size
+_END = 2**63 - 1  # end of a Slice of an axis of any size
 
 
 def _refusal(node: Node, target: Backend) -> str | None:
@@ -31,7 +31,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
         if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
             return "a bias or mask by position does not fit the slots of a rolling cache"
         if node.attrs["keep_first"]:
-            return "the first keys have slots of their own beside those that roll"
+            return "the first keys have their own slots next to the rolling ones"
     return None
 
 
@@ -41,12 +41,12 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
     q, k, sinks = node.required("q"), node.required("k"), node.operand("sinks")
     v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
     mask = _mask(e, node)
-    # is_causal lets query i see keys up to i: wrong where the keys begin with a cache. There the mask says it all.
+    # is_causal shows query i the keys up to i: wrong if the keys begin with a cache. Then the mask covers causality.
     is_causal = int(is_plain(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
     scales, bits = (node.operand("k_scale"), node.operand("v_scale")), a["cache_bits"]
-    # [batch, seq, heads·d] needs no transposes. Caches and the extra key of sinks need an axis of keys alone, and ONNX
-    # Runtime refuses queries and keys of different ranks: all are 4-D below.
+    # 3-D operands [batch, seq, heads·d] need no transposes. Caches and the extra key of sinks need a separate axis of
+    # keys, and ONNX Runtime rejects queries and keys of different ranks: all are 4-D below.
     if past_k is None and v is not None and sinks is None and bits is None:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
@@ -65,16 +65,16 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
             start = _start(e, positions)
             fresh = zip(past, kv, strict=True)
             kv = present = e.memo(
-                ("cache", past_k, k),  # which other attentions may read
+                ("cache", past_k, k),  # other attentions may read the same cache
                 lambda: [e.op("TensorScatter", e[old], new, start, axis=2) for old, new in fresh],
             )
     if bits is not None:
         coded, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
         kv = [cache_codes.numbers(e, x, s, a["kv_heads"], bits, dtype) for x, s in coded if s is not None]
-    if sinks is not None:  # the key of zeros that they belong to
+    if sinks is not None:  # append a key of zeros; its score is the sink
         kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
     y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
-    if v is None:  # whole keys served as values: cheaper than cutting the values out of a cache
+    if v is None:  # full keys served as values: cheaper than slicing the values out of a cache
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
     joined = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
     return [joined, *present]
@@ -88,10 +88,10 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
     if past is not None and positions is not None:
         keys = e.op("TensorScatter", e[past], keys, _start(e, positions), axis=2)
         present = [keys]
-    # Rows of all tokens and heads, so that one product has the scores: [batch, 1, seq·heads, keys].
+    # Flatten tokens and heads, so that one product gives all scores: [batch, 1, seq·heads, keys].
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
     turned, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
-    if dtype.bits < 32:  # too few scores differ in fewer bits
+    if dtype.bits < 32:  # in 16 bits too many scores are equal
         rows, turned, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, turned, by_token))
     by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, turned)), e.constant([0, -1, heads, 0]))
     scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
@@ -108,23 +108,23 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
 
 
 def _start(e: Emitter, positions: Value) -> Out:
-    """The first slot that each row writes, [batch]."""
+    """Return the first slot that each row writes, [batch]."""
     return e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
 
 
 def _heads_first(e: Emitter, value: Value, heads: int) -> Out:
-    """[batch, seq, heads·d] as [batch, heads, seq, d]."""
+    """Split `value` [batch, seq, heads·d] into heads, [batch, heads, seq, d]."""
     apart = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
     return e.op("Transpose", apart, perm=[0, 2, 1, 3])
 
 
 def _flat(e: Emitter, column: Out) -> Out:
-    """[batch, 1] as [batch]."""
+    """Squeeze `column` [batch, 1] to [batch]."""
     return e.op("Squeeze", column, e.constant([1]))
 
 
 def _mask(e: Emitter, node: Node) -> Out | None:
-    """Combine mask, bias and sinks of `node` into one operand: a boolean mask, or numbers added to the scores."""
+    """Combine mask, bias and sinks of `node` into one operand: a boolean mask, or a bias added to the scores."""
     mask, bias, sinks = mask_of(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
@@ -134,40 +134,41 @@ def _mask(e: Emitter, node: Node) -> Out | None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
     column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
-    # A sink is the score of one more key. That key is zeros, hence its own score 0, also behind a soft cap.
+    # A sink is the score of one more key. That key is zero, so its product is 0, also after the softcap.
     return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
 
 
 def _keys(node: Node) -> Size:
-    """Return the number of keys that `node` reads, hidden ones included."""
+    """Return the number of keys that `node` reads, including masked ones."""
     new, past = node.required("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
 
 
 def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
-    """Boolean `mask` and `bias` as numbers."""
+    """Combine the boolean `mask` and `bias` into one bias: −∞ where masked."""
     if bias is None:
         number: Out | None = e.scalar(0.0, node.output.type.dtype)
     elif mask is None:
         return full_bias(e, bias, node.output.shape[1], keys)
     else:
         number = e[bias]
-        if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots behind its end are hidden
+        if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots after its end are masked
             number = extended(e, number, 3, keys)
     return e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
 
 
 def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
-    """The rolling cache after a call, out of the keys `joined` [batch, kv_heads, capacity + seq, width].
+    """Return the rolling cache after a call, given its old and new keys `joined` [batch, kv_heads, capacity + seq,
+    width].
 
-    The rows written come out of `joined`, so that all of the past is read before present, which may be the same memory,
-    is written. They are as many as the call has, the last of them the last valid key: a row whose call ends in padding
-    gets some of its old keys once more.
+    The written keys are gathered from `joined`, so that the past is read before `present`, which may share its memory,
+    is written. For each row, the last keys up to the last valid one are written, one per token of the call (at most the
+    capacity): a row that ends in padding rewrites some of its old keys.
     """
     positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
-    width = width // 2 if past.type.dtype.bits == 4 else width  # two codes are a byte
+    width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
     source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
     places = e.memo(
         ("rolled places", positions, mask, capacity, kv_heads, width),
@@ -178,7 +179,7 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
 
 
 def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
-    """Return the rows of past and call to write [batch, rows], and the first slot they go to [batch]."""
+    """Return the indices into past and call of the keys to write [batch, rows], and the first slot to write [batch]."""
     first = first_position(e, positions)
     every = consecutive(e, positions)
     at = e.op("Slice", every, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
@@ -186,9 +187,9 @@ def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tu
         last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))
         over = e.op("Sub", e.op("Gather", every, e.constant([-1]), axis=1), last)
         at = e.op("Sub", at, over)
-    # Mod takes the sign of the divisor (ONNX, fmod=0): a position below 0 has a slot, too, and rewrites it unchanged.
+    # Mod takes the sign of the divisor (ONNX, fmod=0): a position below 0 also has a slot and rewrites it unchanged.
     slot = e.op("Mod", at, e.constant(capacity))
     new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))
-    # In `joined` slots come first: a position before the call is read from its slot, others behind them.
+    # In `joined` the slots come first: a position before the call is read from its slot, others after the slots.
     source = e.op("Where", e.op("Less", at, first), slot, new)
     return source, _flat(e, e.op("Gather", slot, e.constant([0]), axis=1))

@@ -1,7 +1,7 @@
-"""Codes of quantized caches by standard operators, for attentions that no kernel reads codes for.
+"""Quantization and dequantization of caches by standard operators, for attentions without a kernel that reads codes.
 
-Two codes of 4 bits are a byte, those of channels 2i and 2i + 1 of a head in its lower and its upper half, each plus 8:
-as GroupQueryAttention packs them.
+Two 4-bit codes share a byte: channel 2i of a head is in the low half, channel 2i + 1 in the high half, each plus 8.
+This is the packing of GroupQueryAttention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _F32 = int(ONNX_DTYPES["f32"])
 
 
 def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
-    """The codes of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or u8 [.., width / 2] of 4 bits."""
+    """Quantize x [batch, seq, heads · width] to codes i8 [batch, heads, seq, width], or u8 [.., width / 2] of 4 bits."""
     low, high = limits(bits)
     whole = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
     whole = e.op("Clip", whole, _number(e, low), _number(e, high))
@@ -29,21 +29,21 @@ def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
 
 
 def numbers(e: Emitter, held: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
-    """The numbers in `dtype` that the codes `held` [batch, heads, slots, width or width / 2] stand for."""
+    """Dequantize the cached codes `held` [batch, heads, slots, width or width / 2] to `dtype`."""
     found = e.op("Cast", held, to=_F32) if bits == 8 else unpacked(e, held)
     factor = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
     return e.op("Cast", e.op("Mul", found, factor), to=int(ONNX_DTYPES[dtype]))
 
 
 def packed(e: Emitter, x: Out) -> Out:
-    """The whole f32 numbers x [.., n] of 4 bits as bytes, u8 [.., n / 2]."""
+    """Pack x [.., n], f32 with integers of 4 bits, into bytes, u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
     lower, upper = (e.op("Add", half, _number(e, -limits(4)[0])) for half in halves)
     return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _number(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
 def unpacked(e: Emitter, held: Out, rank: int = 4) -> Out:
-    """The numbers f32 [.., n] of the bytes `held` [.., n / 2], which have `rank` axes."""
+    """Unpack bytes `held` [.., n / 2] of `rank` axes into f32 [.., n] with integers of 4 bits."""
     found = e.op("Cast", held, to=_F32)
     upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))
     lower = e.op("Sub", found, e.op("Mul", upper, _number(e, 16)))

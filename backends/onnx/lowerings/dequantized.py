@@ -1,21 +1,20 @@
-"""Products and lookups by quantized weights in standard operators: codes, DequantizeLinear by groups, MatMul.
+"""Products and lookups with quantized weights in standard operators: codes, DequantizeLinear by groups, MatMul.
 
-A runtime that fuses DequantizeLinear with MatMul multiplies by the codes, as ONNX Runtime does, on a CPU with
-activations rounded to 8 bits (its session key ``session.qdq_matmulnbits_accuracy_level``). It fuses what has the layout
-[in, out] only. Others compute the same from dequantized numbers.
+A runtime that fuses DequantizeLinear with MatMul multiplies by the codes. ONNX Runtime does this for weights in the
+layout [in, out], on a CPU with activations rounded to 8 bits (its session key
+``session.qdq_matmulnbits_accuracy_level``). Other runtimes dequantize the weights and multiply.
 
-A lookup needs rows of a table [rows, width], which is the other layout:
-
-Gathering columns reads single bytes, which costs a prefill of 1,000 tokens some milliseconds.
+A lookup needs rows of a table [rows, width], which is the other layout; gathering columns reads single bytes, which
+costs a prefill of 1,000 tokens a few milliseconds:
 
 | table | codes in the file |
 |---|---|
-| alone, 8 bits | [rows, width], gathered along axis 0 |
-| alone, up to 4 bits | [rows, width], two to a byte: Gather takes no integers of 4 bits, so bytes are taken apart |
+| only a table, 8 bits | [rows, width], gathered along axis 0 |
+| only a table, up to 4 bits | [rows, width], two per byte: Gather does not support 4-bit integers; bytes are unpacked |
 | also an output head, 8 bits | once, [width, rows], gathered along axis 1 |
-| also an output head, up to 4 bits | once in each layout: together as large as codes of 8 bits |
+| also an output head, up to 4 bits | once in each layout: together as large as 8-bit codes |
 
-Experts are stacks of such tables, of which those in use are gathered: nothing fuses their DequantizeLinear.
+Experts are stacks of such tables; those in use are gathered, and no runtime fuses their DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from .layers import biased, norm_key, norm_refusal, normed
 from .quantized import levels, with_sums
 
 Out = onnx.Value
-SINCE = 21  # version of ONNX from which DequantizeLinear takes groups
+SINCE = 21  # first opset where DequantizeLinear supports groups
 
 
 def layout_of(weight: Value | None) -> BlockLayout | str:
-    """Return the layout that DequantizeLinear takes `weight`, a matrix or a stack, in, or why it does not."""
+    """Return the block layout of `weight`, a matrix or a stack, for DequantizeLinear; or the reason why it has none."""
     layout = kept_layout(weight)
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)
     if layout.floats or (layout.has_minimum and not layout.sums):
-        return f"DequantizeLinear does not compute what {layout} stands for{', but target torch' * layout.floats}"
+        return f"DequantizeLinear cannot decode {layout}{', but target torch can' * layout.floats}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
         return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
     return layout
@@ -67,7 +66,7 @@ def _norm_refusal(node: Node, target: Backend) -> str | None:
 def _lookup_refusal(node: Node, target: Backend) -> str | None:
     layout = layout_of(node.operand("table"))
     if isinstance(layout, BlockLayout) and layout.sums:
-        return f"a lookup does not compute what {layout} stands for"
+        return f"a lookup cannot decode {layout}"
     return layout if isinstance(layout, str) else None
 
 
@@ -102,7 +101,7 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
 def _taken_apart(
     e: Emitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
-    """The numbers of rows [..., in] of `weight` whose codes of up to 4 bits are `pairs` [..., in / 2]."""
+    """Dequantize rows of `weight` from packed codes of up to 4 bits, `pairs` [..., in / 2], to [..., in]."""
     four = e.constant(4, dtypes.u8.numpy)
     low, high = (
         e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy)),
@@ -115,14 +114,14 @@ def _taken_apart(
 
 
 def _whole(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
-    """`rows` without what fills up their last group."""
+    """Remove from `rows` the padding of their last group."""
     if weight.width % layout.group == 0:
         return rows
     return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))
 
 
 def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
-    """The numbers [used, out, in] of the matrices of `weight` [experts, out, in]: of all, or of those `chosen`."""
+    """Dequantize the matrices of `weight` [experts, out, in], all or those `chosen`, to [used, out, in]."""
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
 
@@ -130,7 +129,7 @@ def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
         return taken(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
     scales = _as_computed(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
-    if layout.bits < 8 and chosen is not None:  # Gather takes no integers of 4 bits
+    if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
         zeros = part("middles", dtypes.u8) if layout.has_zeros else None
         return _taken_apart(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
     dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
@@ -139,7 +138,7 @@ def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:
-    """x Wᵀ, W [out, in] as codes [in, out]; `key` is what stands for x where parts of it are shared."""
+    """Emit x Wᵀ for W [out, in] stored as codes [in, out]; `key` identifies x for shared subgraphs."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)
@@ -162,8 +161,8 @@ def _dequantized(
 
 
 def _gathered(e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0) -> Out | None:
-    """The part `name` of the rows `ids`, before the cast of scales: [..., numbers of a row], or with `axis` 1
-    [numbers of a row, ...]."""
+    """Gather the part `name` of the rows `ids` of `table`: [..., elements of a row], or with `axis` 1 [elements of a
+    row, ...]; None for zero points that it lacks."""
     part = _stored(e, table, layout, name, axis, "table")
     return None if part is None else _as_computed(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
@@ -174,10 +173,11 @@ def _part(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int
 
 
 def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int, role: str = "") -> Out | None:
-    """The initializer of the part `name` of `weight`, transposed if `turned`; None for zero points that it lacks.
+    """Return the initializer of the part `name` of `weight`, transposed if `turned`; None for zero points that it
+    lacks.
 
-    A table that is a head, too, has its own initializers at the same place of the file, by their `role`: ONNX Runtime
-    fuses nothing that reads a shared one.
+    A table that is also an output head has separate initializers for each `role`, with the same bytes in the file: ONNX
+    Runtime does not fuse nodes that read a shared initializer.
     """
     if name == "signed_zeros" and not layout.has_zeros:
         return None
@@ -197,7 +197,7 @@ def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: i
 
 
 def _as_computed(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
-    """`part`, and if it is scales, in the dtype of the weight: f16 ones take half the bytes of f32 ones in the file."""
+    """Cast `part` to the dtype of the weight if it has scales; f16 scales take half the bytes of f32 in the file."""
     if name != "steps" or _scale_dtype(layout) == weight.type.dtype:
         return part
     return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))

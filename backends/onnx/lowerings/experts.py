@@ -1,7 +1,7 @@
-"""Lowerings of routers and experts: every expert of a layer in one operator, or in one product over those in use.
+"""Lowerings of routers and experts: all experts of a layer in one operator, or in batched products over those in use.
 
-ONNX Runtime's MoE computes the experts a token asks for, one after the other. Elsewhere tokens are grouped: each expert
-takes as many rows as the busiest one needs, and one batched product runs them all. Either way the number of nodes does
+ONNX Runtime's MoE computes the chosen experts one after the other. Elsewhere tokens are grouped by expert, padded to
+the number of tokens of the busiest one, and multiplied in one batched product. In both cases the number of nodes does
 not grow with the number of experts.
 """
 
@@ -27,9 +27,9 @@ from .layers import MS, activation, slope
 
 Out = onnx.Value
 F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])
-ROUNDING = 1e-4  # of a share of tokens: what exceeds a whole number by less is that number
-NEVER = -1e4  # the logarithm of no weight: its exponential is zero in every dtype
-SPARSE = 4  # from this many experts per active one on, copying the weights of those in use beats running all
+ROUNDING = 1e-4  # rounding error of a capacity: a capacity this little above an integer is that integer
+NEVER = -1e4  # the logarithm of a zero weight: its exponential is zero in every dtype
+SPARSE = 4  # from this many experts per active one on, gathering the weights of those in use beats running all
 
 # -- routers
 
@@ -43,7 +43,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     if a["groups"] > 1:
         ranked = _of_best_groups(e, node, ranked)
     weights, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
-    # The bias decides which experts are chosen, not how much they count (DeepSeek-V3).
+    # The bias affects the choice of experts, not their weights (DeepSeek-V3).
     if bias is not None:
         weights = e.op("GatherElements", scores, experts, axis=-1)
     if a["renormalize"]:
@@ -54,7 +54,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
 
 
 def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
-    """`ranked`, −∞ where an expert is in none of the best groups."""
+    """Mask `ranked` with −∞ for experts outside of the best groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
     members = e.op("Reshape", ranked, e.constant([*pads, a["groups"], -1]))
@@ -69,7 +69,7 @@ def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
 
 
 def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
-    """`values` at `indices` of `axis`, zero elsewhere."""
+    """Scatter `values` to `indices` of `axis` of a zero tensor shaped as `like`."""
     return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
 
@@ -95,12 +95,12 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
 _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
 
 
-# Mended by onnxruntime's pull request 32659 of September 2026, which no release is known to have.
+# Fixed by onnxruntime's pull request 32659 of September 2026, which is not known to be in a release.
 WRONG_CHOICES = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
 
 
 def wrong_choices(node: Node, target: Backend) -> bool:
-    """Return whether the kernel would ask wrong experts."""
+    """Return whether ONNX Runtime's kernel would choose wrong experts for `node`."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
@@ -109,7 +109,7 @@ def _kernel_refusal(node: Node, target: Backend) -> str | None:
 
 
 def packed_refusal(node: Node) -> str | None:
-    """Say why ONNX Runtime's operators for experts, MoE and QMoE, do not compute what is between the products."""
+    """Return the reason why ONNX Runtime's MoE and QMoE lack the activation of `node`; None if they have it."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
@@ -120,7 +120,8 @@ def packed_refusal(node: Node) -> str | None:
 
 
 def _router(node: Node) -> Node | None:
-    """The router that the kernel can be instead of: softmax, then the k largest (of equal ones it takes the last)."""
+    """Return the router that the kernel can absorb: softmax, then top-k (of equal scores it takes the last); or
+    None."""
     producer = node.required("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
@@ -135,12 +136,12 @@ def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def shaped(e: Emitter, y: Out, x: Value) -> Out:
-    """`y` in the shape of `x`."""
+    """Reshape `y` to the shape of `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
 def interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
-    """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
+    """Return one weight with rows gate 0, up 0, gate 1, … of each expert; zeros if one of the two is absent."""
     weights = up if gate is None else gate
     if weights is None:
         return None
@@ -155,17 +156,17 @@ def interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, n
 
 
 def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """Return logits [tokens, experts] and k for the kernel, and a factor of the result.
+    """Return logits [tokens, experts] and k for the kernel, and a factor for its result (None: 1).
 
-    The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
-    ONNX Runtime lets the two share memory.
+    The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
+    lets the two share memory.
     """
     router, combine = _router(node), node.required("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
     factor: Out | None = None
     if router is None:
-        # Softmax undoes the logarithm and divides by the sum, which is a factor then.
+        # The kernel's softmax undoes the logarithm and divides by the sum; the factor multiplies by it again.
         weights = e[combine]
         logits = e.op("Max", e.op("Log", weights), e.scalar(NEVER, dtype))
         factor = e.op("ReduceSum", weights, e.constant([-1]), keepdims=1)
@@ -184,11 +185,11 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
 
 
 def kernel_unit(node: Node) -> dict[str, Any]:
-    """The attributes of MoE and QMoE that say what is between the products of an expert."""
+    """Return the attributes of MoE and QMoE that describe the activation of an expert."""
     a = node.attrs
     if node.operand("gate") is None:
         return {"activation_type": _KERNEL[a["activation"]]}
-    # Rows of gate and up interleaved: the CPU kernels take neither another layout nor a third weight (fc3).
+    # Rows of gate and up are interleaved: the CPU kernels support neither another layout nor a third weight (fc3).
     fused = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
     return fused | {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
 
@@ -203,7 +204,7 @@ def MoE(e: Emitter, node: Node) -> Out:
     else:
         first, first_bias = e[up], e[up_bias]
     logits, k, factor = _routing(e, node)
-    # The operator takes [tokens, width] and [batch, seq, width] only.
+    # The operator takes only [tokens, width] and [batch, seq, width].
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
@@ -229,12 +230,12 @@ def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
 
 
 def taken(e: Emitter, value: Out, chosen: Out | None) -> Out:
-    """`value` [experts, ...] of the experts of the numbers `chosen`, a copy; of all where that is None."""
+    """Gather `value` [experts, ...] for the `chosen` expert indices; return it unchanged if `chosen` is None."""
     return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
 
 def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
-    """rows [used, n, in] by weight [experts, out, in] of those `chosen` → [used, n, out]."""
+    """Multiply rows [used, n, in] by weight [experts, out, in] of the `chosen` experts → [used, n, out]."""
     if e.target.contrib:
         return e.op("FusedMatMul", rows, taken(e, e[weight], chosen), domain=MS, transB=1)
     if isinstance(weight, Param):
@@ -244,7 +245,7 @@ def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
 
 
 def _most(e: Emitter, counts: Out) -> Out:
-    """The largest of `counts`, at least 1, as [1]."""
+    """Return the largest of `counts`, at least 1, as [1]."""
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
@@ -254,13 +255,13 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
 
 
 def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
-    """Emit the experts of `node`, whose weights `product` multiplies rows by."""
+    """Emit the experts of `node` as batched products over the experts in use; `product` multiplies by their weights."""
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]
     one = e.constant([1])
 
-    # weights [experts, tokens], used: whether they are not zero.
+    # weights [experts, tokens]; used: 1 where a weight is not zero.
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
     weights = e.op("Transpose", flat, perm=[1, 0])
     used = e.op("Cast", e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), to=I64)
@@ -271,7 +272,7 @@ def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out 
         chosen = e.many("TopK", busy, count, axis=0, outputs=2)[1]
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 
-    # The tokens of each expert in order, [experts, n]; what is over is some other token, with the weight of zero.
+    # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero.
     n = _most(e, e.op("ReduceSum", used, one, keepdims=0))
     tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
@@ -286,11 +287,11 @@ def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out 
     hidden = _unit(e, node, projected(rows, up, up_bias), opened)
     results = e.op("Reshape", projected(hidden, down, down_bias), e.constant([-1, x.width]))
 
-    # Back to tokens: where in `results` those of a token's k experts stand, [tokens, k].
-    # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in text order, and
-    # this count is a token's row with the expert.
+    # Back to tokens: the rows in `results` of a token's k experts, [tokens, k].
+    # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in order, and this
+    # count is the token's row in its expert.
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
-    # Cut for experts that a token does not use: any row will do, its weight is zero.
+    # Clamped for experts that a token does not use: any row will do, its weight is zero.
     place = e.op("Transpose", e.op("Min", before, e.op("Sub", n, one)), perm=[1, 0])
     k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
     weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)

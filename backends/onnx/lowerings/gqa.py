@@ -1,4 +1,4 @@
-"""Attention as ONNX Runtime's GroupQueryAttention: cache, rotary positions and packed projections in one kernel."""
+"""Lowering of attention to ONNX Runtime's GroupQueryAttention: cache, RoPE and packed projections in one kernel."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class _Gqa:
 
 
 def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
-    """The rotations of q and k, if the kernel can do the same."""
+    """Return the RoPE nodes of q and k if the kernel can absorb them, else None."""
     ropes = rotated(node)
     if isinstance(ropes, str):
         return None
     q, frequencies = ropes[0], ropes[0].operand("frequencies")
-    # The kernel takes tables of a multiple of 8 columns. With partial rotation and a head size that is no multiple of
-    # 16 it fails at run time only.
+    # The kernel needs tables with a multiple of 8 columns. With partial rotation and a head size that is not a multiple
+    # of 16, it fails only at run time.
     fits = (
         isinstance(frequencies, Param) and frequencies.width % 8 == 0 and q.output.width // q.attrs["heads"] % 16 == 0
     )
@@ -63,16 +63,16 @@ def _refusal(node: Node, target: Backend) -> str | None:
     past, mask, bias = (node.operand(n) for n in ("past_k", "key_mask", "bias"))
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
-    # The kernel is given the length of each row, so it can hide nothing but padding on the right.
+    # The kernel receives only the length of each row, so it can only mask padding on the right.
     if mask is None or not is_length(mask):
-        return "no mask tells the total length"
+        return "no mask gives the total length"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
     if a["keep_first"]:
         return f"the first {a['keep_first']} keys stay visible"
     if v.width != k.width or head % 8:
         return f"head sizes {head} and {v.width // a['kv_heads']}: must be equal and a multiple of 8"
-    # ONNX Runtime would run an f32 node on the CPU without a message, with copies of the caches around it.
+    # ONNX Runtime would silently run an f32 node on the CPU, with copies of the caches around it.
     if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):
         return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
     if a["cache_bits"] is not None and (reason := _codes_refusal(node, head, target)):
@@ -81,7 +81,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 
 def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
-    """Say why the kernel cannot keep the cache of `node` as codes, if it cannot."""
+    """Return the reason why the kernel cannot quantize the cache of `node`; None if it can."""
     k, v = node.required("k_scale"), node.required("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"
@@ -110,13 +110,13 @@ def _reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
-    """GroupQueryAttention's seqlens_k [batch] (last valid index) and total_sequence_length (host scalar), int32."""
+    """Return int32 seqlens_k [batch] (last valid index) and total_sequence_length (host scalar) for the kernel."""
     int32 = int(onnx.DataType.INT32)
 
     def make() -> tuple[Out, Out]:
         valid = e.op("ReduceSum", e[mask], e.constant([1]), keepdims=0, hint="valid")
         last = e.op("Cast", e.op("Sub", valid, e.constant([1])), to=int32, hint="seqlens_k")
-        # From the shape, not from the values: the kernel reads it on the host, and that must not wait for the GPU.
+        # From the shape, not from the values: the kernel reads it on the host, which must not wait for the GPU.
         size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
         return last, e.op("Cast", size, to=int32, hint="total_length")
 
@@ -125,8 +125,8 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
 
 @lowering(ops.attention, targets=contrib, when=_refusal, reads=_reads)
 def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
-    # A rolling cache is the kernel's own: it shifts old keys out instead of writing at position mod capacity. Rows of a
-    # call then must be equally long.
+    # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
+    # rows of a call must be equally long.
     a, cover = node.attrs, _cover(node)
     mask, bias = node.required("key_mask"), node.operand("bias")
     cos, sin = (None, None) if cover.rope is None else rope_tables(e, cover.rope, cover.query)
@@ -168,9 +168,9 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
 
 
 def _write_again(e: Emitter, node: Node, made: list[Out]) -> None:
-    """Give the graph an output for each cache that `node` reads after another attention has written it.
+    """Add a graph output for each cache that `node` reads after another attention has written it.
 
-    The kernel writes the same once more. Where both outputs have the memory of the cache, that copies nothing.
+    The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
     """
     for spec, out in zip(caches(node), made, strict=True):
         past = node.required(spec.taken)

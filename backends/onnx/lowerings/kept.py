@@ -1,4 +1,4 @@
-"""Weights that an ONNX model keeps in quantized blocks: the answer of the lowerings, for reports."""
+"""Reports on the weights that an ONNX model keeps in quantized blocks, derived from the lowerings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PRODUCTS = (ops.linear, ops.norm_linear)
 
 
 def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
-    """Return whether `node` reads the codes of `weight`."""
+    """Return whether `node` multiplies by the codes of `weight`, without dequantizing it at compile time."""
     return _reason(weight, node, target) is None
 
 
 def _reason(weight: Param, node: Node, target: Backend) -> str | None:
-    """Say why `node` reads the numbers of `weight`; None if it reads its codes."""
+    """Return the reason why `node` needs `weight` dequantized; None if it reads its codes."""
     if node.op in (*PRODUCTS, ops.embedding):
         layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
         return None if isinstance(layout, BlockLayout) else layout
@@ -33,7 +33,7 @@ def _reason(weight: Param, node: Node, target: Backend) -> str | None:
 
 
 def keeps(graph: Graph, target: Backend) -> list[Param]:
-    """List the weights of `graph` that stay in blocks on `target`."""
+    """Return the weights of `graph` that stay in blocks on `target`."""
     return [p for p in candidates(graph) if any(_is_kept(p, node, target) for node in p.users)]
 
 
@@ -44,25 +44,25 @@ def summary(graph: Graph, target: Backend) -> dict[str, int]:
 
 
 def given_up(graph: Graph, target: Backend) -> list[str]:
-    """Say which weights that a pass quantized are stored as numbers, and why, once for each reason."""
+    """Return a note per reason for weights that a pass quantized but that are stored dequantized."""
     kept, found = set(keeps(graph, target)), dict[str, list[str]]()
     for weight in candidates(graph):
         if is_quantized(weight) and weight not in kept:
             reason = next(filter(None, (_reason(weight, node, target) for node in weight.users)), "it is an output")
             found.setdefault(reason, []).append(weight.name)
     return [
-        f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: stored as numbers, not as codes: {reason}"
+        f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: stored dequantized, not as codes: {reason}"
         for reason, names in found.items()
     ]
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products by quantized weights round activations to 8 bits: on CPUs, if not in f32."""
+    """Return whether products by quantized weights round activations to 8 bits: on a CPU with quantized weights."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in keeps(graph, target))
 
 
 def idle(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
-    """Return which of the `options` KEEP_BLOCKS and ARITHMETIC change nothing of `graph`, with the reason."""
+    """Return those of the given `options` KEEP_BLOCKS and ARITHMETIC that do not change `graph`, with the reason."""
     reasons = dict[str, str]()
     if all(map(is_quantized, keeps(graph, target))):
         refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)

@@ -1,4 +1,4 @@
-"""Lowerings of linear maps, norms, activations and rotary positions."""
+"""Lowerings of linear layers, norms, activations and RoPE."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Out = onnx.Value
 
 
 def product(e: Emitter, x: Out | None, weight: Value) -> Out:
-    """x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
+    """Emit x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
     if e.target.contrib:
-        # Keeps the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
+        # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
     if isinstance(weight, Param) and len(weight.uses) == 1:
         turned = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
@@ -39,19 +39,19 @@ def MatMul(e: Emitter, node: Node) -> Out:
 
 
 def biased(e: Emitter, y: Out, node: Node) -> Out:
-    """y plus the bias of `node`, if it has one."""
+    """Add the bias of `node` to y, if it has one."""
     bias = node.operand("bias")
     return y if bias is None else e.op("Add", y, e[bias])
 
 
 def _vector(e: Emitter, node: Node, name: str, fill: float) -> Out:
-    """The operand called `name`, or a vector of `fill` where it is absent: the operators require their scale."""
+    """Return the operand `name`, or if absent a vector of `fill`: the operators require their scale."""
     x, vector = node.required("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
 def _rms(e: Emitter) -> str:
-    # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
+    # On CUDA, ONNX Runtime fuses per-head norms into attention only if they use its own operator.
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
 
@@ -67,13 +67,13 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
 
 
 def norm_refusal(node: Node, target: Backend) -> str | None:
-    """Say why a norm_linear `node` is more than a norm and a product."""
+    """Return a reason if a norm_linear `node` has an activation, else None."""
     activation = node.attrs["activation"]
     return None if activation == "identity" else f"it ends in {activation}"
 
 
 def norm_key(node: Node) -> object:
-    """Return what norm_linear nodes share that multiply the same norm."""
+    """Return a key that is equal for norm_linear nodes with the same normed input."""
     x, kind = node.required("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
@@ -84,7 +84,7 @@ def NormMatMul(e: Emitter, node: Node) -> Out:
 
 
 def normed(e: Emitter, node: Node) -> Out:
-    """The norm of x that a norm_linear `node` multiplies; x itself where it has none."""
+    """Emit the norm of x of a norm_linear `node`, shared with other nodes; x itself if it has no norm."""
     x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x
@@ -97,13 +97,13 @@ def normed(e: Emitter, node: Node) -> Out:
     return e.memo(("normed", norm_key(node)), made)
 
 
-# ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.
+# ONNX Runtime itself fuses an addition with a LayerNorm, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
     scale, total = _vector(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
-    # Always given: the default of these operators is 1e-12.
+    # Always set: the default of these operators is 1e-12.
     eps = node.attrs["eps"]
     name, operands = "SkipSimplifiedLayerNormalization", [x, y, scale]
     if node.attrs["kind"] == "layer":
@@ -127,11 +127,11 @@ def Swish(e: Emitter, node: Node) -> Out:
 
 
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
-BODIES = ("elu", "relu2")  # activations that are rewritten to their bodies, but for those of experts
+BODIES = ("elu", "relu2")  # activations that are expanded into their bodies, except in experts
 
 
 def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
-    """act(x) for an activation by its name in `ACTIVATIONS`."""
+    """Emit act(x) for an activation by its name in `ACTIVATIONS`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
     beta = slope(name)
@@ -149,7 +149,7 @@ def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
 
 
 def slope(name: str) -> float | None:
-    """β of an activation x·σ(βx), None of another."""
+    """Return β of an activation x·σ(βx) by its name; None for other activations."""
     if name.startswith("swish("):
         return float(name[6:-1])
     return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
@@ -170,7 +170,8 @@ def GatedUnit(e: Emitter, node: Node) -> Out:
 
 
 def rope_tables(e: Emitter, rope: Node, like: Value) -> list[Out]:
-    """cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
+    """Return tables of cos and sin for all positions below the maximum length, [max_length, pairs], in the dtype of
+    `like`."""
     frequencies, amplitude = rope.required("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
     tables = {fn: RopeTable(frequencies.recipe, e.max_length, fn, amplitude) for fn in ("cos", "sin")}
@@ -193,6 +194,6 @@ def RotaryEmbedding(e: Emitter, node: Node) -> Out:
         e[node.required("positions")],
         num_heads=heads,
         interleaved=int(node.attrs["interleaved"]),
-        # 0 means the whole head.
+        # 0 means the full head.
         rotary_embedding_dim=rotated if rotated < x.width // heads else 0,
     )

@@ -1,6 +1,6 @@
-"""Masks of the standard Attention operator: which query may see which key, from positions and the op's attributes.
+"""Masks of the standard Attention operator, computed from positions and the op's attributes.
 
-Parts are shared by all attentions that mean the same: a decoder computes each once a call, not once a layer.
+Equal masks and their parts are shared between attentions: a decoder computes each once per call, not once per layer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def is_plain(node: Node) -> bool:
 
 
 def mask_of(e: Emitter, node: Node, whole: bool = False) -> Out | None:
-    """The boolean mask [batch or 1, 1, seq, keys] of what is_causal does not say, or of all that a query sees if
-    `whole`; None if nothing is left.
+    """Return the boolean mask [batch or 1, 1, seq, keys] in addition to is_causal, or if `whole` the full mask; None if
+    no mask is needed.
 
-    The keys of a cached attention are its slots, those of a rolling one its slots and then the keys of the call.
+    The keys of a cached attention are its slots; with a rolling cache, its slots and then the keys of the call.
     """
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length(key_mask):
-        key_mask = None  # causality by position already hides the slots that hold nothing
+        key_mask = None  # the causal mask by position already hides empty slots
     plain = not whole and is_plain(node)
     sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
     facts = None if plain else (VisibleKeys.of(a), a.get("rolling", False))
@@ -60,10 +60,10 @@ def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out |
 
 
 def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
-    """`key_mask` [batch, keys] as [batch, 1, 1 or seq, keys]."""
+    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1 or seq, keys]."""
     past = node.operand("past_k")
     visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
-    if past is not None:  # slots behind its end are hidden
+    if past is not None:  # slots after the mask's end are hidden
         visible = extended(e, visible, 1, past.shape[2])
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
@@ -74,13 +74,13 @@ def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
 
 
 def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
-    """x with zeros at the end of `axis`, which then has `size`."""
+    """Pad x with zeros at the end of `axis` to `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
 
 def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
-    """Positions of queries and keys, of ranks that broadcast to [batch or 1, 1, seq, keys]."""
+    """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
         queries = e.op("Unsqueeze", count(e, node.required("q").shape[1]), e.constant([1]))
@@ -94,7 +94,7 @@ def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
 
 
 def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
-    """`bias` with a row per query and a column per key: ONNX Runtime broadcasts batch and heads only."""
+    """Expand `bias` to a row per query and a column per key: ONNX Runtime broadcasts only batch and heads."""
 
     def make() -> Out:
         ones = e.constant([1])
@@ -104,7 +104,7 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
 
 
 def count(e: Emitter, size: Any) -> Out:
-    """0, 1, … below `size`."""
+    """Return the integers 0, 1, … below `size`, as int64."""
     if isinstance(size, int):
         return e.constant(range(size))
     return e.memo(("count", size), lambda: e.range(e.size(size)))
@@ -116,20 +116,20 @@ def first_position(e: Emitter, positions: Value) -> Out:
 
 
 def consecutive(e: Emitter, positions: Value) -> Out:
-    """The positions [batch, seq] of the keys of a call, which go on from the first, also in the padding at its end.
+    """Return consecutive positions [batch, seq] of the keys of a call, from the first on, including padding at the end.
 
-    What `positions` say of padding is the caller's: onnxruntime-genai says 0, which would put its keys in sight.
+    The caller's `positions` of padding are arbitrary: onnxruntime-genai passes 0, which would make its keys visible.
     """
     new = positions.shape[1]
     return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), count(e, new)))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
-    """The positions [batch, capacity] that the slots of a rolling cache hold before the call; negative if none."""
+    """Return the position [batch, capacity] in each slot of a rolling cache before the call; negative: empty."""
 
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
-        # Mod is never negative here (ONNX, fmod=0), so a slot that was not written yet gets a position below 0.
+        # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
         age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
         return e.op("Sub", newest, age)
 
@@ -137,7 +137,7 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
 
 
 class _Position(Operators["_Position"]):
-    """A tensor of positions or conditions in an ONNX graph, with the operators of Python."""
+    """A tensor of positions or conditions in an ONNX graph, with Python operators."""
 
     def __init__(self, e: Emitter, value: Out) -> None:
         self.e, self.value = e, value
@@ -147,7 +147,7 @@ class _Position(Operators["_Position"]):
         return _Position(self.e, self.e.op(DIRECT.get(name, name), *values))
 
     def __floordiv__(self, other: _Position | int) -> _Position:
-        # Div of integers cuts towards 0, so only multiples are divided.
+        # Integer Div truncates towards 0, so subtract the remainder first.
         return self._apply("div", self - self % other, other)
 
     def __ge__(self, other: _Position | float) -> _Position:
@@ -158,7 +158,7 @@ class _Position(Operators["_Position"]):
 
 
 def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
-    """The conditions on positions [batch or 1, 1, seq, keys]; one that always holds, where there are none."""
+    """Return the visibility conditions [batch or 1, 1, seq, keys] on positions; without any, one that always holds."""
     query, key = _Position(e, query_at), _Position(e, key_at)
     conditions = VisibleKeys.of(node.attrs).conditions(query, key, equal=_Position.equal)
     return [condition.value for condition in conditions or [abs(query - key) >= 0]]

@@ -1,6 +1,6 @@
-"""Padding anywhere in a call: a decoder's graph takes it after each row's tokens only, so rows are put in that order.
+"""Support for padding anywhere in a call: a decoder graph expects it after each row's tokens, so rows are sorted.
 
-Libraries pad prompts on the left (transformers) or on the right (onnxruntime-genai), and say so in attention_mask.
+Libraries pad prompts on the left (transformers) or on the right (onnxruntime-genai), as described by attention_mask.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Emit = Callable[[Emitter, Node], Emitted]
 
 
 def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
-    """Emit the graph of `e`, each node as `chosen` says, such that with a cache it obeys any mask of zeros and ones.
+    """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones.
 
-    The last seq columns of the input attention_mask [batch, total] are those of the call. The inputs per token are
-    sorted by them, valid tokens first, and the outputs per token are brought back into the order of the call. Where
-    padding would enter a state, or take the slot of a token in a rolling cache, the row's logits are NaN.
+    The last seq columns of the input attention_mask [batch, total] belong to the call. Per-token inputs are sorted by
+    them, valid tokens first, and per-token outputs are restored to the order of the call. If padding would enter a
+    state, or overwrite a token in a rolling cache, the row's logits are NaN.
     """
     graph, tokens = e.graph, token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
@@ -36,7 +36,7 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
     called = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
-    # Keys that differ, 2^40 − i for valid tokens and −i for padding, keep both in the order of the call.
+    # Sort keys 2^40 − i for valid tokens and −i for padding are distinct, so the sort is stable.
     places = e.range(seq)
     keys = e.op("Sub", e.op("Mul", called, e.constant(1 << 40)), places)
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
@@ -55,20 +55,21 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
     if (logits := graph.outputs.get("logits")) is not None and (limit := _limit(e)) is not None:
         first = first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
-        last = e.op("Gather", places, e.constant([-1]))  # seq − 1, where the graph runs: seq itself is on the host
+        last = e.op("Gather", places, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
         nan = e.op("Cast", e.constant(np.nan, np.float32), to=int(ONNX_DTYPES[logits.type.dtype.name]))
         e.final[logits] = e.op("Where", e.op("Unsqueeze", lost, e.constant([2])), nan, e.final.get(logits, e[logits]))
 
 
 def _rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
-    """`x` [batch, seq, ...] in `order` [batch, seq]."""
+    """Reorder the tokens of `x` [batch, seq, ...] by the indices `order` [batch, seq]."""
     return e.op("GatherND", x, e.op("Unsqueeze", order, e.constant([-1])), batch_dims=1)
 
 
 def _head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """The first of the nodes at the end that make `value` token by token, and the tokens it reads: they are smaller
-    than logits, so sooner brought into another order."""
+    """Return the first node of the token-wise chain that computes the output `value`, and its input tokens.
+
+    Reordering there is cheaper than reordering logits. None if the producer is not token-wise."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:
@@ -80,7 +81,9 @@ def _head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[No
 
 
 def _restoring(emit: Emit, x: Value, place: onnx.Value) -> Emit:
-    """Let `emit` read `x` in the order `place`, or where it has absorbed what makes `x` give its result in it."""
+    """Return `emit` with the tokens of `x` reordered by `place`; if it absorbed the producer of `x`, reorder its
+    result.
+    """
 
     def restored(e: Emitter, node: Node) -> Emitted:
         if x not in e.values:
@@ -95,8 +98,8 @@ def _restoring(emit: Emit, x: Value, place: onnx.Value) -> Emit:
 
 
 def _limit(e: Emitter) -> onnx.Value | None:
-    """The tokens [1] of a row up to which padding of a call harms nothing: the slots of a rolling cache, none where
-    there is a state; None if nothing limits them."""
+    """Return the number of tokens [1] of a row up to which padding is harmless: the slots of the smallest rolling
+    cache, 0 with a recurrent state; None if there is no limit."""
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
         for spec, name, _ in taken_states(e.graph)

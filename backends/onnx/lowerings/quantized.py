@@ -1,16 +1,16 @@
-"""Products and lookups by weights that stay in quantized blocks, on ONNX Runtime's own operators.
+"""Products and lookups with weights that stay in quantized blocks, by ONNX Runtime's own operators.
 
-MatMulNBits multiplies by codes of 2, 4 or 8 bits with a zero point of as many. What it does with the activations is its
-accuracy level:
+MatMulNBits multiplies by codes of 2, 4 or 8 bits with zero points of the same width. Its accuracy level determines the
+rounding of activations:
 
-- Weights that a pass quantized take level 4 on a CPU: activations are rounded to 8-bit integers, a group at a time.
-  Level 0 is ten to a hundred times slower for 2 and 8 bits, and so is any level with zero points that are floats.
-- Blocks of a checkpoint (--keep-blocks) take level 0: sums in f32, so the numbers are those of the dequantized
-  weights. There an 8-bit code is two of 4 bits.
+- Weights that a pass quantized use level 4 on a CPU: activations are rounded to 8-bit integers, group by group. Level 0
+  is ten to a hundred times slower for 2 and 8 bits, and so is any level with floating-point zero points.
+- Blocks of a checkpoint (--keep-blocks) use level 0: sums in f32, so results equal those of dequantized weights. An
+  8-bit code is then computed as two 4-bit codes.
 
-The minimum of a q4_1 block is no zero point of 4 bits. What it has beyond that is multiplied by the sum of the
-activations over the block. Where it is in codes itself (`BlockLayout.sums`), the sums stand behind the activations;
-where it is numbers, it is a second, thin product.
+The minimum of a q4_1 block is not representable as a 4-bit zero point. The remainder is multiplied by the sum of the
+activations over the block. If the minima are quantized themselves (`BlockLayout.sums`), the sums are appended to the
+activations; if they are floats, this is a second, thin product.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
 from .layers import MS, biased, norm_key, norm_refusal, normed
 
-GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
-NATIVE = (2, 4, 8)  # bits of its codes
+GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
+NATIVE = (2, 4, 8)  # widths of its codes, in bits
 
 
 def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
-    """Return the layout that MatMulNBits multiplies `weight` in, or why it does not."""
+    """Return the block layout of `weight` for MatMulNBits; or the reason why MatMulNBits cannot multiply by it."""
     layout = kept_layout(weight) if target.contrib else NOT_ASKED
     if isinstance(layout, str):
         return layout
@@ -70,7 +70,7 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
     if not is_quantized(table):
         return NOT_ASKED
     if layout.sums:
-        return f"GatherBlockQuantized does not compute what {layout} stands for"
+        return f"GatherBlockQuantized cannot decode {layout}"
     if layout.bits not in NATIVE:
         return f"GatherBlockQuantized does not take codes of {layout.bits} bits"
     if table.width % layout.group:
@@ -95,7 +95,7 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
     layout, rows = layout_of(table, e.target), int(table.shape[0])
     assert isinstance(layout, BlockLayout)
     codes, scales, points = native(e, table, layout)
-    # The codes are one initializer with those of the output head, where both are one weight: only the shape differs.
+    # A tied output head shares the initializer of the codes: only the shape differs.
     flat = e.op("Reshape", codes, e.constant([rows, -1]))
     return e.op(
         "GatherBlockQuantized",
@@ -109,7 +109,7 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
 
 
 def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
-    """x Wᵀ for the weight of `node`; `key` is what stands for x where parts of it are shared."""
+    """Emit x Wᵀ for the quantized weight of `node`; `key` identifies x for shared subgraphs."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight, e.target)
@@ -133,7 +133,7 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
 
 
 def native(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
-    """The codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
+    """Return codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
     last = layout.group * layout.bits // 8
     groups = part_shapes(layout, weight.width)["packed"] // last
     points = _part(e, weight, "points") if layout.has_zeros else None
@@ -142,9 +142,9 @@ def native(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, 
 
 
 def _by_nibbles(e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int) -> onnx.Value:
-    """The product by codes of 4 bits alone: those of 3 bits are widened, those of 8 are two, the high half first."""
+    """Emit the product with 4-bit codes only: 3-bit codes are widened, 8-bit codes are split, the high half first."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
-    if planes == 2:  # rows of whole groups alone
+    if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
     codes = _part(e, weight, "codes", planes * groups, layout.group // 2)
     points = _part(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
@@ -191,9 +191,9 @@ def _part(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
 
 
 def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
-    """The scales of `weight` in its dtype, which kernels take, from f16 ones in the file if they are stored so.
+    """Return the scales of `weight` in its dtype, as kernels need them, cast from f16 if the layout stores f16.
 
-    ONNX Runtime folds the cast when it opens the model. Scales in f32 would take half a bit a weight more.
+    ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
     """
     layout, dtype = kept_layout(weight), weight.type.dtype
     assert isinstance(layout, BlockLayout)
@@ -205,8 +205,8 @@ def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
 
 
 def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
-    """The scales of `weight`, transposed if `turned`, from what they are of the largest of a row; ONNX Runtime folds
-    that when it opens the model."""
+    """Compute the scales of `weight` from their 8-bit codes, fractions of the largest scale of a row; transpose them if
+    `turned`. ONNX Runtime folds this when it opens the model."""
 
     def part(name: str, dtype: DType) -> onnx.Value:
         recipe: Recipe = Stored(weight.recipe, name)
@@ -220,13 +220,13 @@ def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
 
 
 def _padding(e: Emitter, width: int, group: int) -> int:
-    """The zeros behind the sums of `width` activations: CUDA kernels for few rows take whole groups alone."""
+    """Return the zeros to append after the sums of `width` activations: CUDA kernels for few rows need full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 
 
 def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
-    """`x` [..., width] with its sums over each group behind it, [..., width + width / group]; `key` as of `product`."""
+    """Append to `x` [..., width] its sums over each group: [..., width + width / group], padded; `key` identifies x."""
 
     def made() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
@@ -239,7 +239,7 @@ def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, gro
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
-    """The sums of `x` [..., in] over each group, [..., in / group]."""
+    """Return the sums of `x` [..., in] over each group, [..., in / group]."""
     lead = e.op("Shape", x, start=0, end=-1)
     blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))
     return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

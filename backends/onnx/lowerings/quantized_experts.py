@@ -1,13 +1,13 @@
-"""Experts with quantized weights: the codes of all in ONNX Runtime's QMoE, or those in use by DequantizeLinear.
+"""Lowerings of experts with quantized weights: ONNX Runtime's QMoE, or DequantizeLinear for the experts in use.
 
-QMoE chooses the k largest of what it gets as router's numbers, and weighs experts by a second input: both are
-`combine` here, whatever the router. (Without the second the CPU kernel divides by the sum of the k weights, asked or
-not.) Whom `combine` leaves out enters with the weight of zero, where fewer than k experts are asked.
+QMoE chooses the k largest router logits, and weights the experts by a second input: both inputs are `combine` here, for
+any router. (Without the second input, the CPU kernel always divides by the sum of the k weights.) If fewer than k
+experts are active, QMoE chooses further ones with a weight of zero.
 
 | codes | activations |
 |---|---|
 | 4 bits | rounded to 8 bits on a CPU, at accuracy level 4; in f32 at level 0 (--arithmetic f32) |
-| 2 bits | rounded by most kernels whatever the level: in f32 they are widened to 4 |
+| 2 bits | rounded by most kernels at every level: for f32 they are widened to 4 |
 | 3 bits | as 4 bits, to which they are widened |
 | 8 bits | always rounded |
 """
@@ -39,16 +39,16 @@ GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
 
 
 def expert_weights(node: Node) -> list[Value]:
-    """The weights of the experts of `node`: up, down and, if there is one, the gate."""
+    """Return the weights of the experts of `node`: up, down and, if present, gate."""
     return [v for v in map(node.operand, ("up", "down", "gate")) if v is not None]
 
 
 def refusal(node: Node, target: Backend) -> str | None:
-    """Say why QMoE does not compute `node` on `target`; None if it does."""
+    """Return the reason why QMoE cannot compute `node` on `target`; None if it can."""
     layouts: list[BlockLayout] = []
     for weight in expert_weights(node):
         layout = kept_layout(weight)
-        # Blocks of a checkpoint (--keep-blocks) are those of linear maps.
+        # --keep-blocks applies to linear layers only.
         if not isinstance(weight, Param) or not is_quantized(weight) or isinstance(layout, str):
             return NOT_ASKED if isinstance(layout, str) and not layout else "not all weights of the experts have codes"
         layouts.append(layout)
@@ -98,7 +98,7 @@ def QMoE(e: Emitter, node: Node) -> Out:
 
 
 class _Form:
-    """The parts of a weight that the kernel takes: codes of `bits`, in their own bits or widened to 4."""
+    """The parts of a weight as the kernel reads them: codes of `bits`, as stored or widened to 4."""
 
     def __init__(self, layout: BlockLayout, exact: bool) -> None:
         wide = layout.bits == 3 or (layout.bits == 2 and exact)
@@ -114,7 +114,7 @@ def _form(e: Emitter, weight: Param) -> _Form:
 
 
 def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[Out | None]:
-    """Codes, scales and zero points of a stack of weights; those of `gate` before each row of them, if there is one."""
+    """Return codes, scales and zero points of a stack of weights, interleaved with the rows of `gate` if given."""
     found: list[Out | None] = []
     for name in form.names:
         if name in ("zeros", "points") and not form.has_zeros:
@@ -134,7 +134,7 @@ def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[O
 
 
 def stack_refusal(node: Node, target: Backend) -> str | None:
-    """Say why the experts of `node` are not multiplied by what DequantizeLinear makes of codes; None if they are."""
+    """Return the reason why DequantizeLinear cannot decode the experts of `node`; None if it can."""
     layouts = [dequantized.layout_of(weight) for weight in expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"

@@ -1,9 +1,9 @@
 """Lowerings of recurrences: work linear in the length, a state of constant size, nodes independent of the length.
 
 ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. Standard operators scan over chunks of
-tokens, with the parallel form inside a chunk. Mamba's decay per channel and state has no parallel form that is cheap:
-on CPUs its tokens are scanned one by one, which keeps the state in the processor's cache and is ten times as fast as
-LinearAttention with a decay per key.
+tokens, with the parallel form within a chunk. Mamba's decay per channel and state has no cheap parallel form: on CPUs
+its tokens are scanned one by one, which keeps the state in the CPU cache and is ten times as fast as LinearAttention
+with a decay per key.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
 from .layers import BODIES, MS, activation
 
-CHUNK = 32  # tokens whose pairs are computed at once
+CHUNK = 32  # tokens in a chunk of the parallel form
 
 Out = onnx.Value
 
 
 def wide(e: Emitter, value: Value | None) -> Any:
-    """The ONNX value in f32: states add up many rounded terms, and CPU kernels know nothing narrower."""
+    """Return the ONNX value, on CPUs in f32: states sum many rounded terms, and CPU kernels support nothing
+    narrower."""
     out = e[value]
     narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if narrow else out
@@ -53,7 +54,7 @@ def zeros(e: Emitter, batch: Size, *tail: int) -> Any:
 
 
 def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
-    """The state before the first token as [batch, *tail]."""
+    """Return the initial state, [batch, *tail]: `past`, or zeros if it is None."""
     return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
@@ -61,14 +62,14 @@ def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 
 
 def _operands(e: Emitter, node: Node) -> tuple[Any, ...]:
-    """q, k, v, beta (None in linear attention), decay and past."""
+    """Return q, k, v, beta (None in linear attention), decay and past as ONNX values, widened."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
     q, k, v, *beta, decay, past = (wide(e, node.operand(n)) for n in names)
     return q, k, v, beta[0] if beta else None, decay, past
 
 
 def head_sizes(node: Node) -> tuple[int, int, int, int]:
-    """Groups of q and k, heads, and what a head has of keys and of values."""
+    """Return the number of groups of q and k, the number of heads, and the key and value sizes of a head."""
     groups, heads = node.attrs["groups"], node.attrs["heads"]
     return groups, heads, node.required("q").width // groups, node.output.width // heads
 
@@ -104,12 +105,12 @@ def ChunkScan(e: Emitter, node: Node) -> list[Out]:
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=standard)
 def HeadScan(e: Emitter, node: Node) -> list[Out]:
-    """Token by token: a step costs a few products with the state, which stays in the processor's cache."""
+    """Scan token by token: a step is a few products with the state, which stays in the CPU cache."""
     (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     grid = [groups, heads // groups]
 
     def step(state: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[Any, Any]:
-        """`state` [batch, groups, heads of a group, d, dv]; q and k are rows, shared by the heads of a group."""
+        """Advance `state` [batch, groups, heads of a group, d, dv] by a token; the heads of a group share q and k."""
         if decay is not None:
             state = e.op("Mul", others[-1], state)
         if beta is not None:
@@ -132,14 +133,14 @@ def HeadScan(e: Emitter, node: Node) -> list[Out]:
 
 
 class _Chunks:
-    """Cuts [batch, seq, …] into chunks [batch, chunks, tokens, …], of CHUNK tokens or of all if there are fewer."""
+    """The split of [batch, seq, …] into chunks [batch, chunks, tokens, …] of CHUNK tokens, or of seq if it is less."""
 
     def __init__(self, e: Emitter, seq: Size) -> None:
         self.e, self.seq = e, e.size(seq)
         self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
     def _measure(self) -> tuple[Any, ...]:
-        """Tokens of a chunk, what pads the last one, and as 0 or 1 [t, s] whether s ≤ t, s < t and s > t."""
+        """Return the tokens of a chunk, the padding of the last one, and 0/1 matrices [t, s] of s ≤ t, s < t, s > t."""
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
         missing = e.op("Mod", e.op("Neg", self.seq), tokens)
@@ -150,21 +151,22 @@ class _Chunks:
         return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
 
     def cut(self, x: Any, *tail: int) -> Any:
-        """x [batch, seq, width] as [batch, chunks, tokens, *tail], zeros at the end."""
+        """Split x [batch, seq, width] into [batch, chunks, tokens, *tail], zero-padded at the end."""
         e = self.e
         padded = e.op("Pad", x, self.padding, e.constant(0, np.float32), e.constant([1]))
         return e.op("Reshape", padded, e.op("Concat", e.constant([0, -1]), self.tokens, e.constant(tail), axis=0))
 
     def join(self, y: Any, width: int) -> Any:
-        """[batch, chunks, tokens, …] as [batch, seq, width]."""
+        """Join y [batch, chunks, tokens, …] to [batch, seq, width], without the padding."""
         e = self.e
         return e.op("Slice", e.op("Reshape", y, e.constant([0, -1, width])), e.constant([0]), self.seq, e.constant([1]))
 
     def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
-        """One chunk: `state` [batch, groups, heads, d, dv], q, k, v and decay [batch, tokens, groups, heads, …].
+        """Compute one chunk; return the next state and y. `state` is [batch, groups, heads, d, dv], q, k, v and decay
+        [batch, tokens, groups, heads, …].
 
-        Sums of decays between two tokens are made of those terms alone: differences of sums from the beginning would
-        lose the small ones beside large ones.
+        The sum of decays between two tokens adds only those terms: differences of cumulative sums would lose small
+        decays next to large ones.
         """
         e = self.e
         q, v = (e.op("Transpose", x, perm=[0, 2, 3, 1, 4]) for x in (q, v))
@@ -195,7 +197,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
     if isinstance(a, Param):
-        # [states, channels] as the state has it, so that c · state is one MatMul.
+        # [states, channels] as in the state, so that c · state is one MatMul.
         rates: Any = e.weight(f"{a.name}.T", Permute(a.recipe, (1, 0)), dtypes.f32)
     else:
         rates = e.op("Transpose", wide(e, a), perm=[1, 0])
@@ -205,7 +207,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         state = e.op("Add", decayed, e.op("Mul", b, driven))
         return state, e.op("MatMul", c, state)
 
-    # Whatever does not depend on the state is computed for all tokens at once, outside of the Scan.
+    # Terms that do not depend on the state are computed for all tokens at once, outside of the Scan.
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
     parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
     state, y = e.scan(step, [start_state(e, node, past, states, channels)], parts)
@@ -220,7 +222,7 @@ def _kernel_refusal(node: Node, target: Backend) -> str | None:
     name = node.attrs["activation"]
     if name not in ("identity", "silu"):
         return f"the kernel has no activation {name}"
-    return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
+    return None if isinstance(node.inputs[1], Param) else "its weight is not a parameter"
 
 
 @lowering(ops.causal_conv, targets=contrib_on("cuda"), when=_kernel_refusal)
@@ -246,12 +248,12 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
 def _taps_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["activation"] in BODIES:
         return f"no ONNX operator for {node.attrs['activation']}"
-    return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
+    return None if isinstance(node.inputs[1], Param) else "its weight is not a parameter"
 
 
 @lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
 def Taps(e: Emitter, node: Node) -> list[Out]:
-    """A product per tap: on CPUs as fast as the best of Conv (many tokens) and CausalConvWithState (one)."""
+    """Emit a product per tap: on CPUs as fast as the better of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = node.required("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})

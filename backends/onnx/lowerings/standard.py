@@ -1,4 +1,4 @@
-"""Lowerings of the tensor set: ops that ONNX has under another name, or in a few nodes."""
+"""Lowerings of basic tensor ops that ONNX has under another name or expresses in a few nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _register(op: Op, operator: str, emit: Callable[[Emitter, Node, str], Out]) 
     def lower(e: Emitter, node: Node) -> Out:
         return emit(e, node, operator)
 
-    # Traces and refusals call a lowering by the name of its function.
+    # Traces and refusals use the name of the function.
     lower.__name__ = operator
     lowering(op)(lower)
 
@@ -69,7 +69,7 @@ def ReciprocalSqrt(e: Emitter, node: Node) -> Out:
 
 @lowering(ops.floordiv)
 def FloorDiv(e: Emitter, node: Node) -> Out:
-    x, y = (e[v] for v in node.inputs)  # ONNX divides integers towards zero
+    x, y = (e[v] for v in node.inputs)  # integer Div truncates towards zero
     return e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y)
 
 
@@ -187,7 +187,7 @@ def Pad(e: Emitter, node: Node) -> Out:
 def Softmax(e: Emitter, node: Node) -> Out:
     x, axis = e[node.inputs[0]], node.attrs["axis"]
     dtype = node.output.type.dtype
-    # ONNX gives NaN for a row that is −∞ throughout, weft zeros.
+    # For a row with only −∞, ONNX returns NaN, but weft defines zeros.
     dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
     return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 

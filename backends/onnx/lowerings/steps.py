@@ -1,4 +1,4 @@
-"""Recurrences that a user writes, as a Scan whose body is the step."""
+"""Lowering of user-defined recurrences to a Scan whose body is the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..lowering import lowering, refusals, select
 
 
 def _body(node: Node, target: Backend) -> Graph:
-    """The step of `node` in ops that `target` takes, its constants parameters where they are.
+    """Return the step of `node` as a graph that is legal for `target`; constants that are parameters stay parameters.
 
     Raises:
         WeftError: naming an op that the target cannot run.
@@ -28,13 +28,13 @@ def _body(node: Node, target: Backend) -> Graph:
     graph, mapped = Graph("step", node.graph.reader), dict[Value, Value]()
     for name, value in step.graph.inputs.items():
         given = constants.get(name)
-        if isinstance(given, Param):  # as the weight of a linear it is stored as kernels read it
+        if isinstance(given, Param):  # so that a weight of a linear is stored in its kernel's layout
             mapped[value] = graph.add_param(name, given.type, given.recipe)
         else:
             mapped[value] = graph.add_input(name, value.type)
     for inner in step.graph.nodes:
         operands = [None if v is None else mapped[v] for v in inner.inputs]
-        # ONNX wants names that differ between a graph and its subgraphs, which the outputs of the model have already.
+        # ONNX requires that names differ between a graph and its subgraphs; outputs of the model reserve some.
         types, names = [v.type for v in inner.outputs], [f"{node.output.name}.{v.name}" for v in inner.outputs]
         copy = graph.add_node(inner.op, operands, inner.attrs, types, names)
         mapped.update(zip(inner.outputs, copy.outputs, strict=True))
@@ -66,7 +66,7 @@ def StepScan(e: Emitter, node: Node) -> list[onnx.Value]:
     def run(*given: onnx.Value) -> list[onnx.Value]:
         named = dict(zip((*step.states, *step.tokens), given, strict=True))
         made = dict(zip(body.outputs, e.inside(body, {**named, **constants}, chosen), strict=True))
-        # An output of a subgraph is made in it, and is one output only.
+        # Each output of a subgraph must be the result of a separate node in it.
         return [e.op("Identity", made[name]) for name in (*(NEXT + s for s in step.states), *step.outputs)]
 
     results = e.scan(run, states, [e[v] for v in values[:first]])
@@ -75,7 +75,7 @@ def StepScan(e: Emitter, node: Node) -> list[onnx.Value]:
 
 
 def _start(e: Emitter, node: Node, state: str) -> onnx.Value:
-    """The state before the first token."""
+    """Return the initial value of `state`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
     type = step.type(state, node.output.shape[0])
     filled = onnx.tensor([step.initial[state]], dtype=onnx.DataType.from_numpy(type.dtype.numpy))

@@ -109,7 +109,7 @@ def test_floats_are_codes_in_folders_of_torch_and_numbers_in_others(tmp_path: Pa
         np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
         blocks = json.loads((tmp_path / target / "weft.json").read_text()).get("blocks", {})
         assert blocks == ({"f8e4m3_128": 8} if target == "torch" else {})
-        assert any("stored as numbers, not as codes" in note for note in report.notes) == (target != "torch")
+        assert any("stored dequantized, not as codes" in note for note in report.notes) == (target != "torch")
 
 
 ENCODER = weft.Encoder(VOCAB, DIM, 1, weft.Block(weft.Attention(4, causal=False), weft.MLP(96), weft.LayerNorm()))
