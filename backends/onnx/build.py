@@ -14,8 +14,7 @@ from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
 from ..targets import MODEL, Backend
 from ..weights import weight_facts
 from . import cuda, export, genai
-from .lowerings import experts
-from .lowerings import kept as blocks
+from .lowerings import experts, kept
 
 FILES = {  # the file of each form
     **{MODEL: export.MODEL, "decoder": export.MODEL, "encoder": export.ENCODER},
@@ -40,7 +39,7 @@ class OnnxFolder:
         self._prepack, asked = getattr(options, "prepack", False), getattr(options, KEEP_BLOCKS, "")
         notes += _genai_notes(graph)
         self._for_genai = forms.get(GENAI, graph) if suits_genai(graph) else None
-        if any(experts.wrong_choices(node, target) for node in graph.nodes):
+        if any(experts.chooses_wrong_experts(node, target) for node in graph.nodes):
             notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
         # Position tables of the encoder must cover the longest source, which may exceed `length`.
         lengths = {export.ENCODER: max_source(graph, length)}
@@ -50,23 +49,25 @@ class OnnxFolder:
             if form in forms
         }
         models = self._models.values()
-        self._stray = [s for b in models for s in cuda.uncaptured(b.model)] if target.device == "cuda" else []
-        self.trace = [*(line for b in models for line in b.trace), *self._stray]
+        self._uncapturable = (
+            [s for b in models for s in cuda.list_uncapturable(b.model)] if target.device == "cuda" else []
+        )
+        self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
         self.weight_bytes = export.weight_bytes(models)
         self.tensors = export.stored_tensors(models)
-        kept = blocks.summary(graph, target)
-        self.idle = blocks.idle(graph, target, options)
-        notes += blocks.given_up(graph, target)
+        block_counts = kept.count_layouts(graph, target)
+        self.idle = kept.idle(graph, target, options)
+        notes += kept.report_dequantized(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": self._prepack,
-            "kept_blocks": asked if kept else "",
+            "kept_blocks": asked if block_counts else "",
             "weights": weight_facts(graph, self.tensors),
         }
         if (tensors := switched(graph.reader)) is not None:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
-        if kept:
-            self.facts["blocks"] = kept
-            if not getattr(options, ARITHMETIC, "") and blocks.rounds_activations(graph, target):
+        if block_counts:
+            self.facts["blocks"] = block_counts
+            if not getattr(options, ARITHMETIC, "") and kept.rounds_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
@@ -80,7 +81,7 @@ class OnnxFolder:
         export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai is not None:
             file = genai.MODEL if genai.MODEL in self._models else export.MODEL
-            genai.write_config(self._for_genai, self._target, self._length, folder, not self._stray, file)
+            genai.write_config(self._for_genai, self._target, self._length, folder, not self._uncapturable, file)
 
 
 def suits_genai(graph: Graph) -> bool:

@@ -40,7 +40,7 @@ def widen(model: onnx.Model) -> list[str]:
     return lines
 
 
-def uncaptured(model: onnx.Model) -> list[str]:
+def list_uncapturable(model: onnx.Model) -> list[str]:
     """Return a sentence for each node of `model` that prevents its capture as a CUDA graph."""
     control = (node for node in model.graph if any(a.type in _SUBGRAPHS for a in node.attributes.values()))
     return [f"{node.op_type} {node.name}: control flow runs on the CPU" for node in control]

@@ -46,18 +46,18 @@ class Emitter:
         self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
-        self.final: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
+        self.output_values: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
         self._memo: dict[Any, Any] = {}
-        self.again: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
+        self.repeated_outputs: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
         self._names: set[str] = set(graph.outputs)  # reserved: `model` gives these names to the outputs
         self._scope = ""
-        self.inputs = [self._declare(onnx.Value(name=name), stored(v.type)) for name, v in graph.inputs.items()]
+        self.inputs = [self._declare(onnx.Value(name=name), storage_type(v.type)) for name, v in graph.inputs.items()]
         self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
         self._names.update(graph.inputs)
 
     # -- names and values
 
-    def fresh(self, hint: str) -> str:
+    def unique_name(self, hint: str) -> str:
         """Return a new name: `hint`, with a number appended if it is taken."""
         name, n = hint, 1
         while name in self._names:
@@ -96,7 +96,7 @@ class Emitter:
         key = (recipe, dtype, role)
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
-            value = self._declare(onnx.Value(name=self.fresh(name)), TensorType(dtype, shape))
+            value = self._declare(onnx.Value(name=self.unique_name(name)), TensorType(dtype, shape))
             self.weights[key] = Weight(value, recipe, dtype, shape)
         return self.weights[key].value
 
@@ -106,7 +106,7 @@ class Emitter:
         # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
         key = (str(data.dtype), data.shape, data.tobytes())
         if key not in self.constants:
-            name = self.fresh(hint)
+            name = self.unique_name(hint)
             tensor = onnx.tensor(data, name=name)
             value = onnx.Value(
                 name=name, shape=onnx.Shape(data.shape), type=onnx.TensorType(tensor.dtype), const_value=tensor
@@ -148,16 +148,16 @@ class Emitter:
         `outputs` is their number, or a boolean for each optional output; None is returned for an absent one.
         """
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
-        name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
+        name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
         values = [
-            onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out")) if w else None
+            onnx.Value(name=self.unique_name(f"{name}.{i}" if i else name + ".out")) if w else None
             for i, w in enumerate(present)
         ]
         # In ONNX an omitted optional value has an empty name; at the end of the list it is dropped.
-        named = [onnx.Value(name="") if v is None else v for v in _trimmed(values)]
-        kept = {k: v for k, v in attrs.items() if v is not None}
-        attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
-        self.nodes.append(onnx.Node(domain, op_type, _trimmed(inputs), attributes, outputs=named, name=name))
+        named = [onnx.Value(name="") if v is None else v for v in _trim(values)]
+        present_attrs = {k: v for k, v in attrs.items() if v is not None}
+        attributes = {a.name: a for a in onnx.convenience.convert_attributes(present_attrs)}
+        self.nodes.append(onnx.Node(domain, op_type, _trim(inputs), attributes, outputs=named, name=name))
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
@@ -168,9 +168,9 @@ class Emitter:
         outer = self.nodes, self._memo
         self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
         try:
-            entries = [onnx.Value(name=self.fresh("scan.in")) for _ in (*states, *parts)]
+            entries = [onnx.Value(name=self.unique_name("scan.in")) for _ in (*states, *parts)]
             results = list(step(*entries))
-            body = onnx.Graph(entries, results, nodes=self.nodes, name=self.fresh("scan"))
+            body = onnx.Graph(entries, results, nodes=self.nodes, name=self.unique_name("scan"))
         finally:
             self.nodes, self._memo = outer
         axes: dict[str, Any] = {
@@ -187,28 +187,28 @@ class Emitter:
         """Return a size as an int64 tensor [1], computed from the shapes of the inputs where it is symbolic."""
         if isinstance(size, int):
             return self.constant([size])
-        return self.memo(("size", size), lambda: self._computed_size(size))
+        return self.memo(("size", size), lambda: self._emit_size(size))
 
-    def _computed_size(self, size: Poly) -> onnx.Value:
+    def _emit_size(self, size: Poly) -> onnx.Value:
         total: onnx.Value | None = None
         for mono, factor in size.terms:
             value: onnx.Value | None = None if factor == 1 and mono else self.constant([factor])
             for atom, power in mono:
                 for _ in range(power):
-                    one = self._named_size(atom) if isinstance(atom, str) else self._call_size(atom)
-                    value = one if value is None else self.op("Mul", value, one)
+                    atom_size = self._input_size(atom) if isinstance(atom, str) else self._emit_size_call(atom)
+                    value = atom_size if value is None else self.op("Mul", value, atom_size)
             total = value if total is None else self.op("Add", total, value)
         assert total is not None
         return total
 
-    def _named_size(self, name: str) -> onnx.Value:
+    def _input_size(self, name: str) -> onnx.Value:
         for value in self.graph.inputs.values():
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
                     return self.op("Shape", self[value], start=axis, end=axis + 1)
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
 
-    def _call_size(self, atom: sizes.Call) -> onnx.Value:
+    def _emit_size_call(self, atom: sizes.Call) -> onnx.Value:
         # Div of integers truncates, which is a floor here: sizes are not negative.
         op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
         return self.op(op, *(self.size(a) for a in atom.args))
@@ -237,13 +237,13 @@ class Emitter:
                 self._scope = node.scope
                 self._name(node, chosen[node](self, node))
 
-    def inside(
-        self, graph: Graph, given: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
+    def emit_subgraph(
+        self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
     ) -> list[onnx.Value]:
-        """Emit `graph`, the body of a node of this graph, with the inputs `given`; return its outputs."""
+        """Emit `graph`, the body of a node of this graph, with the given `inputs`; return its outputs."""
         outer = self.graph, self._scope, self._memo
         self.graph, self._memo = graph, {}  # size names are local to it
-        self.values.update((value, given[name]) for name, value in graph.inputs.items())
+        self.values.update((value, inputs[name]) for name, value in graph.inputs.items())
         try:
             for node in graph.nodes:
                 if node in chosen:
@@ -262,11 +262,11 @@ class Emitter:
             # Rename only the output of the last node: a memoized value also belongs to other nodes.
             if result.type is None and (producer := result.producer()) is not None and producer is self.nodes[-1]:
                 self._names.discard(str(result.name))
-                result.name = self.fresh(value.name)
+                result.name = self.unique_name(value.name)
             if result.type is None:
-                self._declare(result, stored(value.type))
+                self._declare(result, storage_type(value.type))
 
-    def slots(self) -> list[Weight]:
+    def adapter_inputs(self) -> list[Weight]:
         """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
         tensors = switched(self.graph.reader)
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
@@ -275,16 +275,16 @@ class Emitter:
         """Return the ONNX model; its weights are initializers without data until `export.write`."""
         outputs = []
         for name, value in self.graph.outputs.items():
-            output = self.final.get(value, self[value])
+            output = self.output_values.get(value, self[value])
             # An input, an initializer or a value that already is an output cannot take another name.
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            self._declare(output, stored(value.type))
+            self._declare(output, storage_type(value.type))
             outputs.append(output)
-        for name, (output, value) in self.again.items():
-            output.name = self.fresh(name)
-            outputs.append(self._declare(output, stored(value.type)))
+        for name, (output, value) in self.repeated_outputs.items():
+            output.name = self.unique_name(name)
+            outputs.append(self._declare(output, storage_type(value.type)))
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
         opset = self.target.opset
@@ -295,7 +295,7 @@ class Emitter:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(
-            [*self.inputs, *(w.value for w in self.slots())],
+            [*self.inputs, *(w.value for w in self.adapter_inputs())],
             outputs,
             nodes=self.nodes,
             initializers=initializers,
@@ -305,16 +305,16 @@ class Emitter:
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
 
 
-def stored(type: TensorType) -> TensorType:
+def storage_type(type: TensorType) -> TensorType:
     """Return the ONNX type of an IR type: i4 caches are stored as u8, two codes per byte along the last axis."""
     if type.dtype != dtypes.i4:
         return type
     return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))
 
 
-def _trimmed(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
+def _trim(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
     """Return `values` without the None values at the end."""
-    numbers = list(values)
-    while numbers and numbers[-1] is None:
-        numbers.pop()
-    return numbers
+    kept_values = list(values)
+    while kept_values and kept_values[-1] is None:
+        kept_values.pop()
+    return kept_values

@@ -39,7 +39,7 @@ Progress = Callable[[int], None]  # called with the number of bytes written sinc
 
 
 @dataclass
-class Built:
+class BuiltModel:
     """An ONNX model whose weights are still recipes."""
 
     model: onnx.Model
@@ -48,7 +48,7 @@ class Built:
     trace: list[str] = field(default_factory=list)
 
 
-def build(graph: Graph, target: Backend, max_length: int) -> Built:
+def build(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
     """Lower `graph`, already legal for `target`, to ONNX; position tables cover `max_length` positions.
 
     Raises:
@@ -59,29 +59,29 @@ def build(graph: Graph, target: Backend, max_length: int) -> Built:
     padding.lower(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.model()
     widened = cuda.widen(model) if target.device == "cuda" else []
-    return Built(model, list(emitter.weights.values()), graph.reader, [*selection.trace, *widened])
+    return BuiltModel(model, list(emitter.weights.values()), graph.reader, [*selection.trace, *widened])
 
 
-def in_memory(built: Built) -> bytes:
+def in_memory(built: BuiltModel) -> bytes:
     """Return the model with its weights as one protobuf of at most 2 GiB (for tests and small models)."""
     for w in built.weights:
-        w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.reader))))
+        w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
     return data
 
 
-def weight_bytes(models: Iterable[Built]) -> int:
+def weight_bytes(models: Iterable[BuiltModel]) -> int:
     """Return the bytes of all weights; weights that models share count once."""
-    return sum(_bytes(same[0]) for same in _distinct(models))
+    return sum(_weight_size(equal_weights[0]) for equal_weights in _group_equal_weights(models))
 
 
-def stored_tensors(models: Iterable[Built]) -> dict[str, StoredTensor]:
+def stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
     """Return all weights by the name of their initializer; weights that models share appear once."""
-    firsts = (same[0] for same in _distinct(models))
+    firsts = (equal_weights[0] for equal_weights in _group_equal_weights(models))
     return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
-def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda _: None) -> None:
+def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
     """Write `models` of one checkpoint, by file name, into `folder`, one block of rows of their weights at a time.
 
     All weights are stored in model.onnx.data; a weight that several models read is stored once.
@@ -92,20 +92,20 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
     """
     reader = next(iter(models.values())).reader
     offset = 0
-    external: list[_Place] = []
-    for same in _distinct(models.values()):
-        size = _bytes(same[0])
+    external: list[_Region] = []
+    for equal_weights in _group_equal_weights(models.values()):
+        size = _weight_size(equal_weights[0])
         if size < INLINE_BYTES:
-            array = np.concatenate(list(_cast_blocks(same[0], reader)))
-            for w in same:
-                w.value.const_value = _tensor(w, array)
+            array = np.concatenate(list(_iter_cast_blocks(equal_weights[0], reader)))
+            for w in equal_weights:
+                w.value.const_value = _make_tensor(w, array)
             progress(size)
             continue
         # Padding of large weights to a page costs at most 1/16 of their size; smaller weights begin on a cache line.
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
-        external.append(_Place(same[0], offset))
-        for w in same:
+        external.append(_Region(equal_weights[0], offset))
+        for w in equal_weights:
             w.value.const_value = onnx.ExternalTensor(
                 DATA,
                 offset,
@@ -118,18 +118,18 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         offset += size
     with (folder / DATA).open("wb") as file:
         _reserve(file.fileno(), folder, offset)
-        for places in _bundles(external):
-            for blocks in _streams(places, reader):
-                for place, block in zip(places, blocks, strict=True):
-                    progress(place.write(file, block))
-            for place in places:
-                if place.left.size:
-                    progress(place.finish(file))
+        for regions in _group_regions(external):
+            for blocks in _stream_blocks(regions, reader):
+                for region, block in zip(regions, blocks, strict=True):
+                    progress(region.write(file, block))
+            for region in regions:
+                if region.unpaired.size:
+                    progress(region.finish(file))
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
 
 
-def write_adapters(built: Built, folder: Path) -> None:
+def write_adapters(built: BuiltModel, folder: Path) -> None:
     """Write a file for each adapter that can be selected at run time, with its values of the adapter inputs.
 
     Raises:
@@ -139,11 +139,11 @@ def write_adapters(built: Built, folder: Path) -> None:
         return
     ort = onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
-    if packed := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
-        raise WeftError(f"{packed.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
+    if low_precision := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
+        raise WeftError(f"{low_precision.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
     for name in tensors.choices:
         with tensors.chosen(name):
-            arrays = {str(w.value.name): np.concatenate(list(_cast_blocks(w, built.reader))) for w in slots}
+            arrays = {str(w.value.name): np.concatenate(list(_iter_cast_blocks(w, built.reader))) for w in slots}
         file = ort.AdapterFormat()
         file.set_adapter_version(1)
         file.set_model_version(1)
@@ -151,7 +151,7 @@ def write_adapters(built: Built, folder: Path) -> None:
         file.export_adapter(str(folder / f"{name}{ADAPTER}"))
 
 
-def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:
+def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Weight]]:
     """Group the weights of `models` that have equal bytes."""
     groups: dict[tuple[Recipe, DType], list[Weight]] = {}
     for built in models:
@@ -169,69 +169,69 @@ def _reserve(file: int, folder: Path, size: int) -> None:
         os.posix_fallocate(file, 0, size)
 
 
-def _bytes(w: Weight) -> int:
+def _weight_size(w: Weight) -> int:
     return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
 
 
-def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
+def _make_tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 
 @dataclass
-class _Place:
-    """The region of a weight in the data file; `at` is the offset of its next elements.
+class _Region:
+    """The region of a weight in the data file; `offset` is the position of its next elements.
 
     Two 4-bit elements share a byte, also across rows."""
 
     weight: Weight
-    at: int
-    left: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
+    offset: int
+    unpaired: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
 
-    def write(self, file: BinaryIO, numbers: Array) -> int:
+    def write(self, file: BinaryIO, elements: Array) -> int:
         """Write the next elements of the weight; return the number of bytes written."""
-        numbers = _cast(self.weight, numbers)
+        elements = _cast_block(self.weight, elements)
         if self.weight.dtype.bits == 4:
-            numbers = np.concatenate([self.left, numbers.reshape(-1).view(np.uint8) & 15])
-            numbers, self.left = np.split(numbers, [numbers.size // 2 * 2])
-            numbers = pack_pairs(numbers)
-        return self._put(file, numbers)
+            elements = np.concatenate([self.unpaired, elements.reshape(-1).view(np.uint8) & 15])
+            elements, self.unpaired = np.split(elements, [elements.size // 2 * 2])
+            elements = pack_pairs(elements)
+        return self._put(file, elements)
 
     def finish(self, file: BinaryIO) -> int:
         """Write the pending 4-bit element after the last ones; return the number of bytes written."""
-        return self._put(file, pack_pairs(self.left))
+        return self._put(file, pack_pairs(self.unpaired))
 
     def _put(self, file: BinaryIO, array: Array) -> int:
-        file.seek(self.at)
+        file.seek(self.offset)
         file.write(array.reshape(-1).view(np.uint8).data)
-        self.at += array.nbytes
+        self.offset += array.nbytes
         return array.nbytes
 
 
-def _bundles(places: Iterable[_Place]) -> Iterable[list[_Place]]:
-    """Group `places` that are written in one pass over the checkpoint: equal weights, and parts of the same blocks."""
-    bundles: dict[object, list[_Place]] = {}
-    for place in places:
-        part = stored_part(place.weight.recipe)
-        bundles.setdefault(place.weight.recipe if part is None else ("blocks", part.item), []).append(place)
+def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
+    """Group `regions` that are written in one pass over the checkpoint: equal weights, and parts of the same blocks."""
+    bundles: dict[object, list[_Region]] = {}
+    for region in regions:
+        part = stored_part(region.weight.recipe)
+        bundles.setdefault(region.weight.recipe if part is None else ("blocks", part.item), []).append(region)
     return bundles.values()
 
 
-def _streams(places: Sequence[_Place], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
+def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
     """Yield, block by block, the next elements of all weights of one bundle."""
-    recipes = [place.weight.recipe for place in places]
+    recipes = [region.weight.recipe for region in regions]
     parts = [part for part in map(stored_part, recipes) if part is not None]
     if parts:
         return stream_parts(parts, reader)
     return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # one recipe, stored in several dtypes
 
 
-def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
+def _iter_cast_blocks(w: Weight, reader: TensorReader) -> Any:
     """Yield blocks of rows of a weight, contiguous, in the dtype in which it is stored."""
     for block in stream(w.recipe, reader):
-        yield _cast(w, block)
+        yield _cast_block(w, block)
 
 
-def _cast(w: Weight, block: Array) -> Array:
+def _cast_block(w: Weight, block: Array) -> Array:
     block = np.atleast_1d(block)
     if w.recipe.constant and np.isinf(block).any():  # −∞ of a mask is intended
         return np.ascontiguousarray(block.astype(w.dtype.numpy))

@@ -19,15 +19,15 @@ def refusal(graph: Graph) -> str | None:
     """Return the reason why onnxruntime-genai cannot run a graph with caches, none of them rolling; None if it can."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
-    carried = list(taken_states(graph))
-    if state_records(carried):
+    states = list(taken_states(graph))
+    if state_records(states):
         return "its states of recurrences are those of a few model types only"
-    if any(spec.kind is StateKind.INDEX for spec, _, _ in carried):
+    if any(spec.kind is StateKind.INDEX for spec, _, _ in states):
         return "it has no caches of the keys by which queries choose others"
-    if any(layer["latent"] for layer in cache_records(carried)):
+    if any(layer["latent"] for layer in cache_records(states)):
         return "it has no latent caches"
     parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}
-    for spec, _, _ in carried:
+    for spec, _, _ in states:
         parts[spec.part].append(spec.type.shape[3])
     return None if parts["key"] == parts["value"] else "its keys and values are equally wide"
 
@@ -79,5 +79,5 @@ def write_config(
     graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
 ) -> None:
     """Write genai_config.json into `folder`."""
-    text = json.dumps(config(graph, target, max_length, capture, filename), indent=2)
-    (folder / "genai_config.json").write_text(text + "\n", encoding="utf-8")
+    config_json = json.dumps(config(graph, target, max_length, capture, filename), indent=2)
+    (folder / "genai_config.json").write_text(config_json + "\n", encoding="utf-8")

@@ -85,17 +85,17 @@ def _save_packed(model: Path, out: Path) -> Any:
 
 def _append(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
     """Copy the block of `entry` ("kernel+hash|offset;length;…") to `end` of `target`; return its new entry and end."""
-    key, where = entry.rsplit("|", 1)
-    offset, length, *rest = where.split(";")
+    key, location = entry.rsplit("|", 1)
+    offset, length, *rest = location.split(";")
     align = HUGE_PAGE if int(length) >= HUGE_PAGE else PAGE
     start = -(-end // align) * align
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(target.fileno(), end, start + int(length) - end)
     source.seek(int(offset))
     target.seek(start)
-    left = int(length)
-    while left:
-        piece = source.read(min(left, COPY))
-        target.write(piece)
-        left -= len(piece)
+    remaining = int(length)
+    while remaining:
+        chunk = source.read(min(remaining, COPY))
+        target.write(chunk)
+        remaining -= len(chunk)
     return f"{key}|{';'.join([str(start), length, *rest])}", start + int(length)

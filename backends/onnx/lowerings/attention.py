@@ -19,7 +19,7 @@ from . import (
     cache_codes,
     gqa,  # noqa: F401 - its lowering is tried before the one here
 )
-from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
+from .masks import build_mask, consecutive_positions, expand_bias, first_position, is_length, is_plain, pad_end
 
 Out = onnx.Value
 _END = 2**63 - 1  # end of a Slice of an axis of any size
@@ -40,7 +40,7 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, sinks = node.required("q"), node.required("k"), node.operand("sinks")
     v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
-    mask = _mask(e, node)
+    mask = _attention_mask(e, node)
     # is_causal shows query i the keys up to i: wrong if the keys begin with a cache. Then the mask covers causality.
     is_causal = int(is_plain(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
@@ -51,33 +51,37 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
     if bits is None:
-        kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
+        kv = [_split_heads(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
     else:
         new = ((x, s) for x, s in zip((k, v), scales, strict=True) if x is not None and s is not None)
-        kv = [cache_codes.codes(e, x, s, a["kv_heads"], bits) for x, s in new]
+        kv = [cache_codes.quantize_cache(e, x, s, a["kv_heads"], bits) for x, s in new]
     present: list[Out] = []
     if past_k is not None and positions is not None:
         past = [x for x in (past_k, past_v) if x is not None]
         if a["rolling"]:
             kv = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
-            present = [_rolled(e, old, joined, node) for old, joined in zip(past, kv, strict=True)]
+            present = [_update_rolling_cache(e, old, output, node) for old, output in zip(past, kv, strict=True)]
         else:
-            start = _start(e, positions)
+            start = _first_slot(e, positions)
             fresh = zip(past, kv, strict=True)
             kv = present = e.memo(
                 ("cache", past_k, k),  # other attentions may read the same cache
                 lambda: [e.op("TensorScatter", e[old], new, start, axis=2) for old, new in fresh],
             )
     if bits is not None:
-        coded, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
-        kv = [cache_codes.numbers(e, x, s, a["kv_heads"], bits, dtype) for x, s in coded if s is not None]
+        codes_and_scales, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
+        kv = [
+            cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype)
+            for x, s in codes_and_scales
+            if s is not None
+        ]
     if sinks is not None:  # append a key of zeros; its score is the sink
         kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
-    y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
+    y = e.op("Attention", _split_heads(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
     if v is None:  # full keys served as values: cheaper than slicing the values out of a cache
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
-    joined = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
-    return [joined, *present]
+    output = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
+    return [output, *present]
 
 
 @lowering(ops.lightning_index, opset=24)
@@ -86,50 +90,56 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
     keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
     if past is not None and positions is not None:
-        keys = e.op("TensorScatter", e[past], keys, _start(e, positions), axis=2)
+        keys = e.op("TensorScatter", e[past], keys, _first_slot(e, positions), axis=2)
         present = [keys]
     # Flatten tokens and heads, so that one product gives all scores: [batch, 1, seq·heads, keys].
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
-    turned, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
+    transposed, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
     if dtype.bits < 32:  # in 16 bits too many scores are equal
-        rows, turned, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, turned, by_token))
-    by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, turned)), e.constant([0, -1, heads, 0]))
+        rows, transposed, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, transposed, by_token))
+    by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, transposed)), e.constant([0, -1, heads, 0]))
     scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
-    mask = mask_of(e, node, whole=True) if node.attrs["causal"] or node.operand("key_mask") is not None else None
+    mask = (
+        build_mask(e, node, include_causal=True)
+        if node.attrs["causal"] or node.operand("key_mask") is not None
+        else None
+    )
     if mask is not None:
         hidden = e.scalar(float("-inf"), dtypes.f32 if dtype.bits < 32 else dtype)
         scores = e.op("Where", mask, scores, hidden)
     count = e.op("Min", e.constant([node.attrs["top_k"]]), e.op("Shape", scores, start=3, end=4))
     _, places = e.many("TopK", scores, count, axis=-1, sorted=0, outputs=2)  # the first wins a tie
     hidden = e.scalar(float("-inf"), dtype)
-    zeros, others = (e.op("Expand", x, e.op("Shape", y)) for x, y in ((e.scalar(0.0, dtype), places), (hidden, scores)))
-    bias = e.op("ScatterElements", others, places, zeros, axis=3)
+    zeros, all_hidden = (
+        e.op("Expand", x, e.op("Shape", y)) for x, y in ((e.scalar(0.0, dtype), places), (hidden, scores))
+    )
+    bias = e.op("ScatterElements", all_hidden, places, zeros, axis=3)
     return [bias if mask is None else e.op("Where", mask, bias, hidden), *present]
 
 
-def _start(e: Emitter, positions: Value) -> Out:
+def _first_slot(e: Emitter, positions: Value) -> Out:
     """Return the first slot that each row writes, [batch]."""
-    return e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
+    return e.memo(("start", positions), lambda: _squeeze_column(e, first_position(e, positions)))
 
 
-def _heads_first(e: Emitter, value: Value, heads: int) -> Out:
+def _split_heads(e: Emitter, value: Value, heads: int) -> Out:
     """Split `value` [batch, seq, heads·d] into heads, [batch, heads, seq, d]."""
-    apart = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
-    return e.op("Transpose", apart, perm=[0, 2, 1, 3])
+    by_head = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
+    return e.op("Transpose", by_head, perm=[0, 2, 1, 3])
 
 
-def _flat(e: Emitter, column: Out) -> Out:
+def _squeeze_column(e: Emitter, column: Out) -> Out:
     """Squeeze `column` [batch, 1] to [batch]."""
     return e.op("Squeeze", column, e.constant([1]))
 
 
-def _mask(e: Emitter, node: Node) -> Out | None:
+def _attention_mask(e: Emitter, node: Node) -> Out | None:
     """Combine mask, bias and sinks of `node` into one operand: a boolean mask, or a bias added to the scores."""
-    mask, bias, sinks = mask_of(e, node), node.operand("bias"), node.operand("sinks")
+    mask, bias, sinks = build_mask(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
-    keys = _keys(node)
-    added = e.memo(("added", mask, bias, keys), lambda: _added(e, node, mask, bias, keys))
+    keys = _key_count(node)
+    added = e.memo(("added", mask, bias, keys), lambda: _additive_mask(e, node, mask, bias, keys))
     if sinks is None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
@@ -138,27 +148,27 @@ def _mask(e: Emitter, node: Node) -> Out | None:
     return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
 
 
-def _keys(node: Node) -> Size:
+def _key_count(node: Node) -> Size:
     """Return the number of keys that `node` reads, including masked ones."""
     new, past = node.required("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
 
 
-def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
+def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
     """Combine the boolean `mask` and `bias` into one bias: −∞ where masked."""
     if bias is None:
-        number: Out | None = e.scalar(0.0, node.output.type.dtype)
+        visible: Out | None = e.scalar(0.0, node.output.type.dtype)
     elif mask is None:
-        return full_bias(e, bias, node.output.shape[1], keys)
+        return expand_bias(e, bias, node.output.shape[1], keys)
     else:
-        number = e[bias]
+        visible = e[bias]
         if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots after its end are masked
-            number = extended(e, number, 3, keys)
-    return e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
+            visible = pad_end(e, visible, 3, keys)
+    return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
 
 
-def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
+def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     """Return the rolling cache after a call, given its old and new keys `joined` [batch, kv_heads, capacity + seq,
     width].
 
@@ -169,7 +179,9 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
-    source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
+    source, start = e.memo(
+        ("rolled", positions, mask, capacity), lambda: _rolling_indices(e, positions, mask, capacity)
+    )
     places = e.memo(
         ("rolled places", positions, mask, capacity, kv_heads, width),
         lambda: e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width])),
@@ -178,18 +190,18 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 
 
-def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
+def _rolling_indices(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
     """Return the indices into past and call of the keys to write [batch, rows], and the first slot to write [batch]."""
     first = first_position(e, positions)
-    every = consecutive(e, positions)
-    at = e.op("Slice", every, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
+    call_positions = consecutive_positions(e, positions)
+    at = e.op("Slice", call_positions, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
     if mask is not None:
         last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))
-        over = e.op("Sub", e.op("Gather", every, e.constant([-1]), axis=1), last)
-        at = e.op("Sub", at, over)
+        excess = e.op("Sub", e.op("Gather", call_positions, e.constant([-1]), axis=1), last)
+        at = e.op("Sub", at, excess)
     # Mod takes the sign of the divisor (ONNX, fmod=0): a position below 0 also has a slot and rewrites it unchanged.
     slot = e.op("Mod", at, e.constant(capacity))
     new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))
     # In `joined` the slots come first: a position before the call is read from its slot, others after the slots.
     source = e.op("Where", e.op("Less", at, first), slot, new)
-    return source, _flat(e, e.op("Gather", slot, e.constant([0]), axis=1))
+    return source, _squeeze_column(e, e.op("Gather", slot, e.constant([0]), axis=1))

@@ -18,38 +18,38 @@ Out = onnx.Value
 _F32 = int(ONNX_DTYPES["f32"])
 
 
-def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
-    """Quantize x [batch, seq, heads · width] to codes i8 [batch, heads, seq, width], or u8 [.., width / 2] of 4 bits."""
+def quantize_cache(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
+    """Quantize x [batch, seq, heads · width] to i8 [batch, heads, seq, width], or for 4 bits u8 [.., width / 2]."""
     low, high = limits(bits)
-    whole = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
-    whole = e.op("Clip", whole, _number(e, low), _number(e, high))
-    apart = e.op("Reshape", whole, e.constant([0, 0, heads, x.width // heads]))
-    found = e.op("Transpose", apart, perm=[0, 2, 1, 3])
-    return e.op("Cast", found, to=int(ONNX_DTYPES["i8"])) if bits == 8 else packed(e, found)
+    rounded = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
+    rounded = e.op("Clip", rounded, _f32(e, low), _f32(e, high))
+    by_head = e.op("Reshape", rounded, e.constant([0, 0, heads, x.width // heads]))
+    quantized = e.op("Transpose", by_head, perm=[0, 2, 1, 3])
+    return e.op("Cast", quantized, to=int(ONNX_DTYPES["i8"])) if bits == 8 else pack_codes(e, quantized)
 
 
-def numbers(e: Emitter, held: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
-    """Dequantize the cached codes `held` [batch, heads, slots, width or width / 2] to `dtype`."""
-    found = e.op("Cast", held, to=_F32) if bits == 8 else unpacked(e, held)
-    factor = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
-    return e.op("Cast", e.op("Mul", found, factor), to=int(ONNX_DTYPES[dtype]))
+def dequantize_cache(e: Emitter, cached: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
+    """Dequantize the codes `cached` [batch, heads, slots, width or width / 2] to `dtype`."""
+    values = e.op("Cast", cached, to=_F32) if bits == 8 else unpack_codes(e, cached)
+    scales = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
+    return e.op("Cast", e.op("Mul", values, scales), to=int(ONNX_DTYPES[dtype]))
 
 
-def packed(e: Emitter, x: Out) -> Out:
+def pack_codes(e: Emitter, x: Out) -> Out:
     """Pack x [.., n], f32 with integers of 4 bits, into bytes, u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
-    lower, upper = (e.op("Add", half, _number(e, -limits(4)[0])) for half in halves)
-    return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _number(e, 16))), to=int(ONNX_DTYPES["u8"]))
+    lower, upper = (e.op("Add", half, _f32(e, -limits(4)[0])) for half in halves)
+    return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
-def unpacked(e: Emitter, held: Out, rank: int = 4) -> Out:
-    """Unpack bytes `held` [.., n / 2] of `rank` axes into f32 [.., n] with integers of 4 bits."""
-    found = e.op("Cast", held, to=_F32)
-    upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))
-    lower = e.op("Sub", found, e.op("Mul", upper, _number(e, 16)))
+def unpack_codes(e: Emitter, cached: Out, rank: int = 4) -> Out:
+    """Unpack bytes `cached` [.., n / 2] of `rank` axes into f32 [.., n] with integers of 4 bits."""
+    bytes_f32 = e.op("Cast", cached, to=_F32)
+    upper = e.op("Floor", e.op("Mul", bytes_f32, _f32(e, 1 / 16)))
+    lower = e.op("Sub", bytes_f32, e.op("Mul", upper, _f32(e, 16)))
     pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([rank])) for x in (lower, upper)), axis=rank)
-    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _number(e, limits(4)[0]))
+    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _f32(e, limits(4)[0]))
 
 
-def _number(e: Emitter, x: float) -> Out:
+def _f32(e: Emitter, x: float) -> Out:
     return e.constant(x, np.float32)

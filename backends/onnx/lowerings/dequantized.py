@@ -33,9 +33,9 @@ from ...blocks import kept_layout
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering, standard
-from .experts import taken
-from .layers import biased, norm_key, norm_refusal, normed
-from .quantized import levels, with_sums
+from .experts import gather_experts
+from .layers import add_bias, apply_norm, norm_cache_key, norm_refusal
+from .quantized import append_sums, decode_scales
 
 Out = onnx.Value
 SINCE = 21  # first opset where DequantizeLinear supports groups
@@ -72,12 +72,12 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
 def DequantizeMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, _product(e, node.required("x"), e[node.required("x")], node), node)
+    return add_bias(e, _multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=standard, when=_norm_refusal, first=True, opset=23)
 def NormDequantizeMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, _product(e, norm_key(node), normed(e, node), node), node)
+    return add_bias(e, _multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)
@@ -89,16 +89,16 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
     if layout.bits == 8:
         axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
         names = ("signed", "steps", "signed_zeros")
-        codes, scales, zeros = (_gathered(e, ids, table, layout, name, axis) for name in names)
-        rows = _dequantized(e, codes, scales, zeros, layout, -1 if axis == 0 else 0)
+        codes, scales, zeros = (_gather_part(e, ids, table, layout, name, axis) for name in names)
+        rows = _dequantize(e, codes, scales, zeros, layout, -1 if axis == 0 else 0)
         rank = 0 if ids is None else ids.type.rank
         return e.op("Transpose", rows, perm=[*range(1, rank + 1), 0]) if axis else rows
-    pairs, scales = (_gathered(e, ids, table, layout, name) for name in ("halves", "steps"))
-    zeros = _gathered(e, ids, table, layout, "middles") if layout.has_zeros else None
-    return _taken_apart(e, pairs, scales, zeros, table, layout)
+    pairs, scales = (_gather_part(e, ids, table, layout, name) for name in ("halves", "steps"))
+    zeros = _gather_part(e, ids, table, layout, "middles") if layout.has_zeros else None
+    return _dequantize_nibbles(e, pairs, scales, zeros, table, layout)
 
 
-def _taken_apart(
+def _dequantize_nibbles(
     e: Emitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
     """Dequantize rows of `weight` from packed codes of up to 4 bits, `pairs` [..., in / 2], to [..., in]."""
@@ -110,69 +110,75 @@ def _taken_apart(
     codes = e.op("Concat", low, high, axis=-1)
     if zeros is None:
         zeros = e.op("Expand", e.constant(layout.middle, dtypes.u8.numpy), e.op("Shape", scales))
-    return _whole(e, _dequantized(e, codes, scales, zeros, layout, -1), weight, layout)
+    return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), weight, layout)
 
 
-def _whole(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
+def _drop_padding(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
     """Remove from `rows` the padding of their last group."""
     if weight.width % layout.group == 0:
         return rows
     return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))
 
 
-def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
+def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
     """Dequantize the matrices of `weight` [experts, out, in], all or those `chosen`, to [used, out, in]."""
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
 
     def part(name: str, dtype: DType) -> Out:
-        return taken(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
+        return gather_experts(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
-    scales = _as_computed(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
+    scales = _cast_scales(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
         zeros = part("middles", dtypes.u8) if layout.has_zeros else None
-        return _taken_apart(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
+        return _dequantize_nibbles(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
     dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
     zeros = part("signed_zeros", dtype) if layout.has_zeros else None
-    return _whole(e, _dequantized(e, part("signed", dtype), scales, zeros, layout, -1), weight, layout)
+    return _drop_padding(e, _dequantize(e, part("signed", dtype), scales, zeros, layout, -1), weight, layout)
 
 
-def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:
+def _multiply_codes(e: Emitter, key: object, x: Out, node: Node) -> Out:
     """Emit x Wᵀ for W [out, in] stored as codes [in, out]; `key` identifies x for shared subgraphs."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
 
-    def dequantized() -> Out:
-        codes, zeros = (_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
-        scales = levels(e, weight, turned=True) if layout.sums else _part(e, weight, layout, "steps", 1)
-        return _dequantized(e, codes, scales, zeros, layout, 0)
+    def dequantize_weight() -> Out:
+        codes, zeros = (_weight_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
+        scales = (
+            decode_scales(e, weight, transposed=True) if layout.sums else _weight_part(e, weight, layout, "steps", 1)
+        )
+        return _dequantize(e, codes, scales, zeros, layout, 0)
 
     if layout.sums:
-        x = with_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
-    return e.op("MatMul", x, e.memo(("dequantized", weight), dequantized))
+        x = append_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
+    return e.op("MatMul", x, e.memo(("dequantized", weight), dequantize_weight))
 
 
-def _dequantized(
+def _dequantize(
     e: Emitter, codes: Out | None, scales: Out | None, zeros: Out | None, layout: BlockLayout, axis: int
 ) -> Out:
     return e.op("DequantizeLinear", codes, scales, zeros, axis=axis, block_size=layout.group)
 
 
-def _gathered(e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0) -> Out | None:
+def _gather_part(
+    e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
+) -> Out | None:
     """Gather the part `name` of the rows `ids` of `table`: [..., elements of a row], or with `axis` 1 [elements of a
     row, ...]; None for zero points that it lacks."""
-    part = _stored(e, table, layout, name, axis, "table")
-    return None if part is None else _as_computed(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
+    part = _part_initializer(e, table, layout, name, axis, "table")
+    return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
 
-def _part(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int) -> Out | None:
-    part = _stored(e, weight, layout, name, turned)
-    return None if part is None else _as_computed(e, weight, layout, part, name)
+def _weight_part(e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
+    part = _part_initializer(e, weight, layout, name, transposed)
+    return None if part is None else _cast_scales(e, weight, layout, part, name)
 
 
-def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int, role: str = "") -> Out | None:
+def _part_initializer(
+    e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
+) -> Out | None:
     """Return the initializer of the part `name` of `weight`, transposed if `turned`; None for zero points that it
     lacks.
 
@@ -182,10 +188,10 @@ def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: i
     if name == "signed_zeros" and not layout.has_zeros:
         return None
     recipe: Recipe = Stored(weight.recipe, name)
-    numbers = weight.width + layout.sums * -(-weight.width // layout.group)
-    if name == "signed" and numbers % layout.group:
-        recipe = Slice(recipe, 1, 0, numbers)
-    if turned:
+    row_size = weight.width + layout.sums * -(-weight.width // layout.group)
+    if name == "signed" and row_size % layout.group:
+        recipe = Slice(recipe, 1, 0, row_size)
+    if transposed:
         recipe = Permute(recipe, (1, 0))
     if name in ("halves", "middles"):
         dtype = dtypes.u8
@@ -193,10 +199,10 @@ def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: i
         dtype = _scale_dtype(layout)
     else:
         dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
-    return e.weight(f"{weight.name}.{name}{'.T' * turned}{'.rows' * bool(role)}", recipe, dtype, role)
+    return e.weight(f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}", recipe, dtype, role)
 
 
-def _as_computed(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
+def _cast_scales(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
     """Cast `part` to the dtype of the weight if it has scales; f16 scales take half the bytes of f32 in the file."""
     if name != "steps" or _scale_dtype(layout) == weight.type.dtype:
         return part

@@ -23,7 +23,7 @@ from weft.ir.types.dtypes import DType
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering, on_cpu
-from .layers import MS, activation, slope
+from .layers import MS, activation, swish_slope
 
 Out = onnx.Value
 F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])
@@ -41,7 +41,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     bias = node.operand("bias")
     ranked = scores if bias is None else e.op("Add", scores, e[bias])
     if a["groups"] > 1:
-        ranked = _of_best_groups(e, node, ranked)
+        ranked = _mask_groups(e, node, ranked)
     weights, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
     # The bias affects the choice of experts, not their weights (DeepSeek-V3).
     if bias is not None:
@@ -50,10 +50,10 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
         weights = e.op("Div", weights, e.op("ReduceSum", weights, e.constant([-1]), keepdims=1))
     if a["scale"] != 1:
         weights = e.op("Mul", weights, e.scalar(a["scale"], dtype))
-    return _placed(e, weights, experts, scores, dtype, axis=-1)
+    return _scatter(e, weights, experts, scores, dtype, axis=-1)
 
 
-def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
+def _mask_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     """Mask `ranked` with −∞ for experts outside of the best groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
@@ -68,7 +68,7 @@ def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     return e.op("Reshape", limited, e.constant([*pads, -1]))
 
 
-def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
+def _scatter(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
     """Scatter `values` to `indices` of `axis` of a zero tensor shaped as `like`."""
     return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
@@ -81,13 +81,13 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
         x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.product(logits.shape[:-1]))
     if a["capacity"] is None:
         share = e.op("Mul", e.op("Cast", tokens, to=F32), e.constant(a["factor"] / logits.width, np.float32))
-        taken = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
+        capacity = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
     else:
-        taken = e.constant([a["capacity"]])
+        capacity = e.constant([a["capacity"]])
     scores = e.op("Softmax", x, axis=-1)
-    best, which = e.many("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
-    combine = _placed(e, best, which, scores, dtype, axis=-2)
-    return shaped(e, combine, logits) if a["batched"] else combine
+    best, tokens_of_expert = e.many("TopK", scores, e.op("Min", capacity, tokens), axis=-2, outputs=2)
+    combine = _scatter(e, best, tokens_of_expert, scores, dtype, axis=-2)
+    return reshape_like(e, combine, logits) if a["batched"] else combine
 
 
 # -- experts in ONNX Runtime's own operator
@@ -99,27 +99,27 @@ _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "ide
 WRONG_CHOICES = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
 
 
-def wrong_choices(node: Node, target: Backend) -> bool:
+def chooses_wrong_experts(node: Node, target: Backend) -> bool:
     """Return whether ONNX Runtime's kernel would choose wrong experts for `node`."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
 def _kernel_refusal(node: Node, target: Backend) -> str | None:
-    return WRONG_CHOICES if wrong_choices(node, target) else packed_refusal(node)
+    return WRONG_CHOICES if chooses_wrong_experts(node, target) else activation_refusal(node)
 
 
-def packed_refusal(node: Node) -> str | None:
+def activation_refusal(node: Node) -> str | None:
     """Return the reason why ONNX Runtime's MoE and QMoE lack the activation of `node`; None if they have it."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
-    if slope(name) is None:
+    if swish_slope(name) is None:
         return f"the kernel has no gate by {name}"
     packed = (up, gate, node.operand("up_bias"), node.operand("gate_bias"))
     return None if all(v is None or isinstance(v, Param) for v in packed) else "gate and up are computed at run time"
 
 
-def _router(node: Node) -> Node | None:
+def _absorbable_router(node: Node) -> Node | None:
     """Return the router that the kernel can absorb: softmax, then top-k (of equal scores it takes the last); or
     None."""
     producer = node.required("combine").producer
@@ -129,18 +129,18 @@ def _router(node: Node) -> Node | None:
 
 
 def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
-    router = _router(node)
+    router = _absorbable_router(node)
     absorbed = None if router is None else node.operand("combine")
     logits = [] if router is None else [router.operand("logits")]
     return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
 
 
-def shaped(e: Emitter, y: Out, x: Value) -> Out:
+def reshape_like(e: Emitter, y: Out, x: Value) -> Out:
     """Reshape `y` to the shape of `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
-def interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
+def interleave_rows(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Return one weight with rows gate 0, up 0, gate 1, … of each expert; zeros if one of the two is absent."""
     weights = up if gate is None else gate
     if weights is None:
@@ -155,13 +155,13 @@ def interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, n
     return e.weight(f"{like.name}.{name}", recipe, weights.type.dtype)
 
 
-def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
+def _emit_routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     """Return logits [tokens, experts] and k for the kernel, and a factor for its result (None: 1).
 
     The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
     lets the two share memory.
     """
-    router, combine = _router(node), node.required("combine")
+    router, combine = _absorbable_router(node), node.required("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
     factor: Out | None = None
@@ -184,14 +184,14 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     return logits, k, factor
 
 
-def kernel_unit(node: Node) -> dict[str, Any]:
+def activation_attributes(node: Node) -> dict[str, Any]:
     """Return the attributes of MoE and QMoE that describe the activation of an expert."""
     a = node.attrs
     if node.operand("gate") is None:
         return {"activation_type": _KERNEL[a["activation"]]}
     # Rows of gate and up are interleaved: the CPU kernels support neither another layout nor a third weight (fc3).
     fused = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
-    return fused | {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
+    return fused | {"activation_alpha": swish_slope(a["activation"]), "activation_beta": a["shift"]}
 
 
 @lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
@@ -199,24 +199,24 @@ def MoE(e: Emitter, node: Node) -> Out:
     x = node.required("x")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     if isinstance(gate, Param):
-        first = interleaved(e, gate, up, gate, "interleaved")
-        first_bias = interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
+        first = interleave_rows(e, gate, up, gate, "interleaved")
+        first_bias = interleave_rows(e, gate_bias, up_bias, gate, "interleaved.bias")
     else:
         first, first_bias = e[up], e[up_bias]
-    logits, k, factor = _routing(e, node)
+    logits, k, factor = _emit_routing(e, node)
     # The operator takes only [tokens, width] and [batch, seq, width].
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
-    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **kernel_unit(node))
-    y = y if fits else shaped(e, y, x)
+    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **activation_attributes(node))
+    y = y if fits else reshape_like(e, y, x)
     return y if factor is None else e.op("Mul", y, factor)
 
 
 # -- experts in batched products
 
 
-def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
+def _emit_activation(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     """Emit the activation between the products of an expert: `activation` or `glu`."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
@@ -229,37 +229,37 @@ def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
 
 
-def taken(e: Emitter, value: Out, chosen: Out | None) -> Out:
+def gather_experts(e: Emitter, value: Out, chosen: Out | None) -> Out:
     """Gather `value` [experts, ...] for the `chosen` expert indices; return it unchanged if `chosen` is None."""
     return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
 
-def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
     """Multiply rows [used, n, in] by weight [experts, out, in] of the `chosen` experts → [used, n, out]."""
     if e.target.contrib:
-        return e.op("FusedMatMul", rows, taken(e, e[weight], chosen), domain=MS, transB=1)
+        return e.op("FusedMatMul", rows, gather_experts(e, e[weight], chosen), domain=MS, transB=1)
     if isinstance(weight, Param):
         turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
-        return e.op("MatMul", rows, taken(e, turned, chosen))
-    return e.op("MatMul", rows, e.op("Transpose", taken(e, e[weight], chosen), perm=[0, 2, 1]))
+        return e.op("MatMul", rows, gather_experts(e, turned, chosen))
+    return e.op("MatMul", rows, e.op("Transpose", gather_experts(e, e[weight], chosen), perm=[0, 2, 1]))
 
 
-def _most(e: Emitter, counts: Out) -> Out:
+def _largest_count(e: Emitter, counts: Out) -> Out:
     """Return the largest of `counts`, at least 1, as [1]."""
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
 @lowering(ops.moe, targets=on_cpu)
 def GroupedExperts(e: Emitter, node: Node) -> Out:
-    return grouped(e, node, _product)
+    return emit_grouped(e, node, _multiply_experts)
 
 
-def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
+def emit_grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
     """Emit the experts of `node` as batched products over the experts in use; `product` multiplies by their weights."""
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]
-    one = e.constant([1])
+    constant_1 = e.constant([1])
 
     # weights [experts, tokens]; used: 1 where a weight is not zero.
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
@@ -267,34 +267,34 @@ def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out 
     used = e.op("Cast", e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), to=I64)
     chosen = None
     if active is not None and experts >= SPARSE * active:
-        busy = e.op("Min", e.op("ReduceSum", used, one, keepdims=0), one)
-        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), one)
+        busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), constant_1)
+        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), constant_1)
         chosen = e.many("TopK", busy, count, axis=0, outputs=2)[1]
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 
     # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero.
-    n = _most(e, e.op("ReduceSum", used, one, keepdims=0))
+    n = _largest_count(e, e.op("ReduceSum", used, constant_1, keepdims=0))
     tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
 
-    def projected(rows: Out, weight: Value, bias: Value | None) -> Out:
+    def project(rows: Out, weight: Value, bias: Value | None) -> Out:
         y = product(e, rows, weight, chosen)
-        return y if bias is None else e.op("Add", y, e.op("Unsqueeze", taken(e, e[bias], chosen), one))
+        return y if bias is None else e.op("Add", y, e.op("Unsqueeze", gather_experts(e, e[bias], chosen), constant_1))
 
-    opened = None if gate is None else projected(rows, gate, gate_bias)
+    opened = None if gate is None else project(rows, gate, gate_bias)
     assert up is not None and down is not None
-    hidden = _unit(e, node, projected(rows, up, up_bias), opened)
-    results = e.op("Reshape", projected(hidden, down, down_bias), e.constant([-1, x.width]))
+    hidden = _emit_activation(e, node, project(rows, up, up_bias), opened)
+    results = e.op("Reshape", project(hidden, down, down_bias), e.constant([-1, x.width]))
 
     # Back to tokens: the rows in `results` of a token's k experts, [tokens, k].
     # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in order, and this
     # count is the token's row in its expert.
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
     # Clamped for experts that a token does not use: any row will do, its weight is zero.
-    place = e.op("Transpose", e.op("Min", before, e.op("Sub", n, one)), perm=[1, 0])
-    k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
-    weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
-    at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
-    mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", results, at, axis=0))
-    return shaped(e, mixed, x)
+    row_in_expert = e.op("Transpose", e.op("Min", before, e.op("Sub", n, constant_1)), perm=[1, 0])
+    k = _largest_count(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
+    weight, expert_indices = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
+    at = e.op("Add", e.op("Mul", expert_indices, n), e.op("GatherElements", row_in_expert, expert_indices, axis=1))
+    mixed = e.op("MatMul", e.op("Unsqueeze", weight, constant_1), e.op("Gather", results, at, axis=0))
+    return reshape_like(e, mixed, x)

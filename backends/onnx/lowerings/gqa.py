@@ -16,13 +16,13 @@ from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import contrib, lowering
 from .layers import MS, rope_tables
-from .masks import full_bias, is_length
+from .masks import expand_bias, is_length
 
 Out = onnx.Value
 
 
 @dataclass(frozen=True)
-class _Gqa:
+class _Operands:
     """Operands of a GroupQueryAttention node, and the rotary embedding that it absorbs, if any."""
 
     query: Value
@@ -31,7 +31,7 @@ class _Gqa:
     rope: Node | None
 
 
-def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
+def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     """Return the RoPE nodes of q and k if the kernel can absorb them, else None."""
     ropes = rotated(node)
     if isinstance(ropes, str):
@@ -45,14 +45,14 @@ def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
     return ropes if fits else None
 
 
-def _cover(node: Node) -> _Gqa:
+def _absorb_producers(node: Node) -> _Operands:
     q, k, v, rope = node.required("q"), node.required("k"), node.operand("v"), None
-    if (ropes := _absorbed_ropes(node)) is not None:
+    if (ropes := _absorbable_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.required("x") for r in ropes)
     packed = q.producer
     if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v):
-        return _Gqa(packed.required("x"), None, None, rope)
-    return _Gqa(q, k, v, rope)
+        return _Operands(packed.required("x"), None, None, rope)
+    return _Operands(q, k, v, rope)
 
 
 def _refusal(node: Node, target: Backend) -> str | None:
@@ -104,9 +104,9 @@ def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str 
 
 
 def _reads(node: Node, target: Backend) -> Iterable[Value]:
-    cover = _cover(node)
+    operands = _absorb_producers(node)
     extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
-    return [v for v in (cover.query, cover.key, cover.value, *extra) if v is not None]
+    return [v for v in (operands.query, operands.key, operands.value, *extra) if v is not None]
 
 
 def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
@@ -127,17 +127,17 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
 def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
-    a, cover = node.attrs, _cover(node)
+    a, operands = node.attrs, _absorb_producers(node)
     mask, bias = node.required("key_mask"), node.operand("bias")
-    cos, sin = (None, None) if cover.rope is None else rope_tables(e, cover.rope, cover.query)
+    cos, sin = (None, None) if operands.rope is None else rope_tables(e, operands.rope, operands.query)
     last, total = _lengths(e, mask)
     bits, scale = a["cache_bits"], node.operand("k_scale")
     kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
-    made = e.many(
+    results = e.many(
         "GroupQueryAttention",
-        e[cover.query],
-        e[cover.key],
-        e[cover.value],
+        e[operands.query],
+        e[operands.key],
+        e[operands.value],
         e[node.operand("past_k")],
         e[node.operand("past_v")],
         last,
@@ -145,7 +145,7 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         cos,
         sin,
         None,
-        None if bias is None else full_bias(e, bias, node.output.shape[1], mask.shape[1]),
+        None if bias is None else expand_bias(e, bias, node.output.shape[1], mask.shape[1]),
         e[node.operand("sinks")],
         e[scale],
         e[node.operand("v_scale")],
@@ -160,24 +160,24 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         kv_cache_bit_width=bits,
         k_quant_type=kind,
         v_quant_type=kind,
-        do_rotary=int(cover.rope is not None),
-        rotary_interleaved=int(cover.rope is not None and cover.rope.attrs["interleaved"]),
+        do_rotary=int(operands.rope is not None),
+        rotary_interleaved=int(operands.rope is not None and operands.rope.attrs["interleaved"]),
     )
-    _write_again(e, node, made[1:])
-    return made
+    _add_repeated_outputs(e, node, results[1:])
+    return results
 
 
-def _write_again(e: Emitter, node: Node, made: list[Out]) -> None:
+def _add_repeated_outputs(e: Emitter, node: Node, results: list[Out]) -> None:
     """Add a graph output for each cache that `node` reads after another attention has written it.
 
     The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
     """
-    for spec, out in zip(caches(node), made, strict=True):
+    for spec, out in zip(caches(node), results, strict=True):
         past = node.required(spec.taken)
-        own = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
-        if own.is_output:
+        output = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
+        if output.is_output:
             continue
         writers = (n.outputs[n.op.results(n.inputs, n.attrs).index(spec.made)] for n in past.users)
         name = next(name for value in writers for name in e.graph.outputs.names(value))
-        again = sum(key.startswith(f"{name}.") for key in e.again) + 1
-        e.again[f"{name}.{again}"] = out, own
+        repeats = sum(key.startswith(f"{name}.") for key in e.repeated_outputs) + 1
+        e.repeated_outputs[f"{name}.{repeats}"] = out, output

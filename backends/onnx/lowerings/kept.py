@@ -17,10 +17,10 @@ PRODUCTS = (ops.linear, ops.norm_linear)
 
 def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
     """Return whether `node` multiplies by the codes of `weight`, without dequantizing it at compile time."""
-    return _reason(weight, node, target) is None
+    return _dequantize_reason(weight, node, target) is None
 
 
-def _reason(weight: Param, node: Node, target: Backend) -> str | None:
+def _dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
     """Return the reason why `node` needs `weight` dequantized; None if it reads its codes."""
     if node.op in (*PRODUCTS, ops.embedding):
         layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
@@ -32,39 +32,41 @@ def _reason(weight: Param, node: Node, target: Backend) -> str | None:
     return f"{target.name} has no {node.op.name} by codes"
 
 
-def keeps(graph: Graph, target: Backend) -> list[Param]:
+def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
     """Return the weights of `graph` that stay in blocks on `target`."""
     return [p for p in candidates(graph) if any(_is_kept(p, node, target) for node in p.users)]
 
 
-def summary(graph: Graph, target: Backend) -> dict[str, int]:
+def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
     """Count the weights of `graph` that stay in blocks, by block layout."""
-    layouts = (kept_layout(p) for p in keeps(graph, target))
+    layouts = (kept_layout(p) for p in list_kept_weights(graph, target))
     return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
 
 
-def given_up(graph: Graph, target: Backend) -> list[str]:
+def report_dequantized(graph: Graph, target: Backend) -> list[str]:
     """Return a note per reason for weights that a pass quantized but that are stored dequantized."""
-    kept, found = set(keeps(graph, target)), dict[str, list[str]]()
+    kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in candidates(graph):
-        if is_quantized(weight) and weight not in kept:
-            reason = next(filter(None, (_reason(weight, node, target) for node in weight.users)), "it is an output")
-            found.setdefault(reason, []).append(weight.name)
+        if is_quantized(weight) and weight not in kept_weights:
+            reason = next(
+                filter(None, (_dequantize_reason(weight, node, target) for node in weight.users)), "it is an output"
+            )
+            weights_by_reason.setdefault(reason, []).append(weight.name)
     return [
         f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: stored dequantized, not as codes: {reason}"
-        for reason, names in found.items()
+        for reason, names in weights_by_reason.items()
     ]
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:
     """Return whether products by quantized weights round activations to 8 bits: on a CPU with quantized weights."""
-    return target.device == "cpu" and any(is_quantized(weight) for weight in keeps(graph, target))
+    return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 
 def idle(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
     """Return those of the given `options` KEEP_BLOCKS and ARITHMETIC that do not change `graph`, with the reason."""
     reasons = dict[str, str]()
-    if all(map(is_quantized, keeps(graph, target))):
+    if all(map(is_quantized, list_kept_weights(graph, target))):
         refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
         why = next((reason for reason in refusals if reason), "no linear map has blocks of a checkpoint")
         reasons[KEEP_BLOCKS] = f"no weights keep their blocks: {why}"

@@ -20,49 +20,51 @@ MS = "com.microsoft"
 Out = onnx.Value
 
 
-def product(e: Emitter, x: Out | None, weight: Value) -> Out:
+def multiply_weight(e: Emitter, x: Out | None, weight: Value) -> Out:
     """Emit x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
     if e.target.contrib:
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
     if isinstance(weight, Param) and len(weight.uses) == 1:
-        turned = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
+        transposed = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
     else:
         # A second, transposed copy of a shared weight (a tied embedding) would double it on disk.
-        turned = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
-    return e.op("MatMul", x, turned)
+        transposed = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
+    return e.op("MatMul", x, transposed)
 
 
 @lowering(ops.linear)
 def MatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, product(e, e[node.inputs[0]], node.required("weight")), node)
+    return add_bias(e, multiply_weight(e, e[node.inputs[0]], node.required("weight")), node)
 
 
-def biased(e: Emitter, y: Out, node: Node) -> Out:
+def add_bias(e: Emitter, y: Out, node: Node) -> Out:
     """Add the bias of `node` to y, if it has one."""
     bias = node.operand("bias")
     return y if bias is None else e.op("Add", y, e[bias])
 
 
-def _vector(e: Emitter, node: Node, name: str, fill: float) -> Out:
+def _vector_or_fill(e: Emitter, node: Node, name: str, fill: float) -> Out:
     """Return the operand `name`, or if absent a vector of `fill`: the operators require their scale."""
     x, vector = node.required("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
-def _rms(e: Emitter) -> str:
+def _rms_operator(e: Emitter) -> str:
     # On CUDA, ONNX Runtime fuses per-head norms into attention only if they use its own operator.
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
 
 @lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: Emitter, node: Node) -> Out:
-    return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, "weight", 1.0), axis=-1, epsilon=node.attrs["eps"])
+    return e.op(
+        _rms_operator(e), e[node.inputs[0]], _vector_or_fill(e, node, "weight", 1.0), axis=-1, epsilon=node.attrs["eps"]
+    )
 
 
 @lowering(ops.layer_norm)
 def LayerNormalization(e: Emitter, node: Node) -> Out:
-    scale, bias = _vector(e, node, "weight", 1.0), e[node.operand("bias")]
+    scale, bias = _vector_or_fill(e, node, "weight", 1.0), e[node.operand("bias")]
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
@@ -72,7 +74,7 @@ def norm_refusal(node: Node, target: Backend) -> str | None:
     return None if activation == "identity" else f"it ends in {activation}"
 
 
-def norm_key(node: Node) -> object:
+def norm_cache_key(node: Node) -> object:
     """Return a key that is equal for norm_linear nodes with the same normed input."""
     x, kind = node.required("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
@@ -80,34 +82,34 @@ def norm_key(node: Node) -> object:
 
 @lowering(ops.norm_linear, when=norm_refusal, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, product(e, normed(e, node), node.required("weight")), node)
+    return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required("weight")), node)
 
 
-def normed(e: Emitter, node: Node) -> Out:
+def apply_norm(e: Emitter, node: Node) -> Out:
     """Emit the norm of x of a norm_linear `node`, shared with other nodes; x itself if it has no norm."""
     x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x
 
-    def made() -> Out:
-        operands = [x, _vector(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
-        name = "LayerNormalization" if kind == "layer" else _rms(e)
+    def emit_norm() -> Out:
+        operands = [x, _vector_or_fill(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
+        name = "LayerNormalization" if kind == "layer" else _rms_operator(e)
         return e.op(name, *operands, axis=-1, epsilon=node.attrs["eps"])
 
-    return e.memo(("normed", norm_key(node)), made)
+    return e.memo(("normed", norm_cache_key(node)), emit_norm)
 
 
 # ONNX Runtime itself fuses an addition with a LayerNorm, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
-    scale, total = _vector(e, node, "weight", 1.0), node.outputs[1]
+    scale, total = _vector_or_fill(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
     # Always set: the default of these operators is 1e-12.
     eps = node.attrs["eps"]
     name, operands = "SkipSimplifiedLayerNormalization", [x, y, scale]
     if node.attrs["kind"] == "layer":
-        name, operands = "SkipLayerNormalization", [*operands, _vector(e, node, "bias", 0.0)]
+        name, operands = "SkipLayerNormalization", [*operands, _vector_or_fill(e, node, "bias", 0.0)]
     results = e.many(name, *operands, domain=MS, epsilon=eps, outputs=[True, False, False, wants_sum])
     return [results[0], results[3]]
 
@@ -134,7 +136,7 @@ def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
     """Emit act(x) for an activation by its name in `ACTIVATIONS`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
-    beta = slope(name)
+    beta = swish_slope(name)
     if name == "identity":
         return x
     if name == "relu2":
@@ -148,7 +150,7 @@ def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
     return e.op("Mul", x, e.op("Sigmoid", inner))
 
 
-def slope(name: str) -> float | None:
+def swish_slope(name: str) -> float | None:
     """Return β of an activation x·σ(βx) by its name; None for other activations."""
     if name.startswith("swish("):
         return float(name[6:-1])

@@ -31,40 +31,40 @@ def is_plain(node: Node) -> bool:
     return not extra and not VisibleKeys.of(node.attrs).local
 
 
-def mask_of(e: Emitter, node: Node, whole: bool = False) -> Out | None:
-    """Return the boolean mask [batch or 1, 1, seq, keys] in addition to is_causal, or if `whole` the full mask; None if
-    no mask is needed.
+def build_mask(e: Emitter, node: Node, include_causal: bool = False) -> Out | None:
+    """Return the boolean mask [batch or 1, 1, seq, keys] in addition to is_causal, or if `include_causal` the full
+    mask; None if no mask is needed.
 
     The keys of a cached attention are its slots; with a rolling cache, its slots and then the keys of the call.
     """
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
-    plain = not whole and is_plain(node)
+    plain = not include_causal and is_plain(node)
     sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
     facts = None if plain else (VisibleKeys.of(a), a.get("rolling", False))
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
-    return e.memo(key, lambda: _build(e, node, key_mask, plain))
+    return e.memo(key, lambda: _emit_mask(e, node, key_mask, plain))
 
 
-def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
+def _emit_mask(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
     parts: list[Out] = []
     if not plain:
-        query_at, key_at = _positions(e, node)
+        query_at, key_at = _query_key_positions(e, node)
         if node.attrs.get("rolling"):
             parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
         parts += _conditions(e, node, query_at, key_at)
     if key_mask is not None:
-        parts.append(_shown(e, node, key_mask, plain))
+        parts.append(_broadcast_key_mask(e, node, key_mask, plain))
     return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
 
 
-def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
+def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
     """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1 or seq, keys]."""
     past = node.operand("past_k")
     visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots after the mask's end are hidden
-        visible = extended(e, visible, 1, past.shape[2])
+        visible = pad_end(e, visible, 1, past.shape[2])
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
@@ -73,27 +73,27 @@ def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
     return visible
 
 
-def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
+def pad_end(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
     """Pad x with zeros at the end of `axis` to `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
 
-def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
+def _query_key_positions(e: Emitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
-        queries = e.op("Unsqueeze", count(e, node.required("q").shape[1]), e.constant([1]))
-        return queries, count(e, node.required("k").shape[1])
+        queries = e.op("Unsqueeze", index_range(e, node.required("q").shape[1]), e.constant([1]))
+        return queries, index_range(e, node.required("k").shape[1])
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs.get("rolling"):
-        return queries, count(e, past.shape[2])
+        return queries, index_range(e, past.shape[2])
     key_positions = slot_positions(e, positions, past.shape[2])
-    keys = e.op("Concat", key_positions, consecutive(e, positions), axis=1)
+    keys = e.op("Concat", key_positions, consecutive_positions(e, positions), axis=1)
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 
-def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
+def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
     """Expand `bias` to a row per query and a column per key: ONNX Runtime broadcasts only batch and heads."""
 
     def make() -> Out:
@@ -103,7 +103,7 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
     return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
 
 
-def count(e: Emitter, size: Any) -> Out:
+def index_range(e: Emitter, size: Any) -> Out:
     """Return the integers 0, 1, … below `size`, as int64."""
     if isinstance(size, int):
         return e.constant(range(size))
@@ -115,13 +115,13 @@ def first_position(e: Emitter, positions: Value) -> Out:
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 
-def consecutive(e: Emitter, positions: Value) -> Out:
+def consecutive_positions(e: Emitter, positions: Value) -> Out:
     """Return consecutive positions [batch, seq] of the keys of a call, from the first on, including padding at the end.
 
     The caller's `positions` of padding are arbitrary: onnxruntime-genai passes 0, which would make its keys visible.
     """
     new = positions.shape[1]
-    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), count(e, new)))
+    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), index_range(e, new)))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
@@ -130,7 +130,7 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
         # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
-        age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
+        age = e.op("Mod", e.op("Sub", newest, index_range(e, capacity)), e.size(capacity))
         return e.op("Sub", newest, age)
 
     return e.memo(("slot positions", positions, capacity), make)

@@ -35,38 +35,40 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
         e.lower(chosen)
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
-    called = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
+    call_mask = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
     # Sort keys 2^40 − i for valid tokens and −i for padding are distinct, so the sort is stable.
-    places = e.range(seq)
-    keys = e.op("Sub", e.op("Mul", called, e.constant(1 << 40)), places)
+    indices = e.range(seq)
+    keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 40)), indices)
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
     for value in graph.inputs.values():
         if carries(value, tokens):
             x = e[value]
             ids = value.type.rank == 2
-            e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _rows(e, x, order)
+            e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
     outputs = [value for value in graph.outputs.values() if carries(value, tokens)]
-    place = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
-    heads = dict(head for value in outputs if (head := _head(value, tokens, chosen)))
-    e.lower({**chosen, **{node: _restoring(chosen[node], x, place) for node, x in heads.items()}})
+    inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
+    heads = dict(head for value in outputs if (head := _output_head(value, tokens, chosen)))
+    e.lower({**chosen, **{node: _restore_order(chosen[node], x, inverse_order) for node, x in heads.items()}})
     for value in outputs:
-        if _head(value, tokens, chosen) is None:
-            e.final[value] = _rows(e, e[value], place)
-    if (logits := graph.outputs.get("logits")) is not None and (limit := _limit(e)) is not None:
+        if _output_head(value, tokens, chosen) is None:
+            e.output_values[value] = _gather_rows(e, e[value], inverse_order)
+    if (logits := graph.outputs.get("logits")) is not None and (limit := _padding_limit(e)) is not None:
         first = first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
-        last = e.op("Gather", places, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
-        lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
+        last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
+        is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
         nan = e.op("Cast", e.constant(np.nan, np.float32), to=int(ONNX_DTYPES[logits.type.dtype.name]))
-        e.final[logits] = e.op("Where", e.op("Unsqueeze", lost, e.constant([2])), nan, e.final.get(logits, e[logits]))
+        e.output_values[logits] = e.op(
+            "Where", e.op("Unsqueeze", is_lost, e.constant([2])), nan, e.output_values.get(logits, e[logits])
+        )
 
 
-def _rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
+def _gather_rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
     """Reorder the tokens of `x` [batch, seq, ...] by the indices `order` [batch, seq]."""
     return e.op("GatherND", x, e.op("Unsqueeze", order, e.constant([-1])), batch_dims=1)
 
 
-def _head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
+def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
     """Return the first node of the token-wise chain that computes the output `value`, and its input tokens.
 
     Reordering there is cheaper than reordering logits. None if the producer is not token-wise."""
@@ -80,24 +82,24 @@ def _head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[No
     return head
 
 
-def _restoring(emit: Emit, x: Value, place: onnx.Value) -> Emit:
-    """Return `emit` with the tokens of `x` reordered by `place`; if it absorbed the producer of `x`, reorder its
+def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
+    """Return `emit` with the tokens of `x` reordered by `order`; if it absorbed the producer of `x`, reorder its
     result.
     """
 
-    def restored(e: Emitter, node: Node) -> Emitted:
+    def emit_restored(e: Emitter, node: Node) -> Emitted:
         if x not in e.values:
             result = emit(e, node)
-            return [_rows(e, r, place) for r in ([result] if isinstance(result, onnx.Value) else result) if r]
-        before, e.values[x] = e.values[x], _rows(e, e.values[x], place)
+            return [_gather_rows(e, r, order) for r in ([result] if isinstance(result, onnx.Value) else result) if r]
+        before, e.values[x] = e.values[x], _gather_rows(e, e.values[x], order)
         emitted = emit(e, node)
         e.values[x] = before
         return emitted
 
-    return restored
+    return emit_restored
 
 
-def _limit(e: Emitter) -> onnx.Value | None:
+def _padding_limit(e: Emitter) -> onnx.Value | None:
     """Return the number of tokens [1] of a row up to which padding is harmless: the slots of the smallest rolling
     cache, 0 with a recurrent state; None if there is no limit."""
     limits = [

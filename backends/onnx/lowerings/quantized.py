@@ -29,7 +29,7 @@ from ...blocks import NOT_ASKED, is_exact, is_quantized, kept_layout
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
-from .layers import MS, biased, norm_key, norm_refusal, normed
+from .layers import MS, add_bias, apply_norm, norm_cache_key, norm_refusal
 
 GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
 NATIVE = (2, 4, 8)  # widths of its codes, in bits
@@ -80,12 +80,12 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
-    return biased(e, product(e, node.required("x"), e[node.required("x")], node), node)
+    return add_bias(e, multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
 def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
-    return biased(e, product(e, norm_key(node), normed(e, node), node), node)
+    return add_bias(e, multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)
@@ -94,7 +94,7 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
     assert isinstance(table, Param)
     layout, rows = layout_of(table, e.target), int(table.shape[0])
     assert isinstance(layout, BlockLayout)
-    codes, scales, points = native(e, table, layout)
+    codes, scales, points = native_parts(e, table, layout)
     # A tied output head shares the initializer of the codes: only the shape differs.
     flat = e.op("Reshape", codes, e.constant([rows, -1]))
     return e.op(
@@ -108,50 +108,54 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
     )
 
 
-def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
+def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     """Emit x Wᵀ for the quantized weight of `node`; `key` identifies x for shared subgraphs."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight, e.target)
     assert isinstance(layout, BlockLayout)
     exact = is_exact(weight)
-    level, whole = 0 if exact else 4, weight.width % layout.group == 0
+    level, has_full_groups = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
-        x = with_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
-        codes, scales, points = native(e, weight, layout)
-        return _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
-    slow = exact and layout.bits == 8 and e.target.device == "cpu" and whole
+        x = append_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
+        codes, scales, points = native_parts(e, weight, layout)
+        return _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+    slow = exact and layout.bits == 8 and e.target.device == "cpu" and has_full_groups
     if layout.bits in NATIVE and not slow:
-        codes, scales, points = native(e, weight, layout)
-        y = _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+        codes, scales, points = native_parts(e, weight, layout)
+        y = _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     else:
-        y = _by_nibbles(e, key, x, weight, layout, level)
+        y = _multiply_nibbles(e, key, x, weight, layout, level)
     if layout.has_minimum or (layout.has_zeros and slow):
         sums = e.memo(("block sums", key, layout.group), lambda: _block_sums(e, x, layout.group, weight.width))
-        y = e.op("Add", y, e.op("FusedMatMul", sums, _part(e, weight, "offsets"), domain=MS, transB=1))
+        y = e.op("Add", y, e.op("FusedMatMul", sums, _part_initializer(e, weight, "offsets"), domain=MS, transB=1))
     return y
 
 
-def native(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
+def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
     """Return codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
     last = layout.group * layout.bits // 8
     groups = part_shapes(layout, weight.width)["packed"] // last
-    points = _part(e, weight, "points") if layout.has_zeros else None
-    scales = levels(e, weight) if layout.sums else _part(e, weight, "steps")
-    return _part(e, weight, "packed", groups, last), scales, points
+    points = _part_initializer(e, weight, "points") if layout.has_zeros else None
+    scales = decode_scales(e, weight) if layout.sums else _part_initializer(e, weight, "steps")
+    return _part_initializer(e, weight, "packed", groups, last), scales, points
 
 
-def _by_nibbles(e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int) -> onnx.Value:
+def _multiply_nibbles(
+    e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
+) -> onnx.Value:
     """Emit the product with 4-bit codes only: 3-bit codes are widened, 8-bit codes are split, the high half first."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
-    codes = _part(e, weight, "codes", planes * groups, layout.group // 2)
-    points = _part(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
-    return _matmul(e, x, codes, _part(e, weight, "scales"), points, weight, 4, layout.group, level, planes)
+    codes = _part_initializer(e, weight, "codes", planes * groups, layout.group // 2)
+    points = _part_initializer(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
+    return _emit_matmul(
+        e, x, codes, _part_initializer(e, weight, "scales"), points, weight, 4, layout.group, level, planes
+    )
 
 
-def _matmul(
+def _emit_matmul(
     e: Emitter,
     x: onnx.Value,
     codes: onnx.Value,
@@ -165,7 +169,7 @@ def _matmul(
 ) -> onnx.Value:
     layout = kept_layout(weight)
     assert isinstance(layout, BlockLayout)
-    sums = -(-weight.width // group) + _padding(e, weight.width, group) if layout.sums else 0
+    sums = -(-weight.width // group) + _sums_padding(e, weight.width, group) if layout.sums else 0
     # Without zero points the kernel subtracts 2^{bits−1}.
     return e.op(
         "MatMulNBits",
@@ -179,39 +183,41 @@ def _matmul(
     )
 
 
-def _part(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
+def _part_initializer(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
     recipe = Stored(weight.recipe, name)
-    whole = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
+    reshaped = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
     label = f"{weight.name}.{name}"
     if name not in ("steps", "scales", "offsets"):
-        return e.weight(label, whole, dtypes.u8)
+        return e.weight(label, reshaped, dtypes.u8)
     if name == "steps":
-        return scales(e, label, whole, weight)
-    return e.weight(label, whole, weight.type.dtype)
+        return cast_scales(e, label, reshaped, weight)
+    return e.weight(label, reshaped, weight.type.dtype)
 
 
-def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
+def cast_scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
     """Return the scales of `weight` in its dtype, as kernels need them, cast from f16 if the layout stores f16.
 
     ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
     """
     layout, dtype = kept_layout(weight), weight.type.dtype
     assert isinstance(layout, BlockLayout)
-    stored = dtypes.f16 if layout.scale == dtypes.f16 else dtype
-    found = e.weight(label, recipe, stored)
-    if stored == dtype:
-        return found
-    return e.memo(("scales", found), lambda: e.op("Cast", found, to=int(ONNX_DTYPES[dtype.name])))
+    stored_dtype = dtypes.f16 if layout.scale == dtypes.f16 else dtype
+    initializer = e.weight(label, recipe, stored_dtype)
+    if stored_dtype == dtype:
+        return initializer
+    return e.memo(("scales", initializer), lambda: e.op("Cast", initializer, to=int(ONNX_DTYPES[dtype.name])))
 
 
-def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
+def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.Value:
     """Compute the scales of `weight` from their 8-bit codes, fractions of the largest scale of a row; transpose them if
-    `turned`. ONNX Runtime folds this when it opens the model."""
+    `transposed`. ONNX Runtime folds this when it opens the model."""
 
     def part(name: str, dtype: DType) -> onnx.Value:
         recipe: Recipe = Stored(weight.recipe, name)
-        found = e.weight(f"{weight.name}.{name}{'.T' * turned}", Permute(recipe, (1, 0)) if turned else recipe, dtype)
-        return e.op("Cast", found, to=int(ONNX_DTYPES["f32"]))
+        initializer = e.weight(
+            f"{weight.name}.{name}{'.T' * transposed}", Permute(recipe, (1, 0)) if transposed else recipe, dtype
+        )
+        return e.op("Cast", initializer, to=int(ONNX_DTYPES["f32"]))
 
     small, large = part("levels", dtypes.u8), part("largest", LARGEST)
     scales = e.op("Mul", small, e.op("Div", large, e.constant(255, dtypes.f32.numpy)))
@@ -219,23 +225,23 @@ def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
     return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
 
 
-def _padding(e: Emitter, width: int, group: int) -> int:
+def _sums_padding(e: Emitter, width: int, group: int) -> int:
     """Return the zeros to append after the sums of `width` activations: CUDA kernels for few rows need full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 
 
-def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
+def append_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
     """Append to `x` [..., width] its sums over each group: [..., width + width / group], padded; `key` identifies x."""
 
-    def made() -> onnx.Value:
+    def concat_sums() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
-        whole = e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
-        if not (more := _padding(e, width, group)):
-            return whole
-        return e.op("Pad", whole, e.constant([*[0] * (2 * rank - 1), more]))
+        extended = e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+        if not (padding := _sums_padding(e, width, group)):
+            return extended
+        return e.op("Pad", extended, e.constant([*[0] * (2 * rank - 1), padding]))
 
-    return e.memo(("with sums", key, group), made)
+    return e.memo(("with sums", key, group), concat_sums)
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:

@@ -30,9 +30,9 @@ from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import contrib, lowering, standard
 from . import dequantized
-from .experts import grouped, interleaved, kernel_unit, packed_refusal, shaped
+from .experts import activation_attributes, activation_refusal, emit_grouped, interleave_rows, reshape_like
 from .layers import MS
-from .quantized import scales
+from .quantized import cast_scales
 
 Out = onnx.Value
 GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
@@ -68,7 +68,7 @@ def refusal(node: Node, target: Backend) -> str | None:
             return "the CUDA kernel of QMoE is not known to take zero points"
     elif any(isinstance(w, Param) and is_exact(w) for w in expert_weights(node)) and max(up.bits, down.bits) == 8:
         return "the CPU kernel of QMoE rounds activations to 8 bits where codes have 8"
-    return packed_refusal(node)
+    return activation_refusal(node)
 
 
 @lowering(ops.moe, targets=contrib, when=refusal, first=True)
@@ -76,14 +76,14 @@ def QMoE(e: Emitter, node: Node) -> Out:
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     assert isinstance(up, Param) and isinstance(down, Param)
-    first, second = (_form(e, weight) for weight in (up, down))
+    first, second = (_code_form(e, weight) for weight in (up, down))
     opened = gate if isinstance(gate, Param) else None
-    bias = e[up_bias] if opened is None else interleaved(e, gate_bias, up_bias, opened, "interleaved.bias")
+    bias = e[up_bias] if opened is None else interleave_rows(e, gate_bias, up_bias, opened, "interleaved.bias")
     fc1, fc2 = (_parts(e, up, opened, first), _parts(e, down, None, second))
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, combine.width]))
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
-    unit = kernel_unit(node)
+    unit = activation_attributes(node)
     quantized: dict[str, Any] = {"quant_type": "int", "block_size": first.group, "expert_weight_bits": first.bits}
     if second.bits != first.bits:
         quantized["fc2_expert_weight_bits"] = second.bits
@@ -94,10 +94,10 @@ def QMoE(e: Emitter, node: Node) -> Out:
     operands = [rows, flat, fc1[0], fc1[1], bias, fc2[0], fc2[1], e[down_bias], None, None, None, fc1[2], fc2[2], None]
     k = node.attrs["active"] or combine.width
     y = e.op("QMoE", *operands, flat, domain=MS, k=k, normalize_routing_weights=0, **unit, **quantized)
-    return y if fits else shaped(e, y, x)
+    return y if fits else reshape_like(e, y, x)
 
 
-class _Form:
+class _CodeForm:
     """The parts of a weight as the kernel reads them: codes of `bits`, as stored or widened to 4."""
 
     def __init__(self, layout: BlockLayout, exact: bool) -> None:
@@ -107,27 +107,27 @@ class _Form:
         self.has_zeros = layout.has_zeros
 
 
-def _form(e: Emitter, weight: Param) -> _Form:
+def _code_form(e: Emitter, weight: Param) -> _CodeForm:
     layout = kept_layout(weight)
     assert isinstance(layout, BlockLayout)
-    return _Form(layout, e.target.device == "cuda" or is_exact(weight))
+    return _CodeForm(layout, e.target.device == "cuda" or is_exact(weight))
 
 
-def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[Out | None]:
+def _parts(e: Emitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
     """Return codes, scales and zero points of a stack of weights, interleaved with the rows of `gate` if given."""
-    found: list[Out | None] = []
+    parts: list[Out | None] = []
     for name in form.names:
         if name in ("zeros", "points") and not form.has_zeros:
-            found.append(None)
+            parts.append(None)
             continue
         recipe: Recipe = Stored(weight.recipe, name)
         label = f"{weight.name}.{name}"
         if gate is not None:
-            experts, hidden, numbers = recipe.shape(e.graph.reader)
-            rows = tuple(Reshape(Stored(v.recipe, name), (experts, hidden, 1, numbers)) for v in (gate, weight))
-            recipe, label = Reshape(Concat(rows, 2), (experts, 2 * hidden, numbers)), f"{gate.name}.interleaved.{name}"
-        found.append(scales(e, label, recipe, weight) if name == "steps" else e.weight(label, recipe, dtypes.u8))
-    return found
+            experts, hidden, row_size = recipe.shape(e.graph.reader)
+            rows = tuple(Reshape(Stored(v.recipe, name), (experts, hidden, 1, row_size)) for v in (gate, weight))
+            recipe, label = Reshape(Concat(rows, 2), (experts, 2 * hidden, row_size)), f"{gate.name}.interleaved.{name}"
+        parts.append(cast_scales(e, label, recipe, weight) if name == "steps" else e.weight(label, recipe, dtypes.u8))
+    return parts
 
 
 # -- in standard operators
@@ -143,9 +143,9 @@ def stack_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.moe, targets=standard, when=stack_refusal, first=True, opset=dequantized.SINCE)
 def DequantizeExperts(e: Emitter, node: Node) -> Out:
-    return grouped(e, node, _product)
+    return emit_grouped(e, node, _multiply_experts)
 
 
-def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
     assert isinstance(weight, Param)
-    return e.op("MatMul", rows, e.op("Transpose", dequantized.stack(e, weight, chosen), perm=[0, 2, 1]))
+    return e.op("MatMul", rows, e.op("Transpose", dequantized.dequantize_stack(e, weight, chosen), perm=[0, 2, 1]))

@@ -30,15 +30,15 @@ CHUNK = 32  # tokens in a chunk of the parallel form
 Out = onnx.Value
 
 
-def wide(e: Emitter, value: Value | None) -> Any:
+def to_f32(e: Emitter, value: Value | None) -> Any:
     """Return the ONNX value, on CPUs in f32: states sum many rounded terms, and CPU kernels support nothing
     narrower."""
     out = e[value]
-    narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
-    return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if narrow else out
+    is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
+    return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
 
 
-def narrow(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
+def cast_results(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
     """Cast f32 results to the dtypes of the outputs of `node`."""
 
     def cast(v: Out, dtype: DType) -> Out:
@@ -53,7 +53,7 @@ def zeros(e: Emitter, batch: Size, *tail: int) -> Any:
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
-def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
+def initial_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
     """Return the initial state, [batch, *tail]: `past`, or zeros if it is None."""
     return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
@@ -64,7 +64,7 @@ def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 def _operands(e: Emitter, node: Node) -> tuple[Any, ...]:
     """Return q, k, v, beta (None in linear attention), decay and past as ONNX values, widened."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
-    q, k, v, *beta, decay, past = (wide(e, node.operand(n)) for n in names)
+    q, k, v, *beta, decay, past = (to_f32(e, node.operand(n)) for n in names)
     return q, k, v, beta[0] if beta else None, decay, past
 
 
@@ -81,26 +81,26 @@ def LinearAttention(e: Emitter, node: Node) -> list[Out]:
         past = zeros(e, node.output.shape[0], heads, d, dv)
     plain, gated = ("linear", "gated") if beta is None else ("delta", "gated_delta")
     rule: dict[str, Any] = {"update_rule": plain if decay is None else gated, "scale": 1.0}
-    given = (q, k, v, past, decay, *([] if beta is None else [beta]))
+    operands = (q, k, v, past, decay, *([] if beta is None else [beta]))
     sizes: dict[str, Any] = {"q_num_heads": groups, "kv_num_heads": heads}
-    return narrow(e, node, e.many("LinearAttention", *given, domain=MS, outputs=2, **sizes, **rule))
+    return cast_results(e, node, e.many("LinearAttention", *operands, domain=MS, outputs=2, **sizes, **rule))
 
 
-def _per_key(node: Node, target: Backend) -> str | None:
+def _decay_refusal(node: Node, target: Backend) -> str | None:
     decay = node.operand("decay")
     return "it has a decay per key" if decay is not None and decay.width != node.attrs["heads"] else None
 
 
-@lowering(ops.gated_linear_attention, targets=standard, when=_per_key)
+@lowering(ops.gated_linear_attention, targets=standard, when=_decay_refusal)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
     (q, k, v, _, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
         parts.append(chunks.cut(decay, *grid, 1))
-    state, y = e.scan(chunks.step, [start_state(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(chunks.step, [initial_state(e, node, past, *grid, d, dv)], parts)
     y = chunks.join(y, heads * dv)
-    return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+    return cast_results(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=standard)
@@ -127,9 +127,9 @@ def HeadScan(e: Emitter, node: Node) -> list[Out]:
         gates = node.required("decay").width // heads
         shapes.append((e.op("Exp", decay), [*grid, gates, 1]))
     parts = [e.op("Reshape", x, e.constant([0, 0, *shape])) for x, shape in shapes]
-    state, y = e.scan(step, [start_state(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(step, [initial_state(e, node, past, *grid, d, dv)], parts)
     y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
-    return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+    return cast_results(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
 class _Chunks:
@@ -192,7 +192,7 @@ class _Chunks:
 
 @lowering(ops.selective_scan, targets=on_cpu)
 def TokenScan(e: Emitter, node: Node) -> list[Out]:
-    x, delta, b, c, d, past = (wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
+    x, delta, b, c, d, past = (to_f32(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
     a = node.required("a")
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
@@ -200,7 +200,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         # [states, channels] as in the state, so that c · state is one MatMul.
         rates: Any = e.weight(f"{a.name}.T", Permute(a.recipe, (1, 0)), dtypes.f32)
     else:
-        rates = e.op("Transpose", wide(e, a), perm=[1, 0])
+        rates = e.op("Transpose", to_f32(e, a), perm=[1, 0])
 
     def step(state: Any, delta: Any, driven: Any, b: Any, c: Any) -> tuple[Any, Any]:
         decayed = e.op("Mul", e.op("Exp", e.op("Mul", delta, rates)), state)  # [batch, states, channels]
@@ -210,9 +210,9 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
     # Terms that do not depend on the state are computed for all tokens at once, outside of the Scan.
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
     parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
-    state, y = e.scan(step, [start_state(e, node, past, states, channels)], parts)
+    state, y = e.scan(step, [initial_state(e, node, past, states, channels)], parts)
     y = e.op("Squeeze", y, e.constant([2]))
-    return narrow(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
+    return cast_results(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
 
 
 # -- short convolutions

@@ -11,7 +11,7 @@ from weft.ir.graph import Node
 from weft.ir.op import Op
 from weft.ir.types import dtypes
 
-from ..emitter import ONNX_DTYPES, Emitter, stored
+from ..emitter import ONNX_DTYPES, Emitter, storage_type
 from ..lowering import lowering
 from . import cache_codes
 
@@ -97,17 +97,17 @@ def Clip(e: Emitter, node: Node) -> Out:
 def Cast(e: Emitter, node: Node) -> Out:
     x, to = node.required("x"), node.attrs["to"]
     if x.type.dtype == dtypes.i4 != to:
-        numbers = cache_codes.unpacked(e, e[x], x.type.rank)
-        return numbers if to == dtypes.f32 else e.op("Cast", numbers, to=int(ONNX_DTYPES[to.name]))
+        values = cache_codes.unpack_codes(e, e[x], x.type.rank)
+        return values if to == dtypes.f32 else e.op("Cast", values, to=int(ONNX_DTYPES[to.name]))
     if to == dtypes.i4 != x.type.dtype:
-        return cache_codes.packed(e, e.op("Cast", e[x], to=int(ONNX_DTYPES["f32"])))
+        return cache_codes.pack_codes(e, e.op("Cast", e[x], to=int(ONNX_DTYPES["f32"])))
     return e.op("Cast", e[x], to=int(ONNX_DTYPES[to.name]))
 
 
 @lowering(ops.reshape)
 def Reshape(e: Emitter, node: Node) -> Out:
     x = node.required("x")
-    return e.op("Reshape", e[x], e.shape(stored(node.output.type).shape, stored(x.type).shape))
+    return e.op("Reshape", e[x], e.shape(storage_type(node.output.type).shape, storage_type(x.type).shape))
 
 
 @lowering(ops.expand)
@@ -143,8 +143,8 @@ def Embedding(e: Emitter, node: Node) -> Out:
 def Conv(e: Emitter, node: Node) -> Out:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     channels_first = e.op("Transpose", e[x], perm=[0, 2, 1])
-    given = {"strides": [node.attrs["stride"]], "pads": list(node.attrs["padding"]), "group": node.attrs["groups"]}
-    return e.op("Transpose", e.op("Conv", channels_first, e[weight], e[bias], **given), perm=[0, 2, 1])
+    attrs = {"strides": [node.attrs["stride"]], "pads": list(node.attrs["padding"]), "group": node.attrs["groups"]}
+    return e.op("Transpose", e.op("Conv", channels_first, e[weight], e[bias], **attrs), perm=[0, 2, 1])
 
 
 @lowering(ops.gather_rows)
@@ -157,9 +157,9 @@ def GatherND(e: Emitter, node: Node) -> Out:
 def ScatterElements(e: Emitter, node: Node) -> Out:
     x, rows, indices = (node.required(n) for n in ("x", "rows", "indices"))
     axis = node.attrs["axis"]
-    others = [a for a in range(1, rows.type.rank) if a != axis]
-    places = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(others)), e.op("Shape", e[rows]))
-    return e.op("ScatterElements", e[x], places, e[rows], axis=axis)
+    other_axes = [a for a in range(1, rows.type.rank) if a != axis]
+    positions = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(other_axes)), e.op("Shape", e[rows]))
+    return e.op("ScatterElements", e[x], positions, e[rows], axis=axis)
 
 
 @lowering(ops.iota)

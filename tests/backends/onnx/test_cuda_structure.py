@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 
 import weft
-from weft.backends.onnx.cuda import NO_BF16, uncaptured, widen
-from weft.backends.onnx.export import Built, build, in_memory
+from weft.backends.onnx.cuda import NO_BF16, list_uncapturable, widen
+from weft.backends.onnx.export import BuiltModel, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import (
@@ -39,12 +39,12 @@ from .cuda_placement import KERNELS, cuda_problems
 CUDA = TARGETS["ort-cuda"]
 
 
-def lowered(graph: Graph, max_length: int = 64) -> Built:
+def lowered(graph: Graph, max_length: int = 64) -> BuiltModel:
     legalize(graph, lambda node: refusals(node, CUDA))
     return build(graph, CUDA, max_length)
 
 
-def compiled(model: Decoder | Encoder, dtype: str) -> Built:
+def compiled(model: Decoder | Encoder, dtype: str) -> BuiltModel:
     return lowered(run_passes(model.graph(), f"default, cast{{dtype={dtype}}}"))
 
 
@@ -55,7 +55,7 @@ def test_every_op_has_kernels(op: Op, dtype: str) -> None:
         graph, _ = one_node(op, case, dtype=dtypes.parse(dtype))
         model = lowered(graph).model
         problems = cuda_problems(model)
-        assert problems == uncaptured(model)
+        assert problems == list_uncapturable(model)
         # The step of a scan runs as the body of an operator that no CUDA graph holds.
         assert len(problems) == (op.name == "scan") and all("Scan" in problem for problem in problems)
 
@@ -86,7 +86,7 @@ MODELS: dict[str, Decoder | Encoder] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models_can_be_captured(name: str, dtype: str) -> None:
     built = compiled(MODELS[name], dtype)
-    assert cuda_problems(built.model) == [] and uncaptured(built.model) == []
+    assert cuda_problems(built.model) == [] and list_uncapturable(built.model) == []
     assert cuda_problems(onnx.load_from_string(in_memory(built))) == []  # as read back: no types between the nodes
 
 

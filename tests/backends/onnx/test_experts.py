@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.backends.onnx.export import Built, build, in_memory, write
+from weft.backends.onnx.export import BuiltModel, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
@@ -68,18 +68,18 @@ class Layer:
         y = ops.moe(self.x, combine, self.param("up", *wide), self.param("down", *narrow), gate, *b, **attrs)
         self.graph.add_output("y", y)
 
-    def build(self, target: str) -> Built:
+    def build(self, target: str) -> BuiltModel:
         place = TARGETS[target]
         graph = self.graph.clone()
         legalize(graph, lambda node: refusals(node, place))
         return build(graph, place, max_length=16)
 
 
-def kinds(built: Built) -> Counter[str]:
+def kinds(built: BuiltModel) -> Counter[str]:
     return Counter(node.op_type for node in built.model.graph)
 
 
-def run(built: Built, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def run(built: BuiltModel, feeds: dict[str, np.ndarray]) -> np.ndarray:
     session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
     used = {i.name for i in session.get_inputs()}
     got: np.ndarray = session.run(["y"], {k: v.astype(np.float32) for k, v in feeds.items() if k in used})[0]

@@ -91,7 +91,7 @@ def test_codes_of_8_bits_round_always_so_that_f32_takes_the_numbers() -> None:
     layer = Layer(8, False)
     check(layer, graph := layer.plain(), "MoE")
     assert any("rounds activations" in line for line in select(graph, TARGETS["ort-cpu"]).trace)
-    assert not kept.keeps(graph, TARGETS["ort-cpu"])
+    assert not kept.list_kept_weights(graph, TARGETS["ort-cpu"])
 
 
 def bound(layer: Layer, graph: Graph) -> Array:
@@ -201,7 +201,7 @@ def test_no_copy_in_floats_is_stored(bits: int) -> None:
     # Codes, and 2 bytes of a scale and a zero point for 32 of them.
     width = 4 if bits == 3 else bits
     assert size == pytest.approx(elements * (width + (16 + width) / 32) / 8, rel=0.05)
-    assert len(kept.keeps(graph, TARGETS["ort-cpu"])) == 3
+    assert len(kept.list_kept_weights(graph, TARGETS["ort-cpu"])) == 3
 
 
 def test_f16() -> None:

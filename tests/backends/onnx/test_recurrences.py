@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx.backend.test.case.test_case import TestCase
 
-from weft.backends.onnx.export import Built, build, in_memory
+from weft.backends.onnx.export import BuiltModel, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import scan
@@ -33,7 +33,7 @@ def draw(*shape: int) -> Array:
     return RNG.standard_normal(shape)
 
 
-def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", **attrs: Any) -> Built:
+def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", **attrs: Any) -> BuiltModel:
     """`op` for any batch and length; operands of rank 1 and 2 (but not `positions`) are weights."""
     weights = {k: v for k, v in operands.items() if v is not None and v.ndim < 3 and k != "positions"}
     graph = Graph(op.name, MemoryReader(dict(weights)))
@@ -58,7 +58,7 @@ def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", *
     return build(graph, place, max_length=2048)
 
 
-def session(built: Built) -> ort.InferenceSession:
+def session(built: BuiltModel) -> ort.InferenceSession:
     return ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
 
 
