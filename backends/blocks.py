@@ -1,4 +1,4 @@
-"""Weights that stay in quantized blocks: those that a pass quantized, and those of a checkpoint on request."""
+"""Queries about weights that stay in quantized blocks: quantized by a pass, or kept from a checkpoint on request."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ NOT_ASKED = ""
 
 
 def is_quantized(weight: Param) -> bool:
-    """Return whether a pass, not the checkpoint, made the blocks of `weight`."""
+    """Return whether a pass quantized `weight`; False for blocks of the checkpoint."""
     return weight.recipe.has(BlockRecipe)
 
 
 def is_exact(weight: Param) -> bool:
-    """Return whether products by the blocks of `weight` are summed in f32, without rounding activations."""
+    """Return whether products by the blocks of `weight` are computed in f32, without rounding activations."""
     return not is_quantized(weight) or weight.recipe.has(Kept)
 
 
 def quantized_layout(weight: Value | None) -> BlockLayout | None:
-    """Return the layout of the blocks that a pass made of `weight`; None if it has none, or more is done to them."""
+    """Return the block layout of a `weight` that a pass quantized; None for other weights, and if its recipe has no
+    single layout."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
     layout = block_layout(weight.recipe, weight.graph.reader)
@@ -31,13 +32,13 @@ def quantized_layout(weight: Value | None) -> BlockLayout | None:
 
 
 def packed_bytes(weight: Param, layout: BlockLayout) -> int:
-    """Return what the codes, scales and zero points of `weight` take, its rows filled up to whole groups."""
+    """Return the bytes of the codes, scales and zero points of `weight`, with rows padded to full groups."""
     *lead, width = weight.type.concrete({})
     return math.ceil(math.prod(lead) * layout.row_bits(width) / 8)
 
 
 def kept_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout that `weight` is to stay in; or why it has none, `NOT_ASKED` if it need not have one."""
+    """Return the block layout in which to keep `weight`; or the reason why not, NOT_ASKED if nobody requested it."""
     if not isinstance(weight, Param):
         return NOT_ASKED
     if not is_quantized(weight) and not weight.recipe.has(Kept):
@@ -46,7 +47,7 @@ def kept_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def candidates(graph: Graph) -> Iterator[Param]:
-    """Yield the parameters that somebody reads, each once."""
+    """Yield the parameters of `graph` that have a use, each once."""
     yield from (param for param in graph.params.values() if param.uses)
 
 

@@ -1,4 +1,4 @@
-"""Facts of a compiled folder: what its manifest says, for what opens it."""
+"""Facts of a compiled folder, parsed from its manifest for the runtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.ir.schema.states import Growth
 
 @dataclass(frozen=True)
 class Carried:
-    """A state of a graph: the input that takes it, the output that makes it, how it grows, and the number that fills
-    one of constant size before the first token."""
+    """A state of a graph: the `input` for the old state, the `output` with the new one, its growth, and the `initial`
+    fill value of a state of constant size."""
 
     input: str
     output: str
@@ -23,8 +23,8 @@ class Carried:
 
 @dataclass(frozen=True)
 class Sound:
-    """Sound that the encoder of an encoder-decoder reads: the `input` of its graph, a spectrogram of `bins` rows or
-    (None) a waveform, of exactly `length` frames or samples, or of any number (None)."""
+    """The audio input of an encoder: the graph input `input`, a spectrogram of `bins` rows or (None) a waveform, of
+    exactly `length` frames or samples, or of any length (None)."""
 
     input: str
     bins: int | None = None
@@ -40,22 +40,22 @@ class Sound:
 class Embedding:
     """The facts of sentence embeddings."""
 
-    prompts: Mapping[str, str] = field(default_factory=dict)  # that may go before them, by name
-    default: str | None = None  # the name of the one that does
-    truncate_dim: int | None = None  # how many numbers of a vector are kept
-    include_prompt: bool = True  # tokens of prompts are pooled
-    modules: bool = False  # more than a pooling makes the vector
-    unit: bool = False  # of unit length then
-    pad: int | None = None  # the token that texts are padded with to the longest, which counts as one of theirs
+    prompts: Mapping[str, str] = field(default_factory=dict)  # prefixes of texts, by name
+    default: str | None = None  # the name of the default prompt
+    truncate_dim: int | None = None  # the number of features kept of a vector
+    include_prompt: bool = True  # whether tokens of prompts are pooled
+    modules: bool = False  # whether modules after the pooling compute the vector
+    unit: bool = False  # whether their result has unit length
+    pad: int | None = None  # the token for padding texts to the longest, which counts as a token of the text
 
 
 @dataclass(frozen=True)
 class Task:
-    """The task `name` that a model's head was trained for.
+    """The task `name` of a model's head.
 
-    `problem` is single_label_classification, multi_label_classification or regression. The score of a pair of texts is
-    the `activation` (sigmoid or identity) of the only label; with a `template` the folder's chat template makes the
-    prompt of a pair, after the instruction `prompt`.
+    `problem` is single_label_classification, multi_label_classification or regression. The score of a text pair is the
+    `activation` (sigmoid or identity) of the only label; with `template`, the folder's chat template builds the prompt
+    of a pair, after the instruction `prompt`.
     """
 
     name: str
@@ -77,24 +77,24 @@ class Facts:
     vocab: int
     max_length: int
     eos: frozenset[int] = frozenset()
-    head_dim: int | None = None  # of the caches, where the graph leaves it open
-    carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
-    rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
-    compares: bool = False  # tokens of a call compete with each other, so that padding would too
-    compares_above: int = 0  # where texts of more tokens than these do
-    pooling: str = "mean"  # how an encoder makes one vector of a text
-    normalize: bool = False  # and whether it has unit length
+    head_dim: int | None = None  # of the caches, if the graph does not fix it
+    carried: tuple[Carried, ...] = ()  # states; empty if the folder does not record them
+    rolling: frozenset[int] = frozenset()  # the indices of rolling caches
+    compares: bool = False  # tokens of a call compete with each other, so padding would change results
+    compares_above: int = 0  # tokens of a text above which they compete
+    pooling: str = "mean"  # the pooling that turns an encoder's output into one vector per text
+    normalize: bool = False  # whether that vector is scaled to unit length
     embedding: Embedding = field(default_factory=Embedding)
-    start: int = 0  # the token with which an encoder-decoder begins its answers
-    max_source: int = 0  # the longest source it takes
-    sound: Sound | None = None  # what it reads, if that is no text
-    forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` of answers
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, that the source states; and max_tokens
-    outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
+    start: int = 0  # the first token of an encoder-decoder's answers
+    max_source: int = 0  # the length of the longest source, in tokens
+    sound: Sound | None = None  # the audio input of its encoder, if any
+    forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` for answers
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the source, and max_tokens
+    outputs: tuple[str, ...] = ()  # the names of a PyTorch model's outputs, in order
     task: Task | None = None  # of an encoder with a head
-    keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
+    keeps_blocks: bool = False  # whether it multiplies by the quantized blocks of its source
 
     @property
     def model(self) -> Path:
-        """The model, or of an encoder-decoder in two halves its decoder."""
+        """Return the model file; for an encoder-decoder in two files, the decoder."""
         return self.files[0]

@@ -1,4 +1,4 @@
-"""Options of targets: what can be asked of one besides its dtype, as fields with their help and their checks."""
+"""Options of targets other than the dtype: dataclass fields with help and checks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from weft.ir.errors import WeftError
 from weft.passes.core.base import Argument
 
 KEEP_BLOCKS = "keep_blocks"  # which weights stay in blocks
-ARITHMETIC = "arithmetic"  # what sums of products by quantized weights are computed in, where not the fastest
-ACTIVATIONS = "activations"  # what activations are rounded to
-CACHE_DTYPE = "cache_dtype"  # what keys and values are kept in
+ARITHMETIC = "arithmetic"  # the arithmetic of products by quantized weights, if not the fastest
+ACTIVATIONS = "activations"  # the dtype to which activations are rounded
+CACHE_DTYPE = "cache_dtype"  # the dtype of cached keys and values
 
 
-MOVED = {  # options that targets had, and where their function is
+MOVED = {  # removed options, and their replacements
     "tensor_parallel": "target transformers writes plans that torchrun, FSDP2 and vLLM follow (docs/scale.md)",
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a target; a subclass has a field for each, made by `option`."""
+    """The options of a target; a subclass has a field for each, created by `option`."""
 
     def passes(self) -> dict[str, str]:
-        """Return the passes that they ask for, by the name of the option, after all others but those of the target."""
+        """Return the passes that the options request, by option name; they run just before the target's own passes."""
         return {}
 
     @classmethod
     def listed(cls) -> dict[str, Option]:
-        """Return the options by name."""
+        """Return the options of this target by name."""
         hints = typing.get_type_hints(cls)
         return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in dataclasses.fields(cls)}
 
 
 class OptionKeywords(TypedDict, total=False):
-    """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
+    """The options of weft's own targets as keywords, for type checkers; a test compares them with the targets."""
 
     activations: str
     arithmetic: str
@@ -48,13 +48,13 @@ class OptionKeywords(TypedDict, total=False):
 
 
 def option(default: Any, help: str) -> Any:
-    """Return a field of `Options`."""
+    """Return a dataclass field of `Options` with this default and help."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Option(Argument):
-    """An option: what commands make their flags, help and messages of."""
+    """The description of an option, from which commands derive flags, help and messages."""
 
     help: str
 
@@ -64,7 +64,7 @@ class Option(Argument):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that can be given, where they are a few words."""
+        """Return the accepted words of a choice option; () for other options."""
         return tuple(word for word in typing.get_args(self.type) if word) if self.is_choice else ()
 
     @property
@@ -79,7 +79,7 @@ class Option(Argument):
         """Return `value` in canonical form.
 
         Raises:
-            WeftError: if the option cannot have it.
+            WeftError: if the option does not accept it.
         """
         if self.is_choice and value not in typing.get_args(self.type):
             raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
@@ -88,7 +88,7 @@ class Option(Argument):
 
 @dataclass(frozen=True)
 class CacheOptions(Options):
-    """Options of a target with caches of integers."""
+    """Options of a target with integer caches."""
 
     cache_dtype: Literal["", "int8", "int4"] = option(
         "", "Keep keys and values as integers of 8 or 4 bits, with scales fitted to a text by the pass quantize-cache"
@@ -99,12 +99,12 @@ class CacheOptions(Options):
 
 
 def no_effect(option: str, reason: str) -> WeftError:
-    """Return the refusal of an `option`, such as ``--arithmetic f32``, that changes nothing for this `reason`."""
+    """Return the error for an `option`, such as ``--arithmetic f32``, that has no effect for this `reason`."""
     return WeftError(f"{option} has no effect here, so leave it out: {reason}")
 
 
 def cache_passes(dtype: str) -> dict[str, str]:
-    """Return the text of the pass quantize-cache for ``int8`` or ``int4``, by option; {} for other dtypes."""
+    """Return the pass quantize-cache for ``int8`` or ``int4`` as text, by option name; {} for other dtypes."""
     bits = dtype.removeprefix("int")
     return {} if bits == dtype else {CACHE_DTYPE: f"quantize-cache{{bits={bits}}}"}
 
@@ -120,5 +120,5 @@ class BlockOptions(Options):
     )
 
     def passes(self) -> dict[str, str]:
-        kept = {KEEP_BLOCKS: f"keep-blocks{{which={self.keep_blocks}}}"} if self.keep_blocks else {}
-        return {**super().passes(), **kept}
+        requested = {KEEP_BLOCKS: f"keep-blocks{{which={self.keep_blocks}}}"} if self.keep_blocks else {}
+        return {**super().passes(), **requested}

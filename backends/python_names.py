@@ -1,4 +1,4 @@
-"""Names that Python takes."""
+"""The pass that renames scopes and values to valid Python names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 @dataclass(frozen=True)
 class PythonNames(Pass):
-    """Call scopes, values, parameters, inputs and outputs as attributes and variables of Python can be called.
+    """Rename scopes, values, parameters, inputs and outputs to valid names of Python attributes and variables.
 
-    ``class`` becomes class_, ``a-b`` becomes a_b; what nn.Module defines itself, and names to `avoid`, get an
-    underscore; siblings stay apart. Modules of the whole model that hold one weight, with its bias, are called as
-    `usual` says: "old=new".
+    ``class`` becomes class_, ``a-b`` becomes a_b; attributes of nn.Module, and names to `avoid`, get an underscore;
+    siblings keep distinct names. Top-level modules that have only a weight and perhaps a bias are renamed by `usual`:
+    "old=new".
 
     Condition: none; inputs and outputs may have other names afterwards.
 
@@ -43,7 +43,7 @@ class PythonNames(Pass):
         from .runtime.torch.folder import pytorch
 
         pytorch()
-        from .torch.lower.identifiers import name_for_python  # which knows what nn.Module defines
+        from .torch.lower.identifiers import name_for_python  # needs torch for the attributes of nn.Module
 
         if wrong := next((pair for pair in self.usual if "=" not in pair), None):
             raise WeftError(f'{self.name}: usual="{wrong}" names no module: write "old=new"')
@@ -56,6 +56,6 @@ class PythonNames(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The outputs are the same, in their order."""
         inputs = equivalence.inputs(before)
-        given = dict(zip(after.inputs, inputs.values(), strict=True))
-        want, got = equivalence.run(before, inputs), equivalence.run(after, given)
+        renamed_inputs = dict(zip(after.inputs, inputs.values(), strict=True))
+        want, got = equivalence.run(before, inputs), equivalence.run(after, renamed_inputs)
         equivalence.same(want, dict(zip(want, got.values(), strict=True)), EXACT)

@@ -1,4 +1,4 @@
-"""Safetensors files, written a block of rows at a time."""
+"""A writer of safetensors files that streams tensors block by block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 DTYPES: Mapping[str, DType] = {
-    # All that numpy has; 4-bit integers have no name in the format.
+    # All dtypes with a numpy type; the format has no name for 4-bit integers.
     dtype.name.replace("f8", "f8_").upper(): dtype
     for dtype in dtypes.ALL.values()
     if not dtype.is_block and dtype.bits >= 8
@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written as `dtype`: `blocks` makes its numbers in row-major order when its turn comes."""
+    """A tensor to be written as `dtype`: `blocks` yields its elements in row-major order when it is written."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -44,7 +44,7 @@ class Tensor(NamedTuple):
 
 
 def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
-    """Tell `progress` how much of `tensors` is written."""
+    """Return a step callback that reports the written bytes of `tensors` to `progress`."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
 
     def step(written: int) -> None:
@@ -56,10 +56,10 @@ def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
 
 
 def parse_stored(dtype: str) -> DType:
-    """The dtype called `dtype`, in which weights can be written.
+    """Return the dtype named `dtype`, if checkpoints can be written in it.
 
     Raises:
-        WeftError: if it is none of f32, f16 and bf16.
+        WeftError: if it is not f32, f16 or bf16.
     """
     parsed = dtypes.parse(dtype, map(str, STORED))
     if parsed not in STORED:
@@ -73,7 +73,7 @@ def write_shards(
     """Write `tensors`, in their order, as model.safetensors into `folder`, or as shards and their index.
 
     Raises:
-        WeftError: if a number exceeds the range of its dtype.
+        WeftError: if a value exceeds the range of its dtype.
     """
     shards: list[dict[str, Tensor]] = [{}]
     for key, tensor in tensors.items():
@@ -91,7 +91,7 @@ def write_shards(
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
-    """Write `tensors` as the one file `path`; errors as of `write_shards`."""
+    """Write `tensors` into the single file `path`; raises the errors of `write_shards`."""
     # Older versions of transformers refuse files that do not state a format.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -99,7 +99,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda do
         start, end = end, end + tensor.nbytes
         header[key] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    text += b" " * (-len(text) % 8)  # aligns the tensors to 8 bytes
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for key, tensor in tensors.items():
@@ -109,10 +109,10 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda do
 
 
 def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
-    """The bytes of `tensor`, called `key`, as its dtype stores them.
+    """Yield the bytes of `tensor`, named `key`, in its dtype, block by block.
 
     Raises:
-        WeftError: if a number is not finite, or exceeds the range of the dtype.
+        WeftError: if a value is not finite, or exceeds the range of the dtype.
     """
     for values in tensor.blocks():
         yield narrow(values, tensor.dtype, key).reshape(-1).view(np.uint8)

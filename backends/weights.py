@@ -1,4 +1,4 @@
-"""Weights as a target stores them: each tensor with the recipe of its contents, bytes by kind, bits of a weight."""
+"""Statistics of the weights that a target stores: bytes by kind of weight, and average bits per weight."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.ir.recipes import Recipe
 from weft.ir.types.dtypes import DType
 from weft.passes.fitting.matrices import Matrix, matrices
 
-# Kinds of weights by what `matrices` calls them. A tied table is an output head.
+# Kinds of weights by their names in `matrices`. A tied table is an output head.
 KINDS = {"linear": "linear maps", "experts": "experts", "head": "output head", "table": "embedding"}
 OTHER = "norms and others"
-LAYERED = (KINDS["linear"], KINDS["experts"])  # kinds that layers consist of
+LAYERED = (KINDS["linear"], KINDS["experts"])  # kinds that belong to layers
 _LAYER = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.)")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a compiled folder: `recipe` evaluated and cast to `dtype`."""
+    """A tensor of a compiled folder: the result of `recipe`, cast to `dtype`."""
 
     recipe: Recipe
     dtype: DType
@@ -34,40 +34,41 @@ class StoredTensor:
 
 
 def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """The manifest's entry about the weights of `graph`, which are stored as `tensors`, by name.
+    """Return the manifest's entry about the weights of `graph`, which are stored as `tensors`, by name.
 
-    `kinds` has the numbers and the bytes of each kind of weight, codes with their scales and zero points; `layers` the
-    bits that a number of the matrices of a layer takes on average.
+    `kinds` has the parameter count and the bytes of each kind of weight, including scales and zero points; `layers` has
+    the average bits per parameter of the matrices of each layer.
     """
-    found = matrices(graph)
-    numbers: dict[str, int] = {}
+    by_param = matrices(graph)
+    counts: dict[str, int] = {}
     layers: dict[str, list[int]] = {}
     for param in graph.params.values():
         if not param.uses:
             continue
-        kind, elements = _kind(found.get(param)), math.prod(param.type.concrete({}))
-        numbers[kind] = numbers.get(kind, 0) + elements
+        kind, elements = _kind(by_param.get(param)), math.prod(param.type.concrete({}))
+        counts[kind] = counts.get(kind, 0) + elements
         if kind in LAYERED and (layer := layer_of(param.name)):
             layers.setdefault(layer, [0, 0])[0] += elements
-    taken = dict.fromkeys(numbers, 0)
+    stored_bytes = dict.fromkeys(counts, 0)
     owners = _Owners(graph)
     for name, tensor in tensors.items():
         owner = owners.of(name)
-        kind = OTHER if owner is None else _kind(found.get(owner))
-        taken[kind] = taken.get(kind, 0) + tensor.nbytes
+        kind = OTHER if owner is None else _kind(by_param.get(owner))
+        stored_bytes[kind] = stored_bytes.get(kind, 0) + tensor.nbytes
         if owner is not None and kind in LAYERED and (layer := layer_of(owner.name)):
             layers[layer][1] += tensor.nbytes
     order = [*KINDS.values(), OTHER]
     return {
         "kinds": {
-            kind: {"numbers": numbers.get(kind, 0), "bytes": taken[kind]} for kind in sorted(taken, key=order.index)
+            kind: {"numbers": counts.get(kind, 0), "bytes": stored_bytes[kind]}
+            for kind in sorted(stored_bytes, key=order.index)
         },
         "layers": {layer: round(8 * size / count, 3) for layer, (count, size) in layers.items()},
     }
 
 
 def bits_per_weight(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
-    """Bits that a number of the linear maps and experts takes on average, scales and zero points included; None if
+    """Return the average bits per parameter of linear layers and experts, including scales and zero points; None if
     there are none."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
@@ -75,13 +76,13 @@ def bits_per_weight(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
 
 
 def layer_of(name: str) -> str | None:
-    """The layer that a parameter called `name` is in: ``layers.0`` of ``layers.0.attn.q.weight``."""
+    """Return the layer of a parameter by its name: ``layers.0`` for ``layers.0.attn.q.weight``; None if it has none."""
     match = _LAYER.match(name)
     return match[0] if match else None
 
 
 class _Owners:
-    """The parameters of a graph by the names of the tensors that they are stored as, which begin with theirs."""
+    """A lookup from stored tensors to parameters of a graph: names of tensors begin with names of parameters."""
 
     def __init__(self, graph: Graph) -> None:
         self._params: dict[str, Param] = {}
@@ -91,7 +92,7 @@ class _Owners:
         self._params |= {param.name: param for param in graph.params.values() if param.uses}
 
     def of(self, name: str) -> Param | None:
-        """The parameter whose name is the longest beginning of `name`."""
+        """Return the parameter whose name is the longest prefix of `name`; None if there is none."""
         return next((self._params[stem] for stem in _stems(name) if stem in self._params), None)
 
 

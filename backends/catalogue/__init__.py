@@ -1,6 +1,6 @@
-"""Every target, a file for each runtime. Importing this package imports all of its files, which register targets.
+"""The targets of weft, a file per runtime. Importing this package imports all of its files, which register targets.
 
-Never here: lowerings, emitters and executors, which a target only names; heavy imports before they are used.
+Never here: lowerings, emitters and executors, which a target only refers to; heavy imports at module level.
 """
 
 import importlib

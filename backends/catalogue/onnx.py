@@ -30,7 +30,7 @@ _log = logging.getLogger("weft.runtime")
 
 @dataclass(frozen=True)
 class OnnxBackend(Backend):
-    """A target of ONNX models, which ONNX Runtime runs."""
+    """A target of ONNX models that run in ONNX Runtime."""
 
     opset: int = 24
     ir_version: int = 11
@@ -51,16 +51,16 @@ class OnnxBackend(Backend):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        own = super().finish(graph, pipeline, dtype, max_length, trains=trains)
+        base_passes = super().finish(graph, pipeline, dtype, max_length, trains=trains)
         kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
         codes = small_floats(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
-        more = {
-            WidenCodes(): codes and self.device == "cpu",  # which has no kernel for FLOAT4E2M1
+        conditional = {
+            WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
             DropOutputs(tuple(losses(graph))): kind == "encoder-decoder"
-            and bool(losses(graph)),  # both sides would add to them
+            and bool(losses(graph)),  # encoder and decoder would each add to them
         }
-        return *own, *(p for p, needed in more.items() if needed)
+        return *base_passes, *(p for p, needed in conditional.items() if needed)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..onnx.build import GENAI, suits_genai
@@ -100,7 +100,7 @@ class OnnxBackend(Backend):
         if device != "cpu" and offers_cuda():
             try:
                 from ..runtime.torch import onnx
-            except ImportError:  # PyTorch only makes it faster
+            except ImportError:  # PyTorch is optional: it only makes decoding faster
                 _log.info("without PyTorch tokens are chosen on the CPU")
             else:
                 return onnx.decoder(facts, device, threads)
@@ -125,7 +125,7 @@ class CpuOptions(BlockOptions, CacheOptions):
 
 @dataclass(frozen=True)
 class CpuBackend(OnnxBackend):
-    """ONNX Runtime's own operators on a CPU, some of whose kernels depend on its kind."""
+    """The target of ONNX Runtime's own operators on a CPU; some kernels depend on the CPU's instruction set."""
 
     options = CpuOptions
 
@@ -140,7 +140,7 @@ class CpuBackend(OnnxBackend):
         return built
 
     def open(self, facts: Facts, device: str, threads: int | None) -> Any:
-        if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # it may be another CPU than that which compiled
+        if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # the folder may have been compiled on another CPU
             _log.warning("%s", slow)
         return super().open(facts, device, threads)
 
@@ -153,7 +153,7 @@ register(
         "cpu",
         ("f32", "f16"),
         contrib=True,
-        slower=("pack-gate-up",),  # cutting a packed product apart copies it: 2 to 5 % of a prefill
+        slower=("pack-gate-up",),  # splitting a packed product copies it: 2 to 5 % of a prefill
         chosen_on=("cpu",),
     ),
     OnnxBackend(

@@ -1,4 +1,4 @@
-"""The target `torch`: PyTorch source to read, on a CPU or a GPU."""
+"""The target `torch`: readable PyTorch source, for a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STEP = "step"  # the form of a decode step
 
 @dataclass(frozen=True)
 class TorchOptions(BlockOptions):
-    """Options of generated models."""
+    """Options of generated PyTorch models."""
 
     activations: Literal["", "fp8"] = option(
-        "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
+        "", "Also round activations of more than 64 tokens to FP8 before kept FP8 blocks: faster on GPUs from Hopper on"
     )
 
     cache_dtype: Literal["", "int8", "int4", "fp8"] = option(
@@ -37,16 +37,16 @@ class TorchOptions(BlockOptions):
     )
 
     def passes(self) -> dict[str, str]:
-        found = {**super().passes(), **cache_passes(self.cache_dtype)}
+        requested = {**super().passes(), **cache_passes(self.cache_dtype)}
         if self.activations:
             groups = dict.fromkeys((self.keep_blocks, "quantized"))
-            found[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)
-        return found
+            requested[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)
+        return requested
 
 
 @dataclass(frozen=True)
 class TorchBackend(Backend):
-    """A readable model of PyTorch, and the Triton kernels that it calls."""
+    """A target of readable PyTorch models and the Triton kernels that they call."""
 
     options: ClassVar[type[Options]] = TorchOptions
     libraries = ("numpy", "torch")
@@ -56,9 +56,9 @@ class TorchBackend(Backend):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        # Weights get their dtype where they are stored.
-        own = super().finish(graph, pipeline, "f32", max_length, trains=trains)
-        return own if trains or not losses(graph) else (*own, DropOutputs(tuple(losses(graph))))
+        # f32 here, because weights are cast when they are stored.
+        base_passes = super().finish(graph, pipeline, "f32", max_length, trains=trains)
+        return base_passes if trains or not losses(graph) else (*base_passes, DropOutputs(tuple(losses(graph))))
 
     def lowerings(self, op: str) -> list[str]:
         from ..runtime.torch.folder import pytorch
@@ -85,7 +85,7 @@ class TorchBackend(Backend):
 
         if form == STEP:
             return step_takes(graph)
-        super().takes(graph, form)  # which refuses others
+        super().takes(graph, form)  # raises for other forms
         return takes(graph)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
@@ -102,7 +102,7 @@ class TorchBackend(Backend):
         return forms
 
     def model(self, names: PythonNames) -> Pipeline:
-        """Return the pipeline of what a module is written from."""
+        """Return the pipeline of the graph from which a module is generated."""
         return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
 
     def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
@@ -137,7 +137,7 @@ register(
         "PyTorch",
         "any",
         ("f32", "bf16", "f16"),
-        phases=("simplify",),  # it reads as the architecture does, and keeps what later calls need by itself
+        phases=("simplify",),  # it stays close to the architecture, and its modules manage their caches themselves
         chosen_on=("cuda", "cpu"),
     )
 )

@@ -1,4 +1,4 @@
-"""The target `transformers`: a folder with its own code that Hugging Face transformers loads."""
+"""The target `transformers`: folders with custom code that Hugging Face transformers loads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class TransformersOptions(Options):
 
     def __post_init__(self) -> None:
         if self.class_name and (not self.class_name.isidentifier() or keyword.iskeyword(self.class_name)):
-            raise WeftError(f"--class-name {self.class_name!r} is no name for a class; give letters and digits")
+            raise WeftError(f"--class-name {self.class_name!r} is not a valid class name; give letters and digits")
 
 
 @dataclass(frozen=True)
 class TransformersBackend(TorchBackend):
-    """A model with its own code for transformers and what builds upon it: PEFT, TRL, vLLM, SGLang."""
+    """A target of models with custom code for transformers and the libraries built on it: PEFT, TRL, vLLM, SGLang."""
 
     options = TransformersOptions
     is_code = False
