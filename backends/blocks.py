@@ -23,8 +23,7 @@ def is_exact(weight: Param) -> bool:
 
 
 def quantized_layout(weight: Value | None) -> BlockLayout | None:
-    """Return the block layout of a `weight` that a pass quantized; None for other weights, and if its recipe has no
-    single layout."""
+    """Return the block layout of a `weight` that a pass quantized; None for others or without a single layout."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
     layout = block_layout(weight.recipe, weight.graph.reader)

@@ -14,7 +14,8 @@ from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
 from ..targets import MODEL, Backend
 from ..weights import weight_facts
 from . import cuda, export, genai
-from .lowerings import experts, kept
+from .lowerings import experts
+from .lowerings import kept as kept_blocks
 
 FILES = {  # the file of each form
     **{MODEL: export.MODEL, "decoder": export.MODEL, "encoder": export.ENCODER},
@@ -24,9 +25,8 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 
 class OnnxFolder:
-    """The ONNX models of `forms` for `target` and sequences of up to `length` tokens, not written yet.
-
-    The constructor appends to `notes`.
+    """The ONNX models of `forms` for `target` and sequences of up to `length` tokens, not written yet. The constructor
+    appends to `notes`.
 
     Raises:
         WeftError: naming an op without an accepting lowering.
@@ -55,9 +55,9 @@ class OnnxFolder:
         self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
         self.weight_bytes = export.weight_bytes(models)
         self.tensors = export.stored_tensors(models)
-        block_counts = kept.count_layouts(graph, target)
-        self.idle = kept.idle(graph, target, options)
-        notes += kept.report_dequantized(graph, target)
+        block_counts = kept_blocks.count_layouts(graph, target)
+        self.idle = kept_blocks.idle(graph, target, options)
+        notes += kept_blocks.report_dequantized(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": self._prepack,
             "kept_blocks": asked if block_counts else "",
@@ -67,7 +67,7 @@ class OnnxFolder:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if block_counts:
             self.facts["blocks"] = block_counts
-            if not getattr(options, ARITHMETIC, "") and kept.rounds_activations(graph, target):
+            if not getattr(options, ARITHMETIC, "") and kept_blocks.rounds_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:

@@ -214,9 +214,8 @@ class Emitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as an int64 tensor for Reshape, as a constant if possible.
-
-        Given the `source` shape, a constant may use Reshape's 0 (copy the size of that axis) and one -1."""
+        """Return `shape` as an int64 tensor for Reshape, as a constant if possible. Given the `source` shape, a
+        constant may use Reshape's 0 (copy the size of that axis) and one -1."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):

@@ -179,9 +179,8 @@ def _make_tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
 
 @dataclass
 class _Region:
-    """The region of a weight in the data file; `offset` is the position of its next elements.
-
-    Two 4-bit elements share a byte, also across rows."""
+    """The region of a weight in the data file; `offset` is the position of its next elements. Two 4-bit elements share
+    a byte, also across rows."""
 
     weight: Weight
     offset: int

@@ -31,9 +31,7 @@ def _operands(node: Node, target: Backend) -> Iterable[Value]:
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of `op`, called `name` in traces, for the targets that `targets` accepts, with operators since
-    `opset`.
-    """
+    """A lowering of `op`, `name` in traces, for targets that `targets` accepts, with operators since `opset`."""
 
     op: str
     name: str

@@ -169,7 +169,7 @@ def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None,
 
 
 def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
-    """Return the rolling cache after a call, given its old and new keys `joined` [batch, kv_heads, capacity + seq,
+    """Return the rolling cache after a call; `joined` has its old and new keys [batch, kv_heads, capacity + seq,
     width].
 
     The written keys are gathered from `joined`, so that the past is read before `present`, which may share its memory,

@@ -179,8 +179,7 @@ def _weight_part(e: Emitter, weight: Param, layout: BlockLayout, name: str, tran
 def _part_initializer(
     e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
 ) -> Out | None:
-    """Return the initializer of the part `name` of `weight`, transposed if `turned`; None for zero points that it
-    lacks.
+    """Return the initializer of part `name` of `weight`, `transposed` on request; None for absent zero points.
 
     A table that is also an output head has separate initializers for each `role`, with the same bytes in the file: ONNX
     Runtime does not fuse nodes that read a shared initializer.

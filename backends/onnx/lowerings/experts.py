@@ -120,8 +120,7 @@ def activation_refusal(node: Node) -> str | None:
 
 
 def _absorbable_router(node: Node) -> Node | None:
-    """Return the router that the kernel can absorb: softmax, then top-k (of equal scores it takes the last); or
-    None."""
+    """Return the router that the kernel can absorb, softmax and top-k (it takes the last of equal scores), or None."""
     producer = node.required("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None

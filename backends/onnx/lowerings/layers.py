@@ -172,8 +172,7 @@ def GatedUnit(e: Emitter, node: Node) -> Out:
 
 
 def rope_tables(e: Emitter, rope: Node, like: Value) -> list[Out]:
-    """Return tables of cos and sin for all positions below the maximum length, [max_length, pairs], in the dtype of
-    `like`."""
+    """Return cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
     frequencies, amplitude = rope.required("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
     tables = {fn: RopeTable(frequencies.recipe, e.max_length, fn, amplitude) for fn in ("cos", "sin")}

@@ -69,9 +69,8 @@ def _gather_rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
 
 
 def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """Return the first node of the token-wise chain that computes the output `value`, and its input tokens.
-
-    Reordering there is cheaper than reordering logits. None if the producer is not token-wise."""
+    """Return the first node of the token-wise chain that computes the output `value`, and its input tokens. Reordering
+    there is cheaper than reordering logits. None if the producer is not token-wise."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:
@@ -83,9 +82,7 @@ def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> t
 
 
 def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
-    """Return `emit` with the tokens of `x` reordered by `order`; if it absorbed the producer of `x`, reorder its
-    result.
-    """
+    """Return `emit` with the tokens of `x`, or of its result if it absorbed `x`, reordered by `order`."""
 
     def emit_restored(e: Emitter, node: Node) -> Emitted:
         if x not in e.values:

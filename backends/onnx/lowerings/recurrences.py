@@ -31,8 +31,7 @@ Out = onnx.Value
 
 
 def to_f32(e: Emitter, value: Value | None) -> Any:
-    """Return the ONNX value, on CPUs in f32: states sum many rounded terms, and CPU kernels support nothing
-    narrower."""
+    """Return the ONNX value, on CPUs in f32: states sum many terms, and CPU kernels support nothing narrower."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out

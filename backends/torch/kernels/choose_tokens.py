@@ -46,8 +46,7 @@ def uniform(uniforms, spent, row, most, number):
 
 @jit
 def told(token, largest, row, chosen, ids, positions, active):
-    """Store the token of a row, or -1, -2, -3 for a largest logit of NaN, ∞, −∞; and write the next step's id and
-    position."""
+    """Store the token of a row (-1, -2, -3 for a largest logit of NaN, ∞, −∞) and the next step's id and position."""
     finite = tl.abs(largest) < float("inf")
     wrong = tl.where(largest != largest, -1, tl.where(largest > 0, -2, -3))
     tl.store(chosen + row, tl.where(finite, token, wrong).to(tl.int64))
@@ -88,9 +87,8 @@ def end_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the token of a row (not with FILTER) and its largest logit, from the results of all its programs.
-
-    With FILTER, store the bound for `keep_kernel` and the total weight instead of choosing."""
+    """Return the token of a row (not with FILTER) and its largest logit, from the results of all its programs. With
+    FILTER, store the bound for `keep_kernel` and the total weight instead of choosing."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -132,9 +130,7 @@ def scan_kernel(
     DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Reduce BLOCK logits; in the last program of a row choose a token, or compute the bound for `keep_kernel`.
-
-    Grid [blocks, rows]."""
+    """Reduce BLOCK logits; the last program of a row chooses, or stores `keep_kernel`'s bound. Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -197,9 +193,7 @@ def keep_kernel(
     vocab, most, rows, temperature, top_k, top_p, min_p,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Gather the logits of a block at or above the bound; in the last program of a row draw one of all gathered.
-
-    Grid [blocks, rows]."""
+    """Gather logits at or above the bound; the last program of a row draws one of them. Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)

@@ -44,10 +44,8 @@ def decode_kernel(
     SOFTCAP: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr,
     INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time.
-
-    Grid [splits, kv_heads · blocks of heads, batch]. With several consecutive QUERIES, a group has all heads of the
-    first query, then those of the next."""
+    """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time. Grid [splits,
+    kv_heads · blocks of heads, batch]. With several QUERIES, a group has all heads of each in turn."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS

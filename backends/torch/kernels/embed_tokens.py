@@ -44,9 +44,8 @@ def embed_kernel(
     weight, ids, positions, table, frequencies, cos, sin, frequencies_2, cos_2, sin_2, x,
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store BLOCK elements of an embedding, or, in the last block of a row, all its sines and cosines.
-
-    Grid [blocks of D and one more, rows]."""
+    """Store BLOCK elements of an embedding, or, in the last block of a row, all its sines and cosines. Grid [blocks of
+    D and one more, rows]."""
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(1).to(tl.int64)

@@ -32,9 +32,7 @@ def latent_kernel(
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
     PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend TAKEN of the GROUP heads (all heads of the layer) to one split of the keys, KEYS keys at a time.
-
-    Grid [splits, blocks of heads, batch]."""
+    """Attend TAKEN of all GROUP heads to one split of keys, KEYS at a time. Grid [splits, blocks of heads, batch]."""
     split, splits, block, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.program_id(2)
     cache += batch.to(tl.int64) * batch_stride
     n = tl.arange(0, KEYS)
@@ -168,8 +166,7 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
-    """Return the constexpr arguments for these widths, heads, bytes per element (`size`) and bytes of shared memory
-    (`room`); and the number of warps.
+    """Return the constexpr arguments for these widths, heads, element bytes and shared memory bytes; and the warps.
 
     Two stages of keys for 16 heads leave room for a second program on a multiprocessor. Products of 32 heads need 64
     keys to occupy 8 warps. Products of 64 heads are asynchronous (wgmma) and LEAN: loop invariants are recomputed,

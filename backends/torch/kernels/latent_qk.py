@@ -1,5 +1,4 @@
-"""Multi-head latent attention, one token per row: absorbed queries, and the cache write (DeepSeek-V2, arXiv
-2405.04434).
+"""Latent attention, one token per row: absorbed queries and the cache write (DeepSeek-V2, arXiv 2405.04434).
 
 A head's query has a plain part, which is multiplied by the keys' up-projection so that it scores latents directly, and
 a part that RoPE rotates. The token's latent is normed, the rotary part of its key is rotated, and both are written to
@@ -54,9 +53,8 @@ def latent_qk_kernel(
     ROLLING: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the absorbed and rotated queries of all M tokens, and write their cache rows.
-
-    Grid [blocks of BLOCK_R columns, heads + 1]; the last index of the second axis writes the cache."""
+    """Store the absorbed and rotated queries of all M tokens, and write their cache rows. Grid [blocks of BLOCK_R
+    columns, heads + 1]; the last index of the second axis writes the cache."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1) - 1
     block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
@@ -93,8 +91,7 @@ def latent_qk_kernel(
 
 
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
-    """Return the reason why the kernel does not support latents of `rank` and heads of `plain` + `rope` elements; None
-    if it does."""
+    """Return the reason why the kernel does not support these sizes of latents and heads; None if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if rank > 8192 or plain > 1024 or rope > 1024:

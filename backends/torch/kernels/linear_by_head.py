@@ -1,5 +1,4 @@
-"""y_h = W_h x_h per head for up to 64 rows in one kernel: the value up-projection of latents (DeepSeek-V2, arXiv
-2405.04434).
+"""y_h = W_h x_h per head for up to 64 rows in one kernel: values of latents (DeepSeek-V2, arXiv 2405.04434).
 
 The product is that of `norm_linear`, but each head multiplies its own slice of x.
 """

@@ -67,9 +67,7 @@ def linear_residual_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns.
-
-    Grid [blocks of outputs, SPLITS]."""
+    """Compute BLOCK_N outputs of all rows over `each` columns. Grid [blocks of outputs, SPLITS of the columns]."""
     start_next(PDL)
     block, split = tl.program_id(0), tl.program_id(1)
     begin, end = split * each, tl.minimum(split * each + each, K)

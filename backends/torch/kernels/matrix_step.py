@@ -53,9 +53,8 @@ def matrix_step_kernel(
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch].
-
-    SHARE heads read one key; NORMED heads are normed together."""
+    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch]. SHARE heads
+    read one key; NORMED heads are normed together."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -108,8 +107,7 @@ def matrix_step_kernel(
 
 
 def refusal(v: torch.Tensor, past: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Return the reason to fall back to torch for v and the state `past` [..., d, dv], in a few words; None if the
-    kernel can run."""
+    """Return the reason to fall back to torch for the state `past` [..., d, dv]; None if the kernel can run."""
     if past.shape[-2] > MOST_KEYS:
         return f"keys are longer than {MOST_KEYS}"
     return operands.refusal(v, past, *others)

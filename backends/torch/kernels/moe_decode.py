@@ -29,7 +29,6 @@ def _open_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N of the H hidden features of one choice of one token; x [tokens, K], up and gate [experts, H, K].
-
     Grid [tokens · CHOICES, blocks of H]."""
     wait(PDL)
     start_next(PDL)
@@ -76,9 +75,8 @@ def _close_kernel(
     opened, chosen, weights, down, down_bias, residual, y, N, K, CHOICES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K].
-
-    Grid [tokens, blocks of N]."""
+    """Compute BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K]. Grid [tokens,
+    blocks of N]."""
     start_next(PDL)
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)

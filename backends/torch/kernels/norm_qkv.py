@@ -178,7 +178,6 @@ reference = partial(norm_qkv, kernel=False)
 
 
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """Return the tile, which has at most the rows of a head, and both elements of a pair; `weight` may be its number of
-    rows."""
+    """Return the tile: at most the rows of a head, and both elements of each pair; `weight` may be its row count."""
     outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
     return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)

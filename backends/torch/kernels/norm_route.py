@@ -1,7 +1,6 @@
 """Norm, router projection and top-k choice of experts in one kernel, for up to 64 tokens (arXiv 1701.06538).
 
-Each block computes the logits of a few experts; the last block to finish chooses for all tokens. See `gemv` and
-`choice`.
+Each block computes the logits of a few experts; the last one chooses for all tokens. See `gemv` and `choice`.
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ def ssd_step_kernel(
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch].
-
-    SHARE heads read one B and C; NORMED heads are normed together."""
+    """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch]. SHARE heads
+    read one B and C; NORMED heads are normed together."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)

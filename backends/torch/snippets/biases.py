@@ -17,8 +17,7 @@ def alibi(slopes: Tensor, distance: Tensor) -> Tensor:
 
 
 def distance_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
-    """Return the bucket of each distance ≥ 0: half of `count` buckets are exact, the rest logarithmic up to
-    `max_distance`."""
+    """Return the bucket of each distance ≥ 0: half of `count` are exact, the rest logarithmic up to `max_distance`."""
     exact = count // 2
     rate = (count - exact) / math.log(max_distance / exact)
     far = torch.log(distance.clamp(min=1).float() / exact) * rate + (exact + 1e-5)  # 1e-5: more than the rounding error
@@ -41,8 +40,7 @@ def causal_relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> 
 
 
 def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
-    """Return the row of table [2R + 1, d] for each distance [batch, seq, keys]: clip(j − i, ±R) + R [batch, 1, seq,
-    keys]."""
+    """Return rows clip(j − i, ±R) + R [batch, 1, seq, keys] of table [2R + 1, d] for distances [batch, seq, keys]."""
     reach = table.shape[0] // 2
     return distance[:, None].clamp(-reach, reach) + reach
 

@@ -9,15 +9,13 @@ from .caches import KeyCache, KVCache, RollingKeyCache, RollingKVCache
 
 
 def by_channel(scale: Tensor, heads: int) -> Tensor:
-    """Reshape scales per channel [heads · width], or one scale [1], to broadcast with [batch, heads, slots, width];
-    f32."""
+    """Reshape scales [heads · width] or [1] to broadcast with [batch, heads, slots, width]; f32."""
     return scale.float() if len(scale) == 1 else scale.float().view(1, heads, 1, -1)
 
 
 def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Quantize x [batch, heads, slots, width] to codes: i8, or for 4 bits u8 [.., width / 2].
-
-    A byte holds two neighbouring 4-bit codes, each plus 8, the first in the low half."""
+    """Quantize x [batch, heads, slots, width] to codes: i8, or for 4 bits u8 [.., width / 2]. A byte holds two
+    neighbouring 4-bit codes, each plus 8, the first in the low half."""
     limit = 1 << (bits - 1)
     codes = (x.float() / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
@@ -44,7 +42,6 @@ def through_codes(
     bits: int,
 ) -> tuple[Tensor, Tensor]:
     """Write k and v into `cache` as codes of `bits`; return the keys and values of the columns of `mask`, dequantized.
-
     Keys and values of the call are rounded as well, also without a cache, so that the result does not depend on how a
     sequence is split into calls."""
     k_codes, v_codes = to_codes(k, k_scale, bits), to_codes(v, v_scale, bits)

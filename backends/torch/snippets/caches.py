@@ -30,10 +30,9 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n].
-
-    `first` is the position of the first token if all rows have the same positions: on a GPU the mask is then the
-    causal bias that flash attention supports."""
+    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n]. `first` is the
+    position of the first token if all rows have the same positions: on a GPU the mask is then the causal bias that
+    flash attention supports."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -74,8 +73,7 @@ class KeyCache:
         self.k = like.new_zeros(batch, heads, capacity, width)
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Write k [batch, heads, seq, width] at `positions`; return cached keys up to the mask's length, or k without a
-        mask."""
+        """Write k [batch, heads, seq, width] at `positions`; return keys up to the mask's length (None: k)."""
         write_slots(self.k, k, positions)
         return k if mask is None else self.k[:, :, : mask.shape[-1]]
 
@@ -126,9 +124,8 @@ def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
 
 
 def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
-    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys].
-
-    They are `new` in the first call of a sequence, all of `held` for one token, else the old `held` and then `new`."""
+    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys]. They are `new` in the
+    first call of a sequence, all of `held` for one token, else the old `held` and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
     seen = torch.cat((held, new), 2) if keys == held.shape[2] + new.shape[2] else new
     roll_in(held, new, positions, keep)
@@ -153,8 +150,7 @@ class RollingKVCache:
 
 
 class RollingKeyCache:
-    """A rolling cache of keys whose first elements are also the values, of the first `keep` tokens and the last
-    ones."""
+    """A rolling cache of the first `keep` keys and the last ones; the first elements of keys are also the values."""
 
     growth = "window"
 
@@ -176,9 +172,8 @@ def through_bytes(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Write k and v into an FP8 `cache`, divided by the scales [heads]; return its keys and values, dequantized.
-
-    Keys and values of the call are rounded as well, so that the result does not depend on how a sequence is split into
+    """Write k and v into an FP8 `cache`, divided by the scales [heads]; return its keys and values, dequantized. Keys
+    and values of the call are rounded as well, so that the result does not depend on how a sequence is split into
     calls."""
     k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
     return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)

@@ -18,9 +18,8 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def causal_conv_from(
     past: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Apply `causal_conv` to x preceded by past [batch, width − 1, channels] (None: zeros).
-
-    Return the result and the last width − 1 inputs."""
+    """Apply `causal_conv` to x preceded by past [batch, width − 1, channels] (None: zeros). Return the result and the
+    last width − 1 inputs."""
     if past is None:
         past = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     seen = torch.cat((past, x), 1)

@@ -45,8 +45,7 @@ def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *st
 
 
 def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Return Σ_e combine_e · expert_e(x) by grouped GEMMs over tokens sorted by expert, without host
-    synchronization."""
+    """Return Σ_e combine_e · expert_e(x) by grouped GEMMs over tokens sorted by expert, without synchronization."""
     weight, chosen = combine.topk(k)  # [tokens, k]
     owner, order = chosen.flatten().sort()
     ends = torch.searchsorted(owner, torch.arange(combine.shape[1], device=x.device), right=True, out_int32=True)

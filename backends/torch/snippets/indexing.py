@@ -21,9 +21,8 @@ def gather_rows(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tensor:
-    """Return x [batch, …, n, …] with rows [batch, …, m, …] written at indices [batch, m] of `dim`.
-
-    The last of equal indices wins."""
+    """Return x [batch, …, n, …] with rows [batch, …, m, …] written at indices [batch, m] of `dim`. The last of equal
+    indices wins."""
     order = torch.arange(indices.shape[1], device=x.device).expand_as(indices)
     last = order.new_full((x.shape[0], x.shape[dim]), -1).scatter_reduce(1, indices.long(), order, "amax")
     last = last.view(x.shape[0], *[1] * (dim - 1), x.shape[dim], *[1] * (x.dim() - dim - 1))
@@ -31,9 +30,8 @@ def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tens
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest elements of the last axis, largest first, and their indices.
-
-    The first wins a tie, unlike in torch.topk."""
+    """Return the k largest elements of the last axis, largest first, and their indices. The first wins a tie, unlike in
+    torch.topk."""
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :k], indices[..., :k]
 

@@ -25,7 +25,6 @@ def pack_bias(*linears: nn.Linear) -> Tensor:
 
 def pack_blocks(*linears: Any) -> Codes:
     """Concatenate the codes of `linears`, of class `Quantized`, along the output axis; the modules keep views of them.
-
     Scales and offsets are copied."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])

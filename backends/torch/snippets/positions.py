@@ -16,9 +16,8 @@ def rope_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
 def llama3_frequencies(
     frequencies: Tensor, theta: float, factor: float, low: float, high: float, context: int
 ) -> Tensor:
-    """Scale frequencies as Llama 3 does: divide those with less than `low` rotations in `context` by `factor`.
-
-    Those with more than `high` rotations are kept; between the two, interpolate."""
+    """Scale frequencies as Llama 3 does: divide those with less than `low` rotations in `context` by `factor`. Those
+    with more than `high` rotations are kept; between the two, interpolate."""
     turns = context * frequencies / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequencies / factor + smooth * frequencies
@@ -64,7 +63,6 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def alibi_slopes(heads: int, most: float, device: torch.device) -> Tensor:
     """Return the slopes of ALiBi (Press 2022): geometric from 2^(−most/n), n the largest power of two up to `heads`.
-
     Heads after the first n take every other slope of 2n heads."""
     n = 2 ** math.floor(math.log2(heads))
     steps = torch.cat((torch.arange(2, 2 * n + 1, 2, device=device), torch.arange(1, 2 * n + 1, 2, device=device)))

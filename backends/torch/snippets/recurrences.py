@@ -87,9 +87,8 @@ def unit_inverse(links: Tensor) -> Tensor:
 
 
 def decay_between(gates: Tensor) -> Tensor:
-    """Return e^(g_{s+1} + … + g_t) for s ≤ t, else 0, as [..., t, s], for gates g [..., n, 1].
-
-    Every sum has only its own terms: differences of running sums would lose small gates next to large ones."""
+    """Return e^(g_{s+1} + … + g_t) for s ≤ t, else 0, as [..., t, s], for gates g [..., n, 1]. Every sum has only its
+    own terms: differences of running sums would lose small gates next to large ones."""
     sums = gates.expand(*gates.shape[:-1], gates.shape[-2]).tril(-1).cumsum(-2)
     return sums.exp().tril()
 
@@ -107,7 +106,6 @@ def seen_by_head(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """Do as `seen_by_key` for factors a [..., size, 1] that are the same for every key, or their logarithms (`gates`).
-
     The last result is the product of the factors from each token to the end, [..., size, 1], instead of the keys."""
     between = (decay_between if gates else factors_between)(a)
     left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
@@ -119,7 +117,6 @@ def seen_by_key(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """Return the scores within a chunk where every token multiplies the keys before it by its factors a [..., size, d].
-
     They are scores [..., size, size] of each of the `queries` with the keys up to its own, and of w with the keys
     before it; then the cumulative products of the factors [..., size, d], and the decayed keys at the end of the
     chunk."""
@@ -156,13 +153,12 @@ def outer_products(
     *,
     gates: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return S_tᵀ q_t for each of the `queries`, and the last state, of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ.
-
-    The initial state is `first`, whose axes in the `order` are [batch, heads..., keys, values]. Queries and k are
-    [batch, seq, groups, keys], v [batch, seq, heads, values], a [batch, seq, heads, keys], or [batch, seq, heads, 1] if
-    equal for all keys; None is 1. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ
-    w_t is written instead of v_t. Products of factors are computed without division, so a factor may be 0. With
-    `gates`, a has the logarithms of the factors, and w reads diag(a_t) S_{t−1}."""
+    """Return S_tᵀ q_t for each of the `queries`, and the last state, of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ. The initial
+    state is `first`, whose axes in the `order` are [batch, heads..., keys, values]. Queries and k are [batch, seq,
+    groups, keys], v [batch, seq, heads, values], a [batch, seq, heads, keys], or [batch, seq, heads, 1] if equal for
+    all keys; None is 1. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is
+    written instead of v_t. Products of factors are computed without division, so a factor may be 0. With `gates`, a has
+    the logarithms of the factors, and w reads diag(a_t) S_{t−1}."""
     laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
     a = k.new_full((1, seq, groups, 1), one) if a is None else a
@@ -208,10 +204,9 @@ def linear_recurrence(
     heads: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return y and the final state of linear attention or, with β, the delta rule (Yang 2024, arXiv 2412.06464).
-
-    S = diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t. Gates g ≤ 0
-    are [batch, seq, heads], or [batch, seq, heads·d] per key element; q and k [batch, seq, groups·d], v [batch, seq,
+    """Return y and the final state of linear attention or, with β, the delta rule (Yang 2024, arXiv 2412.06464). S =
+    diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t. Gates g ≤ 0 are
+    [batch, seq, heads], or [batch, seq, heads·d] per key element; q and k [batch, seq, groups·d], v [batch, seq,
     heads·dv], β [batch, seq, heads] → y like v, and the state [batch, heads, d, dv]."""
     first = wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads)) if past is None else past
     dtype, state, one_token = v.dtype, wide(first), v.shape[1] == 1
@@ -260,9 +255,8 @@ def causal_linear_attention(
     *,
     heads: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute causal `linear_attention` (m ≤ n); return y and the new states.
-
-    `past` and the new states are Σ k vᵀ [batch, heads, d, dv] and Σ k [batch, heads, d]."""
+    """Compute causal `linear_attention` (m ≤ n); return y and the new states. `past` and the new states are Σ k vᵀ
+    [batch, heads, d, dv] and Σ k [batch, heads, d]."""
     before, norm = (None, None) if past is None else past
     y, state = linear_recurrence(turned_q, turned_k, wide(v), past=before, heads=heads, groups=heads)
     seen = k.unflatten(-1, (heads, -1)).cumsum(1)  # [batch, seq, heads, d]

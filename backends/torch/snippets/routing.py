@@ -33,8 +33,7 @@ def route_softmax(logits: Tensor, k: int) -> Tensor:
 
 
 def route_switch(logits: Tensor, k: int) -> Tensor:
-    """Return the k largest of the softmax over all logits [..., experts], 0 elsewhere (Fedus 2021, arXiv
-    2101.03961)."""
+    """Return the k largest softmax scores of logits [..., experts], 0 elsewhere (Fedus 2021, arXiv 2101.03961)."""
     scores = F.softmax(wide(logits), dim=-1)
     return keep_top(scores, scores, k).to(logits.dtype)
 
@@ -62,8 +61,7 @@ def within_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
 
 
 def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """Route as `route_switch` among the experts of the `top_groups` groups with the best expert (DeepSeek-V2, arXiv
-    2405.04434)."""
+    """Route as `route_switch` within the groups with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
     scores = F.softmax(wide(logits), dim=-1)
     ranks = within_groups(scores, best_of_groups(scores, groups), top_groups)
     return keep_top(scores, ranks, k).to(logits.dtype)
@@ -71,7 +69,6 @@ def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -
 
 def route_sigmoid_groups(logits: Tensor, bias: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
     """Return the sigmoids of k logits [..., experts] divided by their sum, 0 elsewhere (DeepSeek-V3, arXiv 2412.19437).
-
     They are chosen by sigmoid + bias [experts] in the groups with the largest sums of two best experts."""
     scores = wide(logits).sigmoid()
     ranks = scores + bias
@@ -92,9 +89,7 @@ def limit_capacity(combine: Tensor, capacity: int) -> Tensor:
 
 def expert_choice(logits: Tensor, capacity: int) -> Tensor:
     """Let every expert choose its `capacity` tokens with the highest softmax over experts (Zhou 2022, arXiv
-    2202.09368).
-
-    Logits are [..., tokens, experts]; the first token wins a tie."""
+    2202.09368). Logits are [..., tokens, experts]; the first token wins a tie."""
     scores = F.softmax(wide(logits), dim=-1)
     rank = scores.argsort(dim=-2, descending=True, stable=True).argsort(dim=-2)
     return scores.where(rank < capacity, 0).to(logits.dtype)

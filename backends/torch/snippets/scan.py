@@ -29,11 +29,9 @@ def scan(
     size: int = 0,
 ) -> tuple[Tensor | Tensors, Tensor | Tensors]:
     """Run the recurrence states, outputs = step(states, tokens, constants); return outputs [batch, seq, ...] and the
-    last states.
-
-    Tokens [batch, seq, ...] are processed in f32, one after the other, or `size` at a time by `many`. The initial
-    states are `past`, or else `starts`: for each state its shape without batch and its fill value. Tokens where `mask`
-    [batch, seq] is 0 do not change the states."""
+    last states. Tokens [batch, seq, ...] are processed in f32, one after the other, or `size` at a time by `many`. The
+    initial states are `past`, or else `starts`: for each state its shape without batch and its fill value. Tokens where
+    `mask` [batch, seq] is 0 do not change the states."""
     batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
     tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
     states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)
@@ -87,10 +85,9 @@ def states_before(first: Tensor, states: Tensor) -> Tensor:
 
 
 def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last state.
-
-    a (None: 1) and b (None: 0) broadcast with the states. Chunks of √seq tokens run in parallel from zero; then their
-    initial states are added."""
+    """Return all states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last state. a (None:
+    1) and b (None: 0) broadcast with the states. Chunks of √seq tokens run in parallel from zero; then their initial
+    states are added."""
     some = a if a is not None else b
     assert some is not None
     seq = some.shape[1]

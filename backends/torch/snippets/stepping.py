@@ -21,8 +21,7 @@ def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor
 def written_bytes(
     cache: Any, k: Tensor, v: Tensor, positions: Tensor, k_scale: Tensor, v_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write k and v as `written` does, into an FP8 cache, divided by the scales [heads]; return all bytes of
-    `cache`."""
+    """Write k and v over their scales [heads] into an FP8 `cache` at positions [batch, 1]; return all its bytes."""
     cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, None)
     return cache.k, cache.v
 
@@ -34,9 +33,8 @@ def written_latent(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
 
 
 def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Compute one decode step of `causal_linear_attention`; update its states in place.
-
-    Σ k is a matrix state with one column."""
+    """Compute one decode step of `causal_linear_attention`; update its states in place. Σ k is a matrix state with one
+    column."""
     matrix, norm = state.values
     read = (turned_q, turned_k, v[:, 0], matrix), (q, k, q.new_ones(len(q), heads), norm[..., None])
     y, share = (

@@ -74,8 +74,7 @@ class Seen:
         return x[:, :, self._order]
 
     def first_key(self, keep_first: int) -> int | None:
-        """Return the position of the key after the `keep_first` first keys; None if no keys are missing between
-        them."""
+        """Return the position of the key after the `keep_first` first keys; None if no keys are missing."""
         missing = self._length - self.keys.shape[1]
         return keep_first + missing if missing > 0 else None
 
@@ -166,10 +165,8 @@ def flex(
 
 
 def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
-    """Return flex_attention's score_mod for softcap · tanh(score / softcap).
-
-    The cap is in a tensor: torch.compile treats a second value of a Python number as dynamic, which flex_attention
-    rejects."""
+    """Return flex_attention's score_mod for softcap · tanh(score / softcap). The cap is in a tensor: torch.compile
+    treats a second value of a Python number as dynamic, which flex_attention rejects."""
     caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
 
     def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:

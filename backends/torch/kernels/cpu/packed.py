@@ -129,10 +129,9 @@ class HalfNumbers:
 def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor | None:
-    """Return x Wᵀ by packed weights for these parts of `Codes`, x [..., in] → [..., out], or None.
-
-    None means that the caller dequantizes W: on a GPU, for many rows, if gradients are needed, while torch compiles, or
-    if memory is short."""
+    """Return x Wᵀ by packed weights for these parts of `Codes`, x [..., in] → [..., out], or None. None means that the
+    caller dequantizes W: on a GPU, for many rows, if gradients are needed, while torch compiles, or if memory is
+    short."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):

@@ -74,8 +74,7 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Replace the final states of chunks (from zero) by their initial states; store the last chunk's end in
-    `present`."""
+    """Replace the final states of chunks (from zero) by their initial states; store the last state in `present`."""
     start_next(PDL)
     wait(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
@@ -200,8 +199,7 @@ def check(
 
 
 def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """Return constexpr arguments of `_end_kernel` and `_scan_kernel`, then warps of each: sizes that fit in
-    registers."""
+    """Return the constexpr arguments of `_end_kernel` and `_scan_kernel`, then the warps of each."""
     wide = dtype == torch.float32
     tokens = 32 if wide else 64
     block_n, block_p = (power_of_2(n, 16) for n in (states, width))

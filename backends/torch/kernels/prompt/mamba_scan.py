@@ -42,8 +42,8 @@ def _end_kernel(
     x_ptr, delta_ptr, a_ptr, b_ptr, ends_ptr, sums_ptr, seq, chunk, x_row, delta_row, b_row,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the final state of each chunk but the last for a zero initial state, and ΣΔ; a [states, channels] is
-    A log₂ e."""
+    """Store a chunk's final state for a zero initial state, and ΣΔ (not the last chunk); a is A log₂ e [states,
+    channels]."""
     start_next(PDL)
     wait(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)

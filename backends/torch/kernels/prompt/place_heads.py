@@ -28,9 +28,8 @@ def place_heads_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm, rotate and store one head of ROWS tokens.
-
-    Grid [blocks of ROWS tokens, heads]: heads of queries first, then of keys, then of values."""
+    """Norm, rotate and store one head of ROWS tokens. Grid [blocks of ROWS tokens, heads]: heads of queries first, then
+    of keys, then of values."""
     start_next(PDL)
     wait(PDL)
     head = tl.program_id(1)

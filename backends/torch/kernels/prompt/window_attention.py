@@ -72,9 +72,8 @@ def window_kernel(
     GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, KEEP: tl.constexpr,
     SOFTCAP: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend a tile of queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch].
-
-    Query i is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
+    """Attend a tile of queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch]. Query i
+    is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
     start_next(PDL)
     wait(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -242,9 +241,7 @@ def _tile(wide: int, window: int, size: int, room: int) -> Tile:
 
 
 def _described(x: torch.Tensor, rows: int) -> Any:
-    """Return a tensor descriptor of x [batch, heads, keys, d] with blocks of `rows` keys, d padded to a power of 2.
-
-    x is copied if it is not aligned."""
+    """Describe x [batch, heads, keys, d] for loads of `rows` keys, d padded to a power of 2; copy x if unaligned."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])

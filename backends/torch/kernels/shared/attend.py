@@ -33,10 +33,9 @@ def scaled(product, scale, SOFTCAP: tl.constexpr):
 
 @jit
 def mixed_in(m, total, acc, score, value):
-    """Update a running softmax by a block of keys; return the new (m, total, acc).
-
-    For each row, m is the maximum score, `total` the sum of weights, acc [rows, dv] the weighted sum of values. `score`
-    [rows, keys] is in base 2, −∞ for masked keys; `value` is [keys, dv]."""
+    """Update a running softmax by a block of keys; return the new (m, total, acc). For each row, m is the maximum
+    score, `total` the sum of weights, acc [rows, dv] the weighted sum of values. `score` [rows, keys] is in base 2, −∞
+    for masked keys; `value` is [keys, dv]."""
     higher = tl.maximum(m, tl.max(score, 1))
     base = tl.where(higher == -float("inf"), 0.0, higher)  # −∞ − (−∞) is NaN in rows without a visible key so far
     weight = tl.exp2(score - base[:, None])
@@ -90,9 +89,8 @@ def attend(
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
-    """Check that queries of rank `dims` fit k, v [batch, kv_heads, keys, d]; `axes` names the axes for the error.
-
-    The dtypes must be equal unless `coded`.
+    """Check that queries of rank `dims` fit k, v [batch, kv_heads, keys, d]; `axes` names the axes for the error. The
+    dtypes must be equal unless `coded`.
 
     Raises:
         ValueError: if they do not fit.

@@ -15,12 +15,10 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """Return the keys that the query at `position` attends to: (kept, first, count), i32.
-
-    `kept` is the number of visible keys at the start of the sequence (at most KEEP; 0 without WINDOW), `first` the
-    position of the first visible key after them, `count` the number of all visible keys. After the kept keys only the
-    last WINDOW are visible (0: all), in the query's own CHUNK (0: all), and every STEP-th counted back from the
-    query."""
+    """Return the keys that the query at `position` attends to: (kept, first, count), i32. `kept` is the number of
+    visible keys at the start of the sequence (at most KEEP; 0 without WINDOW), `first` the position of the first
+    visible key after them, `count` the number of all visible keys. After the kept keys only the last WINDOW are visible
+    (0: all), in the query's own CHUNK (0: all), and every STEP-th counted back from the query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -70,10 +68,9 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
 
 @dataclass(frozen=True)
 class Mask:
-    """The keys that a new token attends to in a cache of `capacity` slots.
-
-    They are the last `window` keys and the first `keep_first`, only those in the token's own `chunk`, and of these
-    every `dilation`-th. In a `rolling` cache smaller than its window, all stored keys are visible.
+    """The keys that a new token attends to in a cache of `capacity` slots. They are the last `window` keys and the
+    first `keep_first`, only those in the token's own `chunk`, and of these every `dilation`-th. In a `rolling` cache
+    smaller than its window, all stored keys are visible.
 
     Raises:
         ValueError: if a cache rolls without a window, or has room for its first keys only, or `keep_first` is given
@@ -130,7 +127,6 @@ class Mask:
 
 def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
     """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place.
-
     `own_slot` describes the slots; tokens whose slot is outside the cache are skipped. Among tokens of one slot the
     last wins."""
     capacity, slot = cache.shape[2], positions.reshape(-1)

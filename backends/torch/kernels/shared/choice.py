@@ -19,7 +19,6 @@ MOST_CHOICES = 16
 @jit
 def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
     """Return the expert of each place [GROUP_SLOTS · WIDE], WIDE places per group, and a mask of places with an expert.
-
     GROUPS and experts per group are padded to powers of 2; padded places have no expert."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
     place = tl.arange(0, GROUP_SLOTS * WIDE)
@@ -28,9 +27,8 @@ def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexp
 
 @jit
 def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Mask `ranked` [rows, SLOTS · WIDE] to −∞ except in the best OPEN groups of WIDE.
-
-    A group's score is its maximum, or with TOP2 the sum of its two largest."""
+    """Mask `ranked` [rows, SLOTS · WIDE] to −∞ except in the best OPEN groups of WIDE. A group's score is its maximum,
+    or with TOP2 the sum of its two largest."""
     ROWS: tl.constexpr = ranked.shape[0]
     members = tl.reshape(ranked, [ROWS, SLOTS, WIDE])
     best = tl.max(members, axis=2)
@@ -51,7 +49,6 @@ def choose(
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Return the CHOICES chosen experts, i32, and their weights, f32 [rows, SLOTS], for logits f32 [rows, places].
-
     `expert` and `there` [places] come from `places`; logits are −∞ where not `there`. `push` [places] is added to the
     scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE, times `scale`."""
     ROWS: tl.constexpr = logits.shape[0]
@@ -105,9 +102,8 @@ def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, grou
 def constants(
     experts: int, k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, group_score: str
 ) -> dict[str, Any]:
-    """Return the constexpr arguments of `choose` and `places`.
-
-    Padding groups and experts per group to powers of 2 gives less than 4 places per expert."""
+    """Return the constexpr arguments of `choose` and `places`. Padding groups and experts per group to powers of 2
+    gives less than 4 places per expert."""
     sizes = {"GROUP_SLOTS": power_of_2(groups), "WIDE": power_of_2(experts // groups), "SLOTS": power_of_2(k)}
     how = {"SIGMOID": scoring == "sigmoid", "RENORMALIZE": renormalize, "TOP2": group_score == "top2"}
     return {"EXPERTS": experts, "CHOICES": k, "GROUPS": groups, "OPEN": top_groups, **how, **sizes}

@@ -70,10 +70,9 @@ def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
 
 @constant
 def assembly(half: int, less: int) -> str:
-    """Return PTX that converts the codes in the low bits of both halves of a word to two 16-bit floats.
-
-    `half` sets their exponent, and `less` (0: nothing) is subtracted. PTX because Triton's own operations would handle
-    the halves separately."""
+    """Return PTX that converts the codes in the low bits of both halves of a word to two 16-bit floats. `half` sets
+    their exponent, and `less` (0: nothing) is subtracted. PTX because Triton's own operations would handle the halves
+    separately."""
     two = f"lop3.b32 numbers, $1, 0x000F000F, {half * 0x10001:#x}, 0xEA;"
     if less == 0:
         return f"{{ .reg .b32 numbers; {two} mov.b32 $0, numbers; }}"
@@ -87,9 +86,8 @@ def assembly(half: int, less: int) -> str:
 
 @jit
 def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32].
-
-    A value is HALF | code as DTYPE, that is, code plus a constant, minus LESS."""
+    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32]. A value is HALF | code as
+    DTYPE, that is, code plus a constant, minus LESS."""
     shifted = words >> SHIFT
     if INTERPRETER:
         both = (shifted & 0x000F000F) | HALF * 0x10001

@@ -16,8 +16,7 @@ from .launch import INTERPRETER, jit, tl
 
 @jit
 def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """Prefetch columns `begin` to min(`begin` + BLOCK_K, `end`) of `rows` [n] of W [·, K] into L2, in 128-byte
-    lines."""
+    """Prefetch columns `begin` to min(`begin` + BLOCK_K, `end`) of `rows` [n] of W [·, K] into L2."""
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = BLOCK_K // LINE if BLOCK_K > LINE else 1
     column = tl.minimum(begin + tl.arange(0, LINES) * LINE, end - 1)
@@ -27,8 +26,7 @@ def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 @jit
 def operand(x):
-    """Return x as an operand of `tl.dot`: in f32 in Triton's interpreter, which multiplies 16-bit floats in f32
-    only."""
+    """Return x as an operand of `tl.dot`; Triton's interpreter multiplies 16-bit floats in f32 only."""
     if INTERPRETER:
         return x.to(tl.float32)
     return x
@@ -36,9 +34,8 @@ def operand(x):
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε) [BLOCK_M, 1] over the K columns of rows at pointers x.
-
-    The pointers include the first columns, k [1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε) [BLOCK_M, 1] over the K columns of rows at pointers x. The pointers include the
+    first columns, k [1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -52,9 +49,8 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def scaled(x, gain, shift, k, there):
-    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; without gain or shift, leave it out.
-
-    `there` masks the loads (None: no mask)."""
+    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; without gain or shift, leave it out. `there` masks
+    the loads (None: no mask)."""
     if gain is not None:
         x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:

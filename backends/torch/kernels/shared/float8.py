@@ -74,9 +74,8 @@ def float4_assembly(tile: int, half: bool) -> str:
 
 @jit
 def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the FP4 values of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, in DTYPE [n, 32].
-
-    Without factors, fp16 results are multiplied by 2⁻¹⁴."""
+    """Return the FP4 values of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, in DTYPE [n, 32]. Without
+    factors, fp16 results are multiplied by 2⁻¹⁴."""
     if INTERPRETER:
         shifted = words >> (4 * TILE)
         signs, rest = (shifted & 0x00080008) << 12, shifted & 0x00070007

@@ -60,9 +60,8 @@ class Tile:
         return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
 
     def options(self, x: torch.Tensor) -> dict[str, Any]:
-        """Return the keyword arguments of a launch on the device of x.
-
-        `num_stages` is 1: the loops on tensor cores set their stages themselves, the others prefetch explicitly."""
+        """Return the keyword arguments of a launch on the device of x. `num_stages` is 1: the loops on tensor cores set
+        their stages themselves, the others prefetch explicitly."""
         return {**self.constants, **options(x, self.warps, 1)}
 
 
@@ -99,9 +98,8 @@ def tile(
 
 
 def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
-    """Return the tile for tensor cores, with a warp for each 16 rows of W.
-
-    Every multiprocessor gets a block, but a block has no fewer rows of W than of x, because every block reads all x."""
+    """Return the tile for tensor cores, with a warp for each 16 rows of W. Every multiprocessor gets a block, but a
+    block has no fewer rows of W than of x, because every block reads all x."""
     least = max(16, min(batch, 64))
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16
@@ -111,11 +109,10 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
 
 
 def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False) -> Tile:
-    """Return the tile for W in codes of `bits` (FP4 if `small`) and x with elements of `size` bytes.
-
-    A warp takes 32 rows of W. A block has two warps, or one if that gives every multiprocessor a block, or four for
-    many rows of x, because every block reads all x. A step is two chunks, or one where two do not divide the columns or
-    the registers cannot hold the sums of groups.
+    """Return the tile for W in codes of `bits` (FP4 if `small`) and x with elements of `size` bytes. A warp takes 32
+    rows of W. A block has two warps, or one if that gives every multiprocessor a block, or four for many rows of x,
+    because every block reads all x. A step is two chunks, or one where two do not divide the columns or the registers
+    cannot hold the sums of groups.
 
     For 16 or 32 rows of x a warp takes 64 rows of W if W has enough rows and registers suffice: x and its norm are then
     prepared half as often.
@@ -137,8 +134,7 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
 
 
 def staged(weights: int, others: int, blocks: int) -> int:
-    """Return the pipeline stages of a loop over tiles of `weights` bytes of W and `others` bytes of x in `blocks`
-    blocks."""
+    """Return the pipeline stages of a loop over tiles of `weights` and `others` bytes (of x) in `blocks` blocks."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
@@ -163,16 +159,14 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def few_rows(x: torch.Tensor) -> bool | None:
-    """Return whether x [..., in] has 1 to MOST_ROWS rows; None while exporting a model with a symbolic number of
-    rows."""
+    """Return whether x [..., in] has 1 to MOST_ROWS rows; None in an export with a symbolic number of rows."""
     if torch.compiler.is_exporting() and not isinstance(x.numel(), int):
         return None
     return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
 
 
 def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
-    """Return the reason why these kernels cannot take x [..., in] with weights and `others`, in a few words; None if
-    they can."""
+    """Return the reason why these kernels cannot take x [..., in] and `others`, in a few words; None if they can."""
     if not x.is_cuda and (reason := launch.refusal(x)):  # first: on a CPU each call of torch takes a microsecond
         return reason
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
@@ -198,9 +192,8 @@ def fold(x, VECTOR: tl.constexpr):
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε) [BLOCK_M, 1, 1] over the K columns of rows at pointers x.
-
-    The pointers include the first columns, k [1, 1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε) [BLOCK_M, 1, 1] over the K columns of rows at pointers x. The pointers include
+    the first columns, k [1, 1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -228,8 +221,7 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 @jit
 def weights_at(weight, rows, k, end, K):
-    """Load columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K], evict-first: [1, BLOCK_N,
-    BLOCK_K]."""
+    """Load columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K]: [1, BLOCK_N, BLOCK_K]."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
 

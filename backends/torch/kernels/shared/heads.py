@@ -13,9 +13,8 @@ def place(
     k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Return pointers into the cache for rows m of a key or value head, and a mask of the rows that have a slot.
-
-    Heads are counted over queries, keys and values; rows are tokens, `seq` per sequence."""
+    """Return pointers into the cache for rows m of a key or value head, and a mask of the rows that have a slot. Heads
+    are counted over queries, keys and values; rows are tokens, `seq` per sequence."""
     slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
     cache = k_cache
     if head >= heads + kv_heads:
@@ -35,9 +34,8 @@ def store_head(
     keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Rotate pairs (a, b) [BLOCK_M, pairs] by (c, s); store them in q, or at their positions in a cache.
-
-    With `k_scale` and `v_scale` [kv_heads], keys and values are divided by them and stored in FP8."""
+    """Rotate pairs (a, b) [BLOCK_M, pairs] by (c, s); store them in q, or at their positions in a cache. With `k_scale`
+    and `v_scale` [kv_heads], keys and values are divided by them and stored in FP8."""
     there = (m < M) & (pair < HEAD_DIM // 2)
     first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
     if k_scale is None:
@@ -71,8 +69,7 @@ def store_head(
 
 @jit
 def normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
-    """Return all pairs (a, b) [rows, pairs] of a head divided by √(mean square + ε), times the gain of queries or
-    keys."""
+    """Return pairs (a, b) [rows, pairs] of a head over √(mean square + ε), times the gain of queries or keys."""
     rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
     a, b = a * rstd, b * rstd
     if q_gain is not None:

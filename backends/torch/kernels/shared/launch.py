@@ -146,8 +146,7 @@ def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Return whether the device of `x` has programmatic dependent launch: kernels may start before the previous
-    ends."""
+    """Return whether kernels on the device of `x` may start before the previous kernel has ended."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 

@@ -12,10 +12,8 @@ KINDS = ("none", "rms", "layer")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm over the last axis, with optional `gain` and `shift` [width].
-
-    `kind` is "rms": x / √(mean(x²) + ε) ⊙ gain (arXiv 1910.07467), "layer": (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv
-    1607.06450), or "none"."""
+    """A norm over the last axis, with optional `gain` and `shift` [width]. `kind` is "rms": x / √(mean(x²) + ε) ⊙ gain
+    (arXiv 1910.07467), "layer": (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv 1607.06450), or "none"."""
 
     kind: str = "none"
     gain: torch.Tensor | None = None

@@ -51,9 +51,8 @@ def check_step(
 
 
 def rows(t: torch.Tensor) -> torch.Tensor:
-    """Return t [batch, seq, width] with stride 1 in width and one stride between tokens of all rows; copy if needed.
-
-    A slice of a projection has such strides and is not copied."""
+    """Return t [batch, seq, width] with stride 1 in width and one stride between tokens of all rows; copy if needed. A
+    slice of a projection has such strides and is not copied."""
     even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
     return t if even else t.contiguous()
 

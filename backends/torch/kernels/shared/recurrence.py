@@ -36,8 +36,7 @@ def softplus(x):
 
 @jit
 def advance(state, power, into, step, driven, out, skip, present, at, mask):
-    """Store the state after a token, h = 2^power h + into (step · driven)ᵀ, at offsets `at`; return hᵀ out + skip ·
-    driven."""
+    """Store the new state h = 2^power h + into (step · driven)ᵀ at offsets `at`; return hᵀ out + skip · driven."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]
     tl.debug_barrier()  # `present` may overwrite the old state, which several warps read: wait until all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)

@@ -33,8 +33,7 @@ def per_split(keys, splits, LEAST: tl.constexpr):
 
 @jit
 def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """Return the first row and the number of rows of block `group`, where every GROUP rows are split into blocks of
-    TAKEN."""
+    """Return the first row and the row count of block `group`, if every GROUP rows are in blocks of TAKEN."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -42,8 +41,7 @@ def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
 
 @jit
 def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Merge the partial sums of `splits` splits, STEP at a time; return softmax(scores) v, f32 [r, c], for `row` [r]
-    and `column` [c].
+    """Merge partial sums of `splits` splits, STEP at a time, into softmax(scores) v, f32 [r, c] at `row` and `column`.
 
     Rows and columns outside of ROWS and WIDTH are 0.
     """
@@ -75,8 +73,7 @@ def merge_inside(
     out, partial, state, ticket, splits, rows,
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial sums of a group into `out` [rows, WIDTH], if this program is the last of its group to
-    finish."""
+    """Merge the partial sums of a group into `out` [rows, WIDTH], if this is the last program of the group."""
     if is_last(ticket, splits):
         row = tl.arange(0, ROWS)
         for start in range(0, WIDTH, COLUMNS):
@@ -145,8 +142,7 @@ def merge_kernel(
 
 
 def merging(rows: int, width: int) -> dict[str, int]:
-    """Return the constants of the merge of `rows` rows of `width` columns (powers of 2): columns and splits at a
-    time."""
+    """Return the constants of a merge of `rows` rows of `width` columns (powers of 2)."""
     columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
@@ -158,9 +154,8 @@ def count(x: torch.Tensor, groups: int, most: int) -> int:
 
 
 def shared_by(groups: int, processors: int) -> int:
-    """Return the number of splits per group that gives each of `processors` multiprocessors two programs or more.
-
-    No program should wait for another one to end, so it is one less where more programs than are RESIDENT would start.
+    """Return the number of splits per group that gives each of `processors` multiprocessors two programs or more. No
+    program should wait for another one to end, so it is one less where more programs than are RESIDENT would start.
     From 16 on it is a multiple of 16, as splits are merged 16 at a time."""
     splits = -(-PROGRAMS * processors // groups)
     if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:

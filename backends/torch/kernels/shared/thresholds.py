@@ -32,10 +32,9 @@ def weights(x, largest, temperature):
 
 @jit
 def read(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
-    """Return tokens, weights and keys of CHUNK candidates from index `begin`, and a mask of those to keep.
-
-    Kept are candidates with a weight of at least `min_p` whose key is above `least`, or equal to it with a token up to
-    `last`. Without `tokens`, token ids are indices."""
+    """Return tokens, weights and keys of CHUNK candidates from index `begin`, and a mask of those to keep. Kept are
+    candidates with a weight of at least `min_p` whose key is above `least`, or equal to it with a token up to `last`.
+    Without `tokens`, token ids are indices."""
     i = begin + tl.arange(0, CHUNK)
     x = tl.load(values + i, mask=i < count, other=float("-inf"), cache_modifier=".cg")
     token = i
@@ -51,8 +50,7 @@ def search(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest key such that candidates at or above it weigh at least `target`, and the weight above that
-    key.
+    """Return the largest key such that candidates from it on weigh at least `target`, and the weight above it.
 
     Keys are those of `ordered`. With BY_TOKEN, keys are −token, and the weight must exceed `target`. The candidates are
     those that `read` keeps; each weighs 1 if ALIKE, else its weight. With both, only candidates with the key `least`
