@@ -27,11 +27,11 @@ from .shared.launch import (
 from .shared.thresholds import LOWEST, NEAR, TOKENS, number_of, search, total, weights
 from .shared.tickets import counters, is_last
 
-BLOCK = 2048  # logits per program
-PARTS = 16  # of a block, whose maxima bound the k-th largest logit
-CHUNK = 512  # candidates that the last program reads at a time
-TICKETS = 3  # counters per row
-WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are not finite, reported as tokens -1, -2, -3
+BLOCK = 2048  # logits of a program
+PARTS = 16  # into which it cuts them to find a bound on the k-th largest
+CHUNK = 512  # candidates that the last program weighs at a time
+TICKETS = 3  # counters of a row
+WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are no numbers, for which the tokens -1, -2, -3 stand
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -157,7 +157,7 @@ def scan_kernel(
             temperature, top_k, top_p, min_p, DRAW, FILTER, BLOCK, PARTS, PLACES, CHUNK,
         )  # fmt: skip
         if FILTER:
-            tl.store(tops + row * blocks, largest)  # now the largest of all blocks
+            tl.store(tops + row * blocks, largest)  # of all blocks
         else:
             told(token, largest, row, chosen, ids, positions, active)
 
@@ -197,7 +197,7 @@ def keep_kernel(
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
-    gathered = tickets + 2 * rows + row  # counter of gathered candidates of a row
+    gathered = tickets + 2 * rows + row  # counts what is gathered of a row
     values += row * vocab
     tokens += row * vocab
     n = block * BLOCK + tl.arange(0, BLOCK)
@@ -321,7 +321,7 @@ def _by_sorting(
         near = (weight > 0) & (falling > -80)
         sums = torch.zeros_like(weight).scatter(-1, order, weight).cumsum(-1, dtype=torch.float64)
         aim = uniforms.gather(1, spent.clamp(max=uniforms.shape[1] - 1)) * sums[:, -1:]
-        last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # the last with weight: rounding may overshoot it
+        last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # of those that can be drawn: rounding may lead on
         token = torch.minimum(torch.searchsorted(sums, aim, right=True), last)
         spent += near.sum(-1, keepdim=True) > 1
     wrong = torch.where(largest.isnan(), -1, torch.where(largest > 0, -2, -3))

@@ -15,7 +15,7 @@ from .shared.activation import ACTIVATIONS, activate, check_activation
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.operands import check_step, contiguous, refusal, side_by_side
 
-BLOCK = 128  # channels per program
+BLOCK = 128  # channels of a program
 
 
 @jit
@@ -37,7 +37,7 @@ def _conv_kernel(
     before = tl.load(past_ptr + state, mask=mine[:, None] & (tap < WIDTH - 1), other=0.0)
     x = tl.load(x_ptr + batch * x_row + at, mask=mine[:, None], other=0.0)
     seen = tl.where(tap < WIDTH - 1, before, x.to(before.dtype))
-    tl.debug_barrier()  # past and present may be the same tensor: read everything before writing
+    tl.debug_barrier()  # past may be present: all is read before anything is written
     tl.store(present_ptr + state - CHANNELS, seen, mask=mine[:, None] & (tap > 0) & (tap < WIDTH))
     y += tl.sum(tl.where(tap < WIDTH - 1, before.to(tl.float32), x.to(tl.float32)) * weight, axis=1)
     y = activate(y, ACTIVATION).to(y_ptr.dtype.element_ty)

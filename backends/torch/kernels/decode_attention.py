@@ -29,7 +29,7 @@ from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
-WIDEST = 1536  # elements of a key and its value, padded, that fit in shared memory
+WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
 MOST_QUERIES = 16  # tokens of a row that the kernel takes at once, as in speculative decoding
 STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a multiprocessor, two stages each
 
@@ -88,7 +88,7 @@ def decode_kernel(
         slope = base2(tl.load(slopes + head, real, other=0.0))
     if k_scale is not None:
         scale *= tl.load(k_scale + kv_head)
-        if query.dtype == tl.bfloat16:  # the hardware converts FP8 to fp16, which is exact
+        if query.dtype == tl.bfloat16:  # the hardware takes floats of 8 bits to fp16, which holds all of them
             query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     if INTERP:
         query = query.to(tl.float32)

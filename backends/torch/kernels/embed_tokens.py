@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .shared import operands
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 
-BLOCK = 512  # elements of x per program
+BLOCK = 512  # numbers, or pairs, of a program
 MOST_TABLES = 2
 
 

@@ -19,8 +19,8 @@ from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
-HEADS = 64  # per program at most
-WIDEST = 512  # largest rank: sums of 64 heads then take half of the registers of 8 warps
+HEADS = 64  # that a program takes at most
+WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warps
 
 
 @jit

@@ -29,7 +29,7 @@ from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rotary import element, turned
 
-NUMBERS = 8192  # elements of the up-projection per block for 16-bit weights; half of that for fp32
+NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
 WARPS = 4
 
 
@@ -131,7 +131,7 @@ def latent_qk(
         raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
     if cache.stride()[2:] != (width, 1):
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
-    heads = (q.shape[-1] - len(weight)) // rope  # q has `rope` elements per head besides the rows of weight
+    heads = (q.shape[-1] - len(weight)) // rope  # a query has `rope` numbers beside those that weight has rows for
     if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
         raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
     if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):

@@ -23,9 +23,9 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import MOST, rates, softplus, store_normed
 from .shared.tickets import counters, is_last
 
-WIDTH = 32  # columns of the state per block
-TILE = 8192  # elements of the state per block: with longer keys it has fewer columns
-MOST_KEYS = 1024  # rows of the state: with more, a row of a block is shorter than a memory sector
+WIDTH = 32  # columns of the state that a block has
+TILE = 8192  # numbers of the state that a block has: with longer keys it has fewer columns
+MOST_KEYS = 1024  # rows of the state: with more, a block has too few columns for whole sectors of memory
 WARPS = 4
 
 
@@ -88,7 +88,7 @@ def matrix_step_kernel(
         written = share * (written - tl.sum(state * key[:, None], axis=0))
     state += key[:, None] * written[None, :]
     made = tl.sum(state * scaled(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
-    tl.debug_barrier()  # `present` may overwrite the old state, which several warps read: wait until all have read it
+    tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
@@ -259,7 +259,7 @@ reference = partial(matrix_step, kernel=False)
 
 def _sizes(heads: int, groups: int, keys: int, width: int, by_key: bool, norm_groups: int) -> dict[str, int]:
     rows, normed = power_of_2(keys), heads // norm_groups
-    most = WIDTH // 2 if width % 4 else WIDTH  # unaligned rows load elementwise, with an address in a register for each
+    most = WIDTH // 2 if width % 4 else WIDTH  # odd rows come number by number, with an address in a register for each
     columns = min(most, power_of_2(width), TILE // rows)
     sizes = {"KEYS": keys, "WIDTH": width, "SHARE": heads // groups, "BY_KEY": by_key, "NORMED": normed}
     return sizes | {"BLOCK_N": rows, "BLOCK_P": columns, "BLOCK": min(MOST, power_of_2(normed * width))}

@@ -81,12 +81,12 @@ def _close_kernel(
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
-    expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # L1 may hold stale choices
+    expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
     some = weights_at(down, expert * N + rows, k, K, K)
     wait(PDL)
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for step in range(CHOICES * each):
-        ahead = tl.minimum(step + 1, CHOICES * each - 1)  # prefetch the next step's weights; none after the last
+        ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
         at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
         more = weights_at(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
         slot, at = first + step // each, k + step % each * BLOCK_K

@@ -22,8 +22,8 @@ from .shared.norm import Norm
 from .shared.operands import power_of_2
 from .shared.tickets import counters, is_last
 
-LEAST_ROWS = 32  # of an expert's weight per block, so a ticket counter has at least 32 outputs
-ADDED = 4096  # elements that the last block sums at a time
+LEAST_ROWS = 32  # of a stack that a block multiplies; as many outputs at least have one counter
+ADDED = 4096  # numbers that the last block adds up at a time
 MOST_TOKENS = 512
 
 
@@ -73,7 +73,7 @@ def grouped_close_kernel(
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
     count = count_of(chosen, expert, slots, AT_ONCE)
-    if PDL:  # noqa: SIM102 - decided at compile time
+    if PDL:  # noqa: SIM102 - decided when it is compiled
         if count > 0:
             prefetch_rows(down, row, K, 0, K, 2 * BLOCK_K)
     wait(PDL)

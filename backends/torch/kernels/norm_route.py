@@ -18,7 +18,7 @@ from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
 
-AT_ONCE = 1024  # logits per warp that the last block holds in registers
+AT_ONCE = 1024  # logits that each warp of the last block has in registers
 
 
 @jit

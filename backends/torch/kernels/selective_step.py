@@ -22,8 +22,8 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import advance, rates, silu_gated, softplus
 from .shared.rows import linear
 
-CHANNELS = 32  # per block; half of that if there would be too few blocks
-RANKS = 256  # columns of the projection of Δ per step
+CHANNELS = 32  # of a block, half of that where they make too few blocks
+RANKS = 256  # columns of the projection that a block takes at a time
 WARPS = 4
 
 

@@ -20,7 +20,7 @@ from .shared.operands import check_step, contiguous, power_of_2, row_stride, sid
 from .shared.recurrence import MOST, advance, rates, silu_gated, softplus, store_normed
 from .shared.tickets import counters, is_last
 
-WIDTH = 32  # columns of the state per block
+WIDTH = 32  # columns of the state that a block has
 WARPS = 4
 
 

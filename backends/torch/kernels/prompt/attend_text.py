@@ -61,7 +61,7 @@ def attend_text(
     mask: torch.Tensor | None = None
     if start > 0:
         if q.is_cuda:
-            mask = causal_lower_right(seq, end)  # the only mask that flash attention supports
+            mask = causal_lower_right(seq, end)  # flash attention takes no other
         else:
             at = torch.arange(end, device=q.device)
             mask = at[start:, None] >= at

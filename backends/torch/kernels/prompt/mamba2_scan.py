@@ -25,7 +25,7 @@ MOST_STATES, MOST_WIDTH = 256, 128
 
 @jit
 def _dot(a, b, INTERP: tl.constexpr):
-    if INTERP:  # bf16 products are wrong in the interpreter
+    if INTERP:  # products of bf16 are wrong there
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")
 
@@ -87,7 +87,7 @@ def _start_kernel(
     end, whole = tl.load(ends_ptr + at * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + at)
     for part in range(parts):
         to = ends_ptr + (at + part * heads) * SIZE + cell
-        ahead = at + tl.minimum(part + 1, parts - 1) * heads  # load one chunk ahead
+        ahead = at + tl.minimum(part + 1, parts - 1) * heads  # read ahead by one chunk
         next_end, next_whole = tl.load(ends_ptr + ahead * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + ahead)
         tl.store(to, state, mask=mine)
         state = tl.exp2(whole) * state + end

@@ -20,8 +20,8 @@ from ..shared import operands
 from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import contiguous, rows
 
-PROGRAMS = 1056  # warps that 132 multiprocessors run at once: a prompt is split into chunks to reach this number
-SHORTEST = 64  # tokens of a chunk: for shorter chunks the second pass over the tokens costs more than it gains
+PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
+SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
 MOST_STATES = 64  # more do not fit in the registers of a warp
 
 
@@ -56,7 +56,7 @@ def _end_kernel(
     b = _load(b_ptr, first, b_row, n, known)
     state, total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
     for t in range(chunk):
-        row = first + tl.minimum(t + 1, chunk - 1)  # load one token ahead
+        row = first + tl.minimum(t + 1, chunk - 1)  # read ahead by one token
         next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
         next_b = _load(b_ptr, row, b_row, n, known)
         state = _advance(state, a, step, x, b)

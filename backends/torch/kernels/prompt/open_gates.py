@@ -11,7 +11,7 @@ from ..shared.activation import check_activation, gated, open_gate
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS, COLUMNS = 4, 1024  # per program
+ROWS, COLUMNS = 4, 1024  # of a program
 
 
 @jit

@@ -18,7 +18,7 @@ from ..shared.norm import NO_NORM, Norm
 from ..shared.operands import gradient_refusal, power_of_2
 from ..shared.rotary import angles, element, turned
 
-NUMBERS = 2048  # elements per program
+NUMBERS = 2048  # of a program
 
 
 @jit

@@ -15,7 +15,7 @@ from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS = 8  # per program
+ROWS = 8  # of a program
 STEP = 128  # columns at a time
 
 

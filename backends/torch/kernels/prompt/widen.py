@@ -13,7 +13,7 @@ from ..shared.float8 import FLOAT8, power_of_byte, two_floats, two_small_floats,
 from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
-ROWS, CHUNKS = 32, 2  # per program
+ROWS, CHUNKS = 32, 2  # of a program
 
 
 @jit
@@ -26,7 +26,7 @@ def widen_kernel(
     wait(PDL)
     CHUNK: tl.constexpr = 512 // BITS
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # FP4
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
     HALF: tl.constexpr = tl.float16 if y.dtype.element_ty == tl.float16 else tl.bfloat16
     ADDED: tl.constexpr = 1024 if tl.float16 == HALF else 128
     EXPONENT: tl.constexpr = 0x6400 if tl.float16 == HALF else 0x4300

@@ -31,8 +31,8 @@ from ..shared.launch import (
 )
 from ..shared.operands import gradient_refusal, power_of_2
 
-WIDEST = 256  # elements of a key or value with 2 bytes each; half of that with 4 bytes
-MARGIN = 2048  # bytes of shared memory besides the tiles
+WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
+MARGIN = 2048  # bytes of shared memory for all but tiles
 
 
 @jit
@@ -56,7 +56,7 @@ def through(
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
         if MASKED:
-            newest = distance - start  # index in this tile of the newest visible key of each query
+            newest = distance - start  # numbers of keys of this tile
             seen = (n[None, :] <= newest[:, None]) & (n < hi - start)[None, :]
             if WINDOW > 0:
                 seen &= n[None, :] > newest[:, None] - WINDOW
@@ -167,7 +167,7 @@ def window_attention(
         raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
     queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
-    known = min(keys, start + queries - shift)  # slots after the last query may be uninitialized
+    known = min(keys, start + queries - shift)  # what is behind the last query may never have been written
     if known < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
         key = torch.arange(keys, device=k.device)
         if first_key is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from .launch import capability, jit, tl
 from .operands import learns as learns
 
-HOPPER = 227 * 1024  # bytes of shared memory that a program may use on Hopper
+HOPPER = 227 * 1024  # bytes of shared memory that a program may have there
 
 
 @jit
@@ -37,7 +37,7 @@ def mixed_in(m, total, acc, score, value):
     score, `total` the sum of weights, acc [rows, dv] the weighted sum of values. `score` [rows, keys] is in base 2, −∞
     for masked keys; `value` is [keys, dv]."""
     higher = tl.maximum(m, tl.max(score, 1))
-    base = tl.where(higher == -float("inf"), 0.0, higher)  # −∞ − (−∞) is NaN in rows without a visible key so far
+    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing
     weight = tl.exp2(score - base[:, None])
     old = tl.exp2(m - base)
     acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")

@@ -138,7 +138,7 @@ def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolli
             cache[0, :, only] = new[0]
         return
     inside = (slot >= 0) & (slot < capacity)
-    everywhere = not cache.is_cuda and bool(inside.all())  # on a GPU, `all` would force a synchronization
+    everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
     row = torch.arange(len(slot), device=cache.device) // (len(slot) // len(cache))
     slot, new = slot.clamp(0, capacity - 1), new.to(cache.dtype)
     cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])

@@ -42,8 +42,8 @@ from .float8 import (
 )
 from .launch import INTERPRETER, constant, jit, tl
 
-WORDS = 16  # of 32 bits in a chunk
-TILE = 32  # codes per MMA step; group sizes are multiples of it
+WORDS = 16  # in a chunk
+TILE = 32  # codes that a product takes at a time; groups are multiples of it
 
 
 def chunk(bits: int) -> int:
@@ -58,7 +58,7 @@ def words(width: int, bits: int) -> int:
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     """Unpack `packed` [out, words] into codes [out, width], i32; the module describes the packing."""
-    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two per word
+    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
 
@@ -122,7 +122,7 @@ def code_products(
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # FP4
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
     SHORT: tl.constexpr = SMALL and GROUP == 16
     DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
     # Weights are multiplied by their scales before they are summed: for groups of 16, shorter than a tile, and where
@@ -133,10 +133,10 @@ def code_products(
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # sums of x would cost more than subtracting from codes
+    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PLANES: tl.constexpr = 2 if BITS == 8 and not FLOATS else 1
-    COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is repeated: an MMA has 8 columns at least
+    COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
     from_words = (
@@ -175,7 +175,7 @@ def code_products(
                         exact = (exact - mean) * rstd
                     v = scaled(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
                     if NORM == "layer":
-                        v = tl.where(there[None, :], v, 0.0)  # padding codes (0) do not decode to 0
+                        v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
                 if FLOATS:
                     numbers = two_floats(some, t, DTYPE)
                 elif SHORT:
@@ -318,7 +318,7 @@ class Codes:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:
-        return self.packed.shape[0]  # `len` of a tensor is a slow Python method
+        return self.packed.shape[0]  # `len` of a tensor is Python
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from .dots import operand
 from .launch import INTERPRETER, constant, fixed, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
-FLOAT4 = torch.uint8  # dtype that marks packed FP4: the bytes of words; packed integers are int32
-SHORT = 16  # group size of nvfp4; other group sizes are multiples of a tile
+FLOAT4 = torch.uint8  # the type that tells codes of floats of 4 bits from integers: the bytes of words
+SHORT = 16  # group of nvfp4; others are multiples of a tile
 LARGEST = 448.0
 _LARGEST = fixed(LARGEST)
 
@@ -46,7 +46,7 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
         signs = shifted & -0x7FFF8000
         if tl.float16 == DTYPE:
             both = signs | ((shifted >> 1) & 0x3F803F80)
-        else:  # the interpreter flushes subnormals of bf16 to 0
+        else:  # it takes the smallest of bf16 for 0
             both = signs | ((shifted >> 4) & 0x07F007F0)
             low = (both << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
             high = (both & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -83,7 +83,7 @@ def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
             both = signs | (rest << 9)
             low = both.to(tl.int16).to(DTYPE, bitcast=True)
             high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-        else:  # the interpreter flushes subnormals of bf16 to 0
+        else:  # it takes the smallest of bf16 for 0
             both = signs | (rest << 6)
             low = (both << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
             high = (both & -0x10000).to(tl.float32, bitcast=True) * 8.507059173023462e37
@@ -120,7 +120,7 @@ def power_of_byte(x):
 def nearest(x):
     """Round x, fp32, to the nearest FP8 value, ties to even; clamp to ±448."""
     x = tl.clamp(x, -_LARGEST, _LARGEST)
-    if INTERPRETER:  # the interpreter loses the carry of a fraction that is rounded up to the next power of 2
+    if INTERPRETER:  # it loses the carry of a fraction that is rounded up to the next power of 2
         bits = x.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
         x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)

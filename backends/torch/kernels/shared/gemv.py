@@ -25,10 +25,10 @@ from .norm import Norm
 from .operands import gradient_refusal, power_of_2
 
 PROCESSORS = 132  # streaming multiprocessors of an H200
-MOST_ROWS = 64  # of x; with more rows (prefill) the GEMMs of libraries are faster
-DOT_ROWS = 4  # rows of x from which tensor cores are used
+MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
+DOT_ROWS = 4  # from so many on tensor cores multiply
 STAGED = 108 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
-ON_THE_WAY = 40 * 1024  # bytes of weights in flight per multiprocessor that hide the latency: 5 TB/s for 1 µs
+ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked for, to wait for none: 5 TB/s for 1 µs
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,18 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
     For 16 or 32 rows of x a warp takes 64 rows of W if W has enough rows and registers suffice: x and its norm are then
     prepared half as often.
     """
-    many = group < 64 and bits == 4  # many scales: the tile of one row of x would run out of registers
+    many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
     batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
     held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
     double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
     rows = 256 if double else rows
-    if small and group == SHORT and batch < 16:  # with two warps, Triton 3.6 spills registers
+    if small and group == SHORT and batch < 16:  # two warps would spill registers under Triton 3.6
         rows = 32
     step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
     if group % TILE and not (small and group == SHORT):
-        group = -(-group // step) * step  # one group of all columns, whose count need not be a multiple of TILE
+        group = -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // (64 if double else 32), stages, bits, group, inputs % step == 0)
 
@@ -167,7 +167,7 @@ def few_rows(x: torch.Tensor) -> bool | None:
 
 def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     """Return the reason why these kernels cannot take x [..., in] and `others`, in a few words; None if they can."""
-    if not x.is_cuda and (reason := launch.refusal(x)):  # first: on a CPU each call of torch takes a microsecond
+    if not x.is_cuda and (reason := launch.refusal(x)):  # at once: on a CPU a call of torch takes a microsecond
         return reason
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]

@@ -11,7 +11,7 @@ import torch
 from . import operands
 from .launch import jit, options, tl, triton, uses_torch
 
-MOST = 8192  # elements that the last block of a norm reads at a time
+MOST = 8192  # numbers that the last block of a norm takes at a time
 
 
 def rates(a_log: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def softplus(x):
 def advance(state, power, into, step, driven, out, skip, present, at, mask):
     """Store the new state h = 2^power h + into (step · driven)ᵀ at offsets `at`; return hᵀ out + skip · driven."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]
-    tl.debug_barrier()  # `present` may overwrite the old state, which several warps read: wait until all have read it
+    tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)
     return tl.sum(state * out[:, None], axis=0) + skip * driven
 

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .codes import Codes
 from .operands import learns
 
-MOST_ROWS = 8  # of x; for more rows, a blocked GEMM on a CPU (tensor cores on a GPU) is faster
+MOST_ROWS = 8  # of x; for more, on a GPU tensor cores are due, and on a CPU blocks of a product
 DTYPES = (torch.float32, torch.bfloat16)
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> (its version, the packed form)
 

@@ -18,11 +18,11 @@ from .operands import power_of_2
 from .tickets import counters, is_last
 
 MOST = 256  # splits
-PROGRAMS = 2  # per multiprocessor, where they fit: the loads of one overlap the arithmetic of the other
+PROGRAMS = 2  # per multiprocessor, where they fit: loads of one pass the time of another's arithmetic
 RESIDENT = 3  # programs that a multiprocessor runs at once
-INTERPRETED = 3  # multiprocessors of the device that the interpreter simulates
+INTERPRETED = 3  # multiprocessors of the device that the interpreter plays
 INSIDE = 128 * 1024  # bytes of partial sums that one program merges in the time of a launch
-MERGED = 8192  # values that a program merges at a time: 64 registers in each of 128 threads
+MERGED = 8192  # numbers that a program merges at a time: 64 registers of each of 128 threads
 
 
 @jit

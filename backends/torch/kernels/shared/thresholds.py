@@ -10,10 +10,10 @@ import math
 
 from .launch import fixed, jit, tl
 
-LOWEST = fixed(-(1 << 40))  # below the keys of all floats
-NEAR = fixed(math.exp(-80))  # a token of less weight is not counted as a possible next token
-FAR = fixed(200)  # a score lower than the largest by this has weight 0
-TOKENS = 1 << 20  # larger than every token id
+LOWEST = fixed(-(1 << 40))  # below the keys of all numbers
+NEAR = fixed(math.exp(-80))  # a token that weighs less does not count as one that can follow
+FAR = fixed(200)  # scores that are lower by this weigh nothing
+TOKENS = 1 << 20  # more than every token
 
 
 @jit
