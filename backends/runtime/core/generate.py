@@ -189,11 +189,8 @@ class Generator:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> Answer:
-        """Return a new answer for a `Batch` (see `batching`).
-
-        Arguments are those of `generate` and `Answer`; `row` is its number among the answers that share a seed. Raises
-        as `generate` does.
-        """
+        """Return a new answer for a `Batch` (see `batching`), with the arguments and errors of `generate` and `Answer`;
+        `row` is its number among the answers that share a seed."""
         return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
 
     def _start(

@@ -30,9 +30,8 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n]. `first` is the
-    position of the first token if all rows have the same positions: on a GPU the mask is then the causal bias that
-    flash attention supports."""
+    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n]; on a GPU a causal
+    bias for flash attention, given the position `first` of the first token where all rows have the same positions."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -55,8 +54,7 @@ class KVCache:
         self.v = like.new_zeros(batch, heads, capacity, value_width)
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width] at `positions`. Return cached keys and values up to the mask's length;
-        without a mask, only the new ones."""
+        """Write k, v [batch, heads, seq, width]; return all up to the length of `mask`, or only these without one."""
         write_slots(self.k, k, positions)
         write_slots(self.v, v, positions)
         if mask is None:
