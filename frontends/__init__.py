@@ -1,6 +1,6 @@
 """Sources of graphs: the DSL and its presets, Hugging Face folders, GGUF files, and the command line.
 
-Never here: rewrites, lowerings, anything a target decides; a model family is a table here, not a class.
+Not here: rewrites, lowerings and any choice of a target. A model family is a table here, not a class.
 """
 
 import importlib

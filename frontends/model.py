@@ -1,4 +1,4 @@
-"""A model: a graph with its weights, and where it comes from."""
+"""The `Model`: a graph with its weights and a record of its source."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model(Displayable):
-    """A graph and where it comes from.
+    """A graph with its weights, and the source that it was read from.
 
-    `spec` and `seed` are what it was asked for by. `settings` are those of a family's table, as long as the graph
-    computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are
-    checkpoint keys that nothing reads, `ignored` those known to be useless, and `idle` those of
-    these that an export keeps, as transformers asks for them; `left_out` are all parts of the source that the graph has
-    not, and `without` the names of those that were accepted although they change numbers. `files` are what it was read
-    from, `stamps` tell whether they are still the same. `random_init`: the weights are the declared random
-    initialization, not a checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record
-    that a model folder has of what was before. `notes` are what a user should know of how it was read. `adapters` are
-    the folders of PEFT adapters that are merged into the weights; `files` has their files too. `family` is the one that
-    a folder was read as, where that is not what its config says.
+    `spec` and `seed` are the arguments that requested it, `files` the files it was read from (those of `adapters`
+    included), `stamps` their state at that time. `settings` describe the architecture and hold only while the graph
+    still computes it. `tokenizer` writes the tokenizer's files into a folder. `unread` are checkpoint keys that nothing
+    reads, `ignored` keys known to be useless, `idle` those of the ignored that an export keeps because transformers
+    asks for them. `left_out` are the parts of the source that the graph lacks, `without` the names of those that the
+    user accepted although they change the outputs. `random_init` states that the weights are the declared random
+    initialization, not a checkpoint's. `pipeline` lists the passes applied since the graph was read, `provenance` is
+    the record of a model folder about earlier steps. `notes` are remarks for the user about the reading. `adapters` are
+    the folders of the PEFT adapters merged into the weights. `family` is the family that a folder was read as if it
+    differs from its config's.
     """
 
     graph: Graph
@@ -60,11 +60,10 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return what a user should know of how it was read and of what is left out.
+        """Return remarks for the user: the notes of the reading, then a line per part that is left out.
 
         Raises:
-            WeftError: if `strict`, and a part is left out without which it computes something else, unless `without`
-                accepts it.
+                WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
         """
         from .models.left_out import accept
 
@@ -72,11 +71,11 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
+        """Return the SHA-256 of every file of the model, by file name; reading stops once `abandoned()` is true."""
         return {self._label(path): sha256(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
-        """Check that the files are those that the graph was read from; to be asked when its weights have been read.
+        """Check that the files have not changed since the graph was read; call it after the weights have been read.
 
         Raises:
             WeftError: naming the first file that was written to, replaced or removed since.
@@ -84,19 +83,19 @@ class Model(Displayable):
         check_unchanged(self.stamps)
 
     def origin(self, format: str) -> Path | None:
-        """The checkpoint that the graph reads, if it is of that `format` (safetensors, gguf) and still there."""
+        """Return the path of the graph's checkpoint if it has this `format` (safetensors, gguf) and still exists."""
         source = self.graph.meta.get("source")
         path = Path(source["path"]) if isinstance(source, Mapping) and source.get("format") == format else None
         return path if path is not None and path.exists() else None
 
     def _label(self, path: Path) -> str:
-        """The name of one of the `files` in records: those of adapters share theirs."""
-        at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
-        return path.name if at is None or not path.name.startswith("adapter_") else f"adapter{at}/{path.name}"
+        """Return the name of a file in records; files of adapters are called `adapter0/…`, as their names repeat."""
+        adapter = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
+        return path.name if adapter is None or not path.name.startswith("adapter_") else f"adapter{adapter}/{path.name}"
 
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
+    """Return the token ids of each string in `texts`, by the tokenizer whose files `write` writes into a folder."""
     from weft.backends.runtime.text.tokenizer import Tokenizer
 
     with scratch_folder() as folder:
@@ -106,10 +105,10 @@ def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[
 
 
 class Architecture(Protocol):
-    """An object that makes a graph: a `Decoder`, an `Encoder`, an `EncoderDecoder`, or one of your own."""
+    """An object that builds a graph: a `Decoder`, an `Encoder`, an `EncoderDecoder`, or a class of your own."""
 
     def graph(self, *, seed: int = 0, name: str = "") -> Graph:
-        """The graph called `name`, its parameters initialized with `seed`."""
+        """Return the graph called `name`, its parameters initialized with `seed`."""
 
 
-SourceLike: TypeAlias = str | Path | Model | Graph | Architecture  # what `load_source` takes
+SourceLike: TypeAlias = str | Path | Model | Graph | Architecture  # the sources that `load_source` accepts

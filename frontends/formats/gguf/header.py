@@ -30,7 +30,7 @@ MAX_DIMS = 4
 MAX_NESTING = 4  # of arrays in arrays; deeper ones are garbage
 MAX_VALUES = 1 << 24  # in all metadata; Python takes up to 60 times the bytes that a value has in the file
 MAX_TENSORS = 1 << 20
-# Scalar value types of the specification, by number.
+# Scalar value types of the specification, by their number there.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
@@ -120,9 +120,9 @@ class _Parser:
     ) -> TensorInfo:
         dtype = storage_types().get(ggml_type)
         if dtype is None:
-            known = ", ".join(t.name.upper() for t in storage_types().values())
+            supported = ", ".join(t.name.upper() for t in storage_types().values())
             raise self.bad(
-                f"stores tensor {name} as {type_name(ggml_type)}, which weft cannot decode; it knows {known}"
+                f"stores tensor {name} as {type_name(ggml_type)}, which weft cannot decode; it decodes {supported}"
             )
         if shape[-1] % dtype.block:
             raise self.bad(
@@ -141,8 +141,8 @@ class _Parser:
             )
         return TensorInfo(name, shape, dtype, ggml_type, start + offset, nbytes)
 
-    def entry(self, what: str) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string(f"the name of {what}")
+    def entry(self, label: str) -> tuple[str, tuple[int, ...], int, int]:
+        name = self.string(f"the name of {label}")
         n_dims = self.number("I", f"the rank of {name}")
         if n_dims > MAX_DIMS:
             raise self.bad(f"gives tensor {name} {n_dims} dimensions; ggml has at most {MAX_DIMS}")
@@ -151,68 +151,68 @@ class _Parser:
         return name, shape, self.number("I", f"the type of {name}"), self.number("Q", f"the offset of {name}")
 
     def count(self, values: int) -> None:
-        """Note that so many `values` more are read."""
+        """Count `values` more metadata values, and raise WeftError above the limit."""
         self.values += values
         if self.values > MAX_VALUES:
             raise self.bad(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
 
-    def value(self, kind: int, what: str, depth: int = 0) -> Any:
+    def value(self, kind: int, label: str, depth: int = 0) -> Any:
         self.count(1)
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], what)
+            return self.number(_SCALARS[kind], label)
         if kind == _STRING:
-            return self.string(what)
+            return self.string(label)
         if kind != _ARRAY or depth >= MAX_NESTING:
-            raise self.bad(f"has {what} of unknown value type {kind}")
-        kind, count = self.number("I", what), self.number("Q", what)
+            raise self.bad(f"has {label} of unknown value type {kind}")
+        kind, count = self.number("I", label), self.number("Q", label)
         if kind == _STRING:
-            return self.strings(count, what)
+            return self.strings(count, label)
         if kind not in _SCALARS:
-            return [self.value(kind, what, depth + 1) for _ in range(count)]
+            return [self.value(kind, label, depth + 1) for _ in range(count)]
         # Scalars are read in one piece: scores and token types have one for every token.
         code = np.dtype("<" + _SCALARS[kind] if kind != _BOOL else np.bool_)
-        raw = self.take(count * code.itemsize, what)
+        raw = self.take(count * code.itemsize, label)
         self.count(count)
         return np.frombuffer(raw, code).tolist()
 
-    def strings(self, count: int, what: str) -> list[str]:
-        """An array of strings; vocabularies and merges have 100,000 of them."""
-        found: list[str] = []
-        read, length_of, left = self.file.read, _FORMS["Q"], self.size - self.at
+    def strings(self, count: int, label: str) -> list[str]:
+        """Read an array of strings in one loop: vocabularies and merges have 100,000 of them."""
+        strings: list[str] = []
+        read, length_of, remaining = self.file.read, _FORMS["Q"], self.size - self.at
         for _ in range(min(count, MAX_VALUES - self.values)):
             head = read(8)
-            length = length_of(head)[0] if len(head) == 8 else left
-            if 8 + length > left or len(raw := read(length)) < length:
+            length = length_of(head)[0] if len(head) == 8 else remaining
+            if 8 + length > remaining or len(raw := read(length)) < length:
                 break
             try:
-                found.append(raw.decode())
+                strings.append(raw.decode())
             except UnicodeDecodeError:
                 break
-            left -= 8 + length
-        self.file.seek(self.size - left)
-        self.at = self.size - left
-        self.count(len(found))
-        if len(found) < count:  # where one is not as it should be, it is told like any other
-            found += [self.value(_STRING, what) for _ in range(count - len(found))]
-        return found
+            remaining -= 8 + length
+        self.file.seek(self.size - remaining)
+        self.at = self.size - remaining
+        self.count(len(strings))
+        if len(strings) < count:  # read the unsound string by `value`, which reports its fault
+            strings += [self.value(_STRING, label) for _ in range(count - len(strings))]
+        return strings
 
-    def string(self, what: str) -> str:
-        raw = self.take(self.number("Q", what), what)
+    def string(self, label: str) -> str:
+        raw = self.take(self.number("Q", label), label)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.bad(f"has {what} that is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
+            raise self.bad(f"has {label} that is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
 
-    def number(self, code: str, what: str) -> Any:
+    def number(self, code: str, label: str) -> Any:
         form = _FORMS[code]
-        return form(self.take(_SIZES[code], what))[0]
+        return form(self.take(_SIZES[code], label))[0]
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, label: str) -> bytes:
         # A damaged count may be huge: compare it with the file before memory is taken.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
             raise self.bad(
-                f"is truncated or damaged: {what} needs {count} bytes at byte {self.at} but the file has {self.size}"
+                f"is truncated or damaged: {label} needs {count} bytes at byte {self.at} but the file has {self.size}"
             )
         self.at += count
         return raw
@@ -227,14 +227,14 @@ _SIZES = {code: Struct("<" + code).size for code in _FORMS}
 
 @cache
 def storage_types() -> dict[int, DType]:
-    """The ggml tensor types weft decodes: ggml's number of each -> dtype (those both sides have a name for)."""
+    """Return the dtypes of the ggml tensor types that weft decodes, by ggml's number of each."""
     from gguf.constants import GGMLQuantizationType
 
     return {t.value: dtypes.ALL[t.name.lower()] for t in GGMLQuantizationType if t.name.lower() in dtypes.ALL}
 
 
 def type_name(ggml_type: int) -> str:
-    """ggml's name of a tensor type, or its number where ggml has none."""
+    """Return ggml's name of a tensor type, or a phrase with its number if ggml has no name."""
     from gguf.constants import GGMLQuantizationType
 
     names = {t.value: t.name for t in GGMLQuantizationType}

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: its metadata picks a table, its tensors the rest."""
+"""Load a GGUF file as a model: its metadata selects a family's table, its tensors supply the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
 
-# What a tensor in a layer tells of it.
+# The tensor whose presence in a layer gives the layer this property.
 OF_LAYERS = {
     SPARSE: "ffn_gate_inp",
     RECURRENT: "ssm_in",
@@ -33,7 +33,7 @@ OF_LAYERS = {
     GATED: "ffn_gate",
 }
 
-# Keys of metadata outside of the architecture's, by what becomes of them.
+# Keys of metadata outside the architecture's, by their use.
 _KNOWN = {
     "is read": r"general\.(architecture|alignment|sampling\.(temp|top_k|top_p|min_p|penalty_repeat)) split\..+ "
     r"tokenizer\.ggml\.(model|pre|tokens|token_type|scores|merges|precompiled_charsmap|remove_extra_whitespaces) "
@@ -44,7 +44,7 @@ _KNOWN = {
     r"|quantization_version)(\..+)? (quantize\.)?imatrix\..+ mradermacher\..+",
     "is in the tensors": r"tokenizer\.ggml\.token_type_count",
     "is the same tokenizer for other engines": r"tokenizer\.huggingface\.json tokenizer\.rwkv\.world",
-    "is about pairs of texts, which no head here reads": r"tokenizer\.ggml\.add_sep_token",
+    "is about pairs of sequences, which no head here reads": r"tokenizer\.ggml\.add_sep_token",
 }
 _KNOWN_KEYS = re.compile("|".join(" ".join(_KNOWN.values()).split()))
 _SAMPLING = {
@@ -59,34 +59,34 @@ OF_TENSORS = (*OF_LAYERS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
 
 
 def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
-    """The model of the GGUF file at `path`, its parameters pointing at the weights.
+    """Read the model in the GGUF file at `path`; its parameters read the file's tensors on demand.
 
     Raises:
         WeftError: naming the file and the key or tensor that is missing, unsound or not supported.
     """
     reader = GGUFTensors(path)
-    name, known = reader.metadata.get("general.architecture"), architectures()
-    if not isinstance(name, str) or name not in known:
+    name, families = reader.metadata.get("general.architecture"), architectures()
+    if not isinstance(name, str) or name not in families:
         raise WeftError(
-            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(known))} from GGUF"
+            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(families))} from GGUF"
         )
     config = _config(reader, f"{name}.")
-    loaded = load(known[name], config, reader, str(path))
+    loaded = load(families[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored and FREQUENCIES not in config:
-        # The tensor holds divisors of the frequencies (Llama 3's scaling).
+        # The tensor has divisors of the frequencies (Llama 3's scaling).
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
     if config.get("nextn_predict_layers"):
         layers = range(loaded.settings.layers, loaded.settings.layers + config["nextn_predict_layers"])
-        further = tuple(f"blk.{i}." for i in layers)
-        loaded.ignored.extend(key for key in loaded.unread if key.startswith(further))
-        loaded.unread[:] = [key for key in loaded.unread if not key.startswith(further)]
+        prefixes = tuple(f"blk.{i}." for i in layers)
+        loaded.ignored.extend(key for key in loaded.unread if key.startswith(prefixes))
+        loaded.unread[:] = [key for key in loaded.unread if not key.startswith(prefixes)]
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
     if loaded.settings.kind == "encoder" and (pooling := config.get("pooling_type")) in (1, 2, 3):
         loaded.graph.meta["pooling"] = POOLINGS[pooling]
         del config["pooling_type"]
-    loaded.left_out[:] = [*_named(loaded, name, config), *_unread(reader.metadata, name)]
+    loaded.left_out[:] = [*_unread_parts(loaded, name, config), *_unread_metadata(reader.metadata, name)]
     ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),
@@ -104,36 +104,42 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     return reader, loaded
 
 
-def _named(loaded: Loaded, architecture: str, left: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the unread tensors of `loaded`, and its unread keys among `left`, with the prefix of the `architecture`.
+def _unread_parts(loaded: Loaded, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
+    """Yield the tensors of `loaded` that nothing reads, and its unread keys that are in `unread_keys`.
 
-    Keys that are not in the file were derived from the tensors. Those of RoPE mean nothing in a model without RoPE.
+    Key names get the prefix of the `architecture`. Keys that are not in the file were derived from the tensors. Keys of
+    RoPE mean nothing in a model without RoPE.
     """
     yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
     for part in loaded.left_out:
-        known = part.name in OF_TENSORS or part.name not in left or (part.name.startswith("rope.") and not rotates)
-        if part.kind == "key" and not known:
+        expected = (
+            part.name in OF_TENSORS or part.name not in unread_keys or (part.name.startswith("rope.") and not rotates)
+        )
+        if part.kind == "key" and not expected:
             yield replace(part, name=f"{architecture}.{part.name}")
 
 
-def _unread(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
-    """Yield the keys of `metadata` outside of those of its `architecture` that nothing reads."""
+def _unread_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
+    """Yield the keys of `metadata` that nothing reads, except the keys of its `architecture`."""
     for key, value in metadata.items():
         if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
             yield LeftOut("key", key, shown(value))
 
 
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
-    """The architecture's keys without their prefix, float32 numbers as the decimals they stand for; and what only the
-    tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
-    own = (prefix, "xielu.")  # the numbers of this activation stand without the architecture before them
-    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(own)}
+    """Return the architecture's keys without their prefix, float32 values as short decimals.
+
+    Added are facts that only the tensors state: the vocabulary size, the number of token types, the layers of each kind
+    of `OF_LAYERS`, and LongRoPE's factors.
+    """
+    prefixes = (prefix, "xielu.")  # the file names the values of this activation without the architecture
+    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
     if config.get("rope.scaling.type") == "none":
         del config["rope.scaling.type"]
-    # Layers that are trained to predict further tokens come last.
-    if isinstance(further := config.get("nextn_predict_layers"), int) and isinstance(config.get("block_count"), int):
-        config["block_count"] -= further
+    # Layers that are trained to predict later tokens come last.
+    if isinstance(extra := config.get("nextn_predict_layers"), int) and isinstance(config.get("block_count"), int):
+        config["block_count"] -= extra
     keys = set(reader.keys())
     if isinstance(tokens := reader.metadata.get("tokenizer.ggml.tokens"), list):
         config.setdefault("vocab_size", len(tokens))
@@ -149,5 +155,5 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
 
 
 def _decimal(value: Any) -> Any:
-    # 1e-05 in float32 is 9.99999974e-06 as a Python float; the shortest decimal is what was meant.
+    # 1e-05 in float32 is 9.99999974e-06 as a Python float; the shortest decimal is the intended value.
     return float(str(np.float32(value))) if isinstance(value, float) else value

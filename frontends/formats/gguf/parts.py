@@ -1,7 +1,7 @@
 """GGUF files in several parts, as llama-gguf-split writes them: NAME-00001-of-00003.gguf and so on.
 
-The first part has the metadata, every part some of the tensors. Each says how many there are (`split.count`), which it
-is (`split.no`, from 0) and the number of all tensors (`split.tensors.count`).
+The first part has the metadata, every part some of the tensors. Each states the number of parts (`split.count`), its
+own index from 0 (`split.no`) and the number of all tensors (`split.tensors.count`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PART = re.compile(r"(.*-)\d{5}-of-(\d{5})(\.gguf)")
 
 
 def part_files(path: Path) -> tuple[Path, ...]:
-    """The files of the model of which the file at `path` is one by its name, whether or not they are there."""
+    """Return the paths of all parts of the model that the file at `path` belongs to by its name, existing or not."""
     match = _PART.fullmatch(path.name)
     names = [f"{match[1]}{i + 1:05}-of-{match[2]}{match[3]}" for i in range(int(match[2]))] if match else []
     return tuple(map(path.with_name, names)) if path.name in names else (path,)
 
 
 def read_parts(path: Path) -> dict[Path, Header]:
-    """Read the headers of all parts of the model of which the file at `path` is one, the first part first.
+    """Read the headers of all parts of the model that the file at `path` belongs to, the first part first.
 
     Raises:
         WeftError: if a part is missing, unsound or another model's.
@@ -41,10 +41,12 @@ def read_parts(path: Path) -> dict[Path, Header]:
         part = parts[file] = header if file == path else read_header(file)
         no, of = (part.metadata.get(f"split.{key}") for key in ("no", "count"))
         if (no, of) != (number, count):
-            raise WeftError(f"{file} says that it is part {no} (from 0) of {of}: its name or its model is another")
-        if twice := homes.keys() & part.tensors.keys():
-            raise WeftError(f"{file} holds the tensor {min(twice)}, as {homes[min(twice)]} does: fetch the parts again")
+            raise WeftError(f"{file} is part {no} (from 0) of {of} by its header: its name or its model is another")
+        if repeated := homes.keys() & part.tensors.keys():
+            raise WeftError(
+                f"{file} holds the tensor {min(repeated)}, as {homes[min(repeated)]} does: fetch the parts again"
+            )
         homes |= dict.fromkeys(part.tensors, file)
     if (total := header.metadata.get("split.tensors.count", len(homes))) != len(homes):
-        raise WeftError(f"{path} says that the parts hold {total} tensors, not {len(homes)}: fetch them again")
+        raise WeftError(f"{path} counts {total} tensors in the parts, not {len(homes)}: fetch them again")
     return parts

@@ -21,7 +21,7 @@ DECODE_BLOCKS = 4096  # blocks dequantized at once: temporaries stay in cache
 
 
 class GGUFTensors:
-    """The tensors and metadata of the GGUF file at `path`, read on demand; of all parts, where it is one of several.
+    """The tensors and metadata of the GGUF file at `path` and of its other parts, if any, read on demand.
 
     Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
     for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the rows asked for
@@ -45,19 +45,19 @@ class GGUFTensors:
         return f"GGUFTensors({str(self.path)!r}, {len(self._tensors)} tensors)"
 
     def keys(self) -> Iterable[str]:
-        """Tensor names, in file order."""
+        """Return the tensor names, in file order."""
         return self._tensors.keys()
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of tensor `key` in numpy order: axis 0 outermost, so a matrix is [out, in]."""
+        """Return the shape of tensor `key` in numpy order: axis 0 outermost, so a matrix is [out, in]."""
         return self._info(key).shape
 
     def dtype(self, key: str) -> DType:
-        """Return the stored type of tensor `key`: a dense type, or the block layout that `read` dequantizes."""
+        """Return the stored type of tensor `key`: a dense dtype, or the block layout that `read` dequantizes."""
         return self._info(key).dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`, [stop - start, *shape[1:]]: float32, or integers as stored.
+        """Return rows `start:stop` of tensor `key`, [stop - start, *shape[1:]]: float32, or integers as stored.
 
         Raises:
             WeftError: if there is no such tensor or row, or the file has shrunk since it was opened.
@@ -71,7 +71,7 @@ class GGUFTensors:
         return values[start * width - first * block :][: (stop - start) * width].reshape(stop - start, *info.shape[1:])
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of `key` as its blocks are stored, u8 [rows, ..., blocks in a row, bytes of a block].
+        """Return rows `start:stop` of `key` as stored blocks, u8 [rows, ..., blocks per row, bytes per block].
 
         Raises:
             WeftError: if the file has shrunk since it was opened.
@@ -87,12 +87,12 @@ class GGUFTensors:
         return self._tensors[key]
 
     def _decode(self, info: TensorInfo, first: int, last: int) -> Array:
-        """Blocks `first:last` of a tensor (numbers, if it has none) as a flat array."""
+        """Return blocks `first:last` of a tensor (elements, if its dtype is dense) as a flat array."""
         size = info.dtype.bytes_for(info.dtype.block)
         raw = self._load(info, first * size, (last - first) * size)
         if not info.dtype.is_block:
-            numbers = raw.view(info.dtype.numpy)
-            return numbers.astype(np.float32, copy=False) if info.dtype.is_float else numbers
+            values = raw.view(info.dtype.numpy)
+            return values.astype(np.float32, copy=False) if info.dtype.is_float else values
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 

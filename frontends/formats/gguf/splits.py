@@ -1,7 +1,7 @@
-"""Pre-tokenization before byte-level BPE: the regular expressions behind each name of `tokenizer.ggml.pre`.
+"""Pre-tokenization before byte-level BPE: the regular expressions for each name of `tokenizer.ggml.pre`.
 
-Each is applied in turn to the pieces the one before left; matches and what lies between them both become pieces. The
-patterns are those of the models' own tokenizer.json, spelled exactly so: onnxruntime-genai knows them by their text.
+Each expression is applied to the pieces that the previous one left; matches and the stretches between them both become
+pieces. The patterns are spelled exactly as in the models' own tokenizer.json: onnxruntime-genai compares the strings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SLASHED}"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}|{_SLASHED}"
 
-# DeepSeek-V3's, in three steps; other scripts than these and other groups of digits are Trinity's (afmoe).
+# DeepSeek-V3's, in three steps; Trinity (afmoe) has other scripts and groups digits by another rule.
 _KANA = "[\u4e00-\u9fa5\u3040-\u30ff]+"
 _SYLLABLES = (
     "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff"
@@ -33,7 +33,7 @@ _PUNCTUATED = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # whose first group is the shorter one
+_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # the first group of digits is the shorter one
 _PHRASES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -61,7 +61,7 @@ _NAMES: dict[tuple[str, ...], str] = {
 }
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
 
-# Pieces that are a whole token stay one, whatever the merges say; the same tokenizers begin a text with BOS.
+# Pieces that equal a token stay unsplit, whatever the merges say; the same tokenizers put BOS first.
 WHOLE_PIECES = frozenset(
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"),
 )

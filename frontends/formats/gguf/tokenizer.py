@@ -1,13 +1,13 @@
 """The tokenizer in GGUF metadata, written as Hugging Face tokenizer files.
 
 GGUF describes a tokenizer in llama.cpp's terms: a kind (`tokenizer.ggml.model`), tokens with types and scores, merges.
-The files written here load in `tokenizers`, in `transformers` and, WordPiece apart, in onnxruntime-genai.
+The files written here load in `tokenizers`, in `transformers` and, except WordPiece, in onnxruntime-genai.
 
-onnxruntime-genai 0.18 has matchers of its own in place of a few rules, and so cuts some texts differently whoever wrote
-the files: a blank before a line break and more blanks (llama-bpe, qwen2), letters without case before capitals (tekken,
-gpt-4o); under SentencePiece words of over 100 letters and, with a space prefix, runs of spaces inside a text, where its
-decoder also keeps the prefix. It reads no rules of several steps, of scripts or phrases (deepseek-v3, kimi-k2, afmoe,
-exaone-moe). Its `encode` never adds BOS.
+onnxruntime-genai 0.18 replaces a few rules by matchers of its own, so it splits some strings differently for any
+tokenizer.json: a blank before a line break and several blanks (llama-bpe, qwen2), letters without case before capitals
+(tekken, gpt-4o); under SentencePiece words of over 100 letters and, with a space prefix, runs of spaces inside a
+string, where its decoder also keeps the prefix. It reads no rules of several steps, of scripts or phrases (deepseek-v3,
+kimi-k2, afmoe, exaone-moe). Its `encode` never adds BOS.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Metadata = Mapping[str, Any]
 
 # Token types of the specification.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-# Tokens that end a turn whatever the file calls the end of the text (llama.cpp's list; older files name only one).
+# Tokens that end a turn, whichever token the file names as EOS (llama.cpp's list; older files name only one).
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
-# What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").
+# Default ids of files that leave them out, by tokenizer kind (the format spells it "seperator").
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
@@ -42,10 +42,9 @@ _DEFAULT_IDS = {
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Tokens that begin, end and pad a text; None if the tokenizer has none.
+    """The tokens that begin, end and pad a sequence; None if the tokenizer has none.
 
-    `eos` holds every token that ends generation, the file's own end token first. `add_bos` and `add_eos` say whether
-    encoding a text adds them.
+    `eos` lists every token that ends generation, the file's own EOS first. `add_bos` and `add_eos`: encoding adds them.
     """
 
     bos: int | None
@@ -61,7 +60,7 @@ def has_tokenizer(metadata: Metadata) -> bool:
 
 
 def token_ids(metadata: Metadata) -> TokenIds:
-    """The special token ids and flags that GGUF `metadata` gives or implies.
+    """Return the special token ids and flags that GGUF `metadata` states or implies.
 
     Raises:
         WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or an id outside its
@@ -78,7 +77,7 @@ def token_ids(metadata: Metadata) -> TokenIds:
 
 
 def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
-    """Write the tokenizer of GGUF `metadata` into folder `out_dir` (made if missing).
+    """Write the tokenizer of GGUF `metadata` into folder `out_dir`, which is created if missing.
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the file has a template,
     chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores;
@@ -93,7 +92,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     begin = [vocab.tokens[ids.bos]] if ids.add_bos and ids.bos is not None else []
     end = [vocab.tokens[ids.eos[0]]] if ids.add_eos else []
     if begin or end:
-        tokenizer.post_processor = _template(vocab, begin, end)
+        tokenizer.post_processor = _build_template(vocab, begin, end)
     names = {"bos": ids.bos, "eos": ids.eos[0] if ids.eos else None, "unk": vocab.id("unknown"), "pad": ids.pad}
     if vocab.kind == "bert":
         names |= {"cls": vocab.begin, "sep": vocab.end, "mask": vocab.id("mask")}
@@ -118,7 +117,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
 
 
 class _Vocab:
-    """The vocabulary and its facts, checked."""
+    """The vocabulary of GGUF metadata with its token types, scores and merges, checked."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -132,20 +131,20 @@ class _Vocab:
         self.types: list[int] = self.get("token_type", list[int], [NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
             raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
-        self.tokens = list(map(_hashed, tokens, self.types)) if self.kind == "bert" else tokens
+        self.tokens = list(map(_mark_continuation, tokens, self.types)) if self.kind == "bert" else tokens
         self.index = {token: index for index, token in enumerate(self.tokens)}
         if len(self.index) < len(self.tokens):
-            twice = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
-            raise WeftError(f"tokenizer.ggml.tokens holds {shown(twice)} twice, so its text has no single id")
-        # llama.cpp renamed BERT's two over time
+            repeated = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
+            raise WeftError(f"tokenizer.ggml.tokens holds {shown(repeated)} twice, so it has no single id")
+        # llama.cpp renamed BERT's [CLS] and [SEP] keys over time
         self.begin = self.id("cls", "bos") if self.kind == "bert" else self.id("bos")
         self.end = self.id("seperator", "eos") if self.kind == "bert" else self.id("eos")
 
     def get(self, key: str, kind: Any, *default: Any) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
         if not fits(value, kind):
-            what = "is missing" if value is None else f"is {shown(value)}, not of type {type_name(kind)}"
-            raise WeftError(f"tokenizer.ggml.{key} {what} in the GGUF metadata, so the tokenizer cannot be rebuilt")
+            fault = "is missing" if value is None else f"is {shown(value)}, not of type {type_name(kind)}"
+            raise WeftError(f"tokenizer.ggml.{key} {fault} in the GGUF metadata, so the tokenizer cannot be rebuilt")
         return value
 
     def strings(self, key: str) -> list[str]:
@@ -156,7 +155,7 @@ class _Vocab:
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def id(self, *names: str) -> int | None:
-        """The id the file gives a special token under one of `names`, or its kind's default for the last."""
+        """Return the id of a special token that the file has under one of `names`, or the default of the last."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:
@@ -170,10 +169,10 @@ class _Vocab:
         return default if default is not None and default < len(self.tokens) else None
 
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs byte-level BPE merges, first ones first."""
+        """Return the pairs that BPE merges, by rank."""
         pairs: list[tuple[str, str]] = []
         for index, merge in enumerate(self.strings("merges")):
-            # From 1: the left token is not empty, so a blank in front belongs to it.
+            # From 1: the left token is not empty, so a leading blank belongs to it.
             cut = merge.find(" ", 1)
             pair = (merge[:cut], merge[cut + 1 :])
             if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():
@@ -184,16 +183,16 @@ class _Vocab:
         return pairs
 
     def scores(self) -> list[float]:
-        """The score of each token."""
+        """Return the score of each token."""
         scores: list[float] = self.get("scores", list[float])
         if len(scores) != len(self.tokens):
             raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
         return scores
 
     def scored_merges(self) -> list[tuple[str, str]]:
-        """The merges a SentencePiece vocabulary implies: every way to split a piece in two, best score first."""
-        each = zip(self.tokens, self.scores(), self.types, strict=True)
-        pieces = {token: score for token, score, kind in each if kind not in _NEVER_MERGED}
+        """Return the merges that a SentencePiece vocabulary implies: all splits of a piece in two, best score first."""
+        entries = zip(self.tokens, self.scores(), self.types, strict=True)
+        pieces = {token: score for token, score, kind in entries if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])
         return [
             (piece[:cut], piece[cut:])
@@ -206,15 +205,15 @@ class _Vocab:
 _NEVER_MERGED = (UNKNOWN, CONTROL, BYTE)
 
 
-def _hashed(token: str, kind: int) -> str:
-    """A WordPiece token in Hugging Face spelling, which marks continuations by ##; GGUF marks beginnings by ▁."""
+def _mark_continuation(token: str, kind: int) -> str:
+    """Return a WordPiece token in Hugging Face spelling: ## marks continuations, where GGUF marks beginnings by ▁."""
     if kind in (UNKNOWN, CONTROL, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
 
 
-def _byte_level(vocab: _Vocab) -> Tokenizer:
-    """Byte-level BPE (GPT-2): bytes as printable characters, words cut by regular expressions, ranked merges."""
+def _build_byte_level(vocab: _Vocab) -> Tokenizer:
+    """Build a byte-level BPE tokenizer (GPT-2): bytes as printable characters, words split by regular expressions."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model = models.BPE(vocab=vocab.index, merges=vocab.merges(), ignore_merges=vocab.pre in WHOLE_PIECES)
@@ -226,16 +225,16 @@ def _byte_level(vocab: _Vocab) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(vocab: _Vocab) -> Tokenizer:
-    """SentencePiece BPE: spaces as ▁, no cutting into words, characters without a token as bytes."""
+def _build_sentencepiece(vocab: _Vocab) -> Tokenizer:
+    """Build a SentencePiece BPE tokenizer: spaces as ▁, no split into words, characters without a token as bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = vocab.id("unknown")
-    bytes_too = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
+    byte_fallback = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
     merges = vocab.merges() if "tokenizer.ggml.merges" in vocab.metadata else vocab.scored_merges()
     unk_token = None if unknown is None else vocab.tokens[unknown]
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocab.index, merges=merges, unk_token=unk_token, fuse_unk=True, byte_fallback=bytes_too)
+        models.BPE(vocab=vocab.index, merges=merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
     )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocab.metadata.get("tokenizer.ggml.add_space_prefix", True):
@@ -249,19 +248,19 @@ def _sentencepiece(vocab: _Vocab) -> Tokenizer:
     return tokenizer
 
 
-def _unigram(vocab: _Vocab) -> Tokenizer:
-    """SentencePiece Unigram (Kudo 2018): of all ways to cut a text the one with the best sum of scores."""
+def _build_unigram(vocab: _Vocab) -> Tokenizer:
+    """Build a SentencePiece Unigram tokenizer (Kudo 2018): a string becomes the pieces with the best sum of scores."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pieces = list(zip(vocab.tokens, vocab.scores(), strict=True))
-    bytes_too = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab.id("unknown"), byte_fallback=bytes_too))
+    byte_fallback = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab.id("unknown"), byte_fallback=byte_fallback))
     steps: list[normalizers.Normalizer] = []
-    if table := vocab.get("precompiled_charsmap", list[int], []):  # what replaces characters, such as wide digits
+    if table := vocab.get("precompiled_charsmap", list[int], []):  # replacements of characters, such as wide digits
         try:
             steps.append(normalizers.Precompiled(bytes(table)))
-        except Exception as e:  # as the library reports it
-            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is no such table: {e}") from None
+        except Exception as e:  # the class that the library raises
+            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is not such a table: {e}") from None
     if vocab.get("remove_extra_whitespaces", bool, True):
         steps += [normalizers.Replace(Regex(space), to) for space, to in (("^ +| +$", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
@@ -271,8 +270,8 @@ def _unigram(vocab: _Vocab) -> Tokenizer:
     return tokenizer
 
 
-def _wordpiece(vocab: _Vocab) -> Tokenizer:
-    """WordPiece (BERT, uncased)."""
+def _build_wordpiece(vocab: _Vocab) -> Tokenizer:
+    """Build a WordPiece tokenizer (BERT, uncased)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = vocab.id("unknown")
@@ -285,22 +284,22 @@ def _wordpiece(vocab: _Vocab) -> Tokenizer:
 
 
 _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
-    "gpt2": _byte_level,
-    "llama": _sentencepiece,
-    "t5": _unigram,
-    "bert": _wordpiece,
-    "gemma4": _sentencepiece,  # with ranked merges
+    "gpt2": _build_byte_level,
+    "llama": _build_sentencepiece,
+    "t5": _build_unigram,
+    "bert": _build_wordpiece,
+    "gemma4": _build_sentencepiece,  # with ranked merges
 }
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
-    """Make tokens that are matched whole known to `tokenizer`; returns them as tokenizer_config.json lists them."""
+    """Add the tokens that are matched unsplit to `tokenizer`; return them as tokenizer_config.json lists them."""
     from tokenizers import AddedToken
 
-    known = {vocab.begin, vocab.end, vocab.id("mask")}
+    special_ids = {vocab.begin, vocab.end, vocab.id("mask")}
     added: dict[int, bool] = {}  # id -> special
     for index, (text, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
-        special = kind in (CONTROL, UNKNOWN) or text in _TURN_ENDS or index in known
+        special = kind in (CONTROL, UNKNOWN) or text in _TURN_ENDS or index in special_ids
         if special or kind == USER_DEFINED:
             added[index] = special
     tokenizer.add_tokens([AddedToken(vocab.tokens[i], normalized=False, special=added[i]) for i in added])
@@ -308,7 +307,7 @@ def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]
     return {str(i): {"content": vocab.tokens[i], **flags, "special": special} for i, special in added.items()}
 
 
-def _template(vocab: _Vocab, begin: list[str], end: list[str]) -> Any:
+def _build_template(vocab: _Vocab, begin: list[str], end: list[str]) -> Any:
     from tokenizers.processors import TemplateProcessing
 
     single = [*begin, "$A", *end]

@@ -27,8 +27,10 @@ TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
 def record(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
-    """The manifest of `graph`, rewritten by `pipeline` for texts of `length` tokens; `hashes` are those of the files
-    that `model` comes from."""
+    """Return the manifest of `graph`, rewritten by `pipeline` for sequences of `length` tokens.
+
+    `hashes` are the SHA-256 of the files that `model` was read from.
+    """
     from weft import __version__
 
     meta = graph.meta
@@ -46,14 +48,14 @@ def record(
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
         **{name: meta[name] for name in ANSWER_FACTS if meta.get(name) not in (None, [])},
-        **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
+        **(_encoder_entries(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         **{
             name: meta[name]
             for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_FACTS)
             if name in meta
         },
         **manifest_records(graph, taken_states(graph)),
-        **_comparing(graph),
+        **_padding_entries(graph),
         "pipeline": pipeline,
         "left_out": [part.record() for part in model.left_out],
         "source": _origin(model, hashes),
@@ -61,8 +63,8 @@ def record(
     }
 
 
-def _comparing(graph: Graph) -> dict[str, Any]:
-    """Return whether padding changes a text: where tokens compete, and where blocks are counted from its end."""
+def _padding_entries(graph: Graph) -> dict[str, Any]:
+    """Return entries that state whether padding changes a sequence: if tokens compete, or blocks count from its end."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
@@ -70,7 +72,7 @@ def _comparing(graph: Graph) -> dict[str, Any]:
 
 
 def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """The record beside a model that is written as such: what it was made from, and by which passes."""
+    """Return the record written next to a model: its source and the passes that rewrote it."""
     from weft import __version__
 
     left_out = [part.record() for part in model.left_out]
@@ -78,7 +80,7 @@ def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """The source of `model`: how to name it, the hashes of its files, and what its own record says."""
+    """Return the source of `model`: its name, the hashes of its files, and the record it had itself."""
     return {
         "spec": _absolute(model.spec),
         "description": model.description,
@@ -91,17 +93,16 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """Return an encoder-decoder's extra manifest entries: the length of sources, and the tokens that answers begin and
-    end with.
+def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
+    """Return the manifest entries of an encoder-decoder: the maximum source length, and the tokens around answers.
 
-    The first token defaults to bos, then pad, then token 0.
+    The first token defaults to decoder_start, then bos, then pad, then token 0.
     """
     begin = graph.meta.get("begin_tokens")
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": max_source(graph, length),
-        **_sound(graph),
+        **_sound_entry(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
         **(
@@ -112,8 +113,8 @@ def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
     }
 
 
-def _sound(graph: Graph) -> dict[str, Any]:
-    """Return the entry that says which sound an encoder reads, if it reads any."""
+def _sound_entry(graph: Graph) -> dict[str, Any]:
+    """Return the entry that describes the audio input of an encoder, or an empty dict if it has none."""
     for name in SOUND:
         if name in graph.inputs:
             *bins, length = (n if isinstance(n, int) else None for n in graph.inputs[name].shape[1:])
@@ -122,7 +123,7 @@ def _sound(graph: Graph) -> dict[str, Any]:
 
 
 def _absolute(spec: str) -> str:
-    """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
+    """Return a source by a name that holds in every working folder; links are kept, as their targets may be renamed."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expanded(file if file.endswith(".py") else spec)
     if not path.exists():
@@ -132,9 +133,9 @@ def _absolute(spec: str) -> str:
 
 @contextlib.contextmanager
 def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash the files of `model` beside the block; given up when the block ends without asking for the result.
+    """Hash the files of `model` in a thread during the block; the block ends early if it does not ask for the result.
 
-    Asking raises WeftError where a file has changed since the model was read.
+    The yielded function waits for the hashes, and raises WeftError if a file has changed since the model was read.
     """
 
     def result() -> dict[str, str]:

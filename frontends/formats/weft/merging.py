@@ -1,4 +1,4 @@
-"""Adapters of PEFT merged into the graph of a model folder: the folders that target transformers writes."""
+"""PEFT adapters merged into the graph of a model folder: the folders that target transformers writes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HEAD, _BASE = "lm_head.weight", "model."  # as target transformers calls them
 def merge_into(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapter]:
     """Merge the adapters in `folders` into the weights of `graph`, which errors call `source`, in that order.
 
-    The graph reads tensors by the names that PEFT gives them. A head that is tied to the embedding becomes a weight of
-    its own where an adapter changes one of the two.
+    The graph reads tensors by the names that PEFT gives them. A head that is tied to the embedding becomes a separate
+    weight if an adapter changes one of the two.
 
     Raises:
         WeftError: naming the adapter, and the key or tensor that is unsound or does not fit the model.
@@ -33,7 +33,7 @@ def merge_into(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapt
 
 
 class _GraphMerger(Merger):
-    """A model whose graph reads its weights by the names of the modules that have them."""
+    """A merger for a graph that reads weights by the names of their modules."""
 
     @property
     def embedding(self) -> Param | None:
@@ -47,7 +47,7 @@ class _GraphMerger(Merger):
         assert embed is not None
         heads = [(node, i) for node, i in embed.uses if node.op is not ops.embedding]
         if any(node.op is not ops.linear for node, _ in heads):
-            raise WeftError(f"{self.source}: an adapter changes the embedding, which other ops than the head read too")
+            raise WeftError(f"{self.source}: an adapter changes the embedding, which ops other than the head also read")
         head = self.graph.add_param(_HEAD, embed.type, Source(_HEAD))
         for node, i in heads:
             node.set_input(i, head)
@@ -60,7 +60,7 @@ class _GraphMerger(Merger):
 
 
 def _embedding(graph: Graph) -> Param | None:
-    """The table by which tokens become hidden states."""
+    """Return the embedding table that maps input ids to hidden states, or None."""
     tokens = graph.inputs.get("input_ids")
     for node in tokens.users if tokens is not None else ():
         if node.op is ops.embedding and isinstance(table := node.required("table"), Param):

@@ -1,4 +1,4 @@
-"""The metadata of a graph that is read from text, which anybody may have edited, is what others take it for."""
+"""Checks of graph metadata that was read from a file: anyone may have edited it, and later stages rely on it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ..hf.folder import SPECIAL_TOKENS
 
 
 def check_metadata(graph: Graph, name: str) -> None:
-    """Raise WeftError if `graph`, read from `name`, says something of itself that cannot be."""
+    """Raise WeftError if metadata of `graph`, read from the file `name`, has an impossible value."""
     for key, (expected, fits) in _FACTS.items():
         value = graph.meta.get(key)
         if value is not None and not fits(value):
-            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is no {expected}")
+            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is not a {expected}")
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _token(value: Any) -> bool:
+def _is_token(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_token, value))
+def _is_token_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_token, value))
 
 
-def _source(value: Any) -> bool:
+def _is_source(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(adapters := value.get("adapters", []), list):
         return False
     return all(isinstance(name, str) for name in (value.get("format", ""), value.get("path", ""), *adapters))
 
 
-def _sentence(value: Any) -> bool:
+def _is_sentence(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(modules := value.get("modules"), list):
         return False
-    sound = all(isinstance(m, dict) and m.get("type") in EMBEDDING and "config" in m for m in modules)
-    return sound and isinstance(value.get("max_seq_length"), int | None)
+    valid = all(isinstance(m, dict) and m.get("type") in EMBEDDING and "config" in m for m in modules)
+    return valid and isinstance(value.get("max_seq_length"), int | None)
 
 
 _KINDS = ("decoder", "encoder", "encoder-decoder", "image-encoder", "audio-encoder")
@@ -53,13 +53,13 @@ _SAMPLED = {"max_tokens", *DEFAULTS}
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
 _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
-    **dict.fromkeys(_COUNTS, ("positive integer", _count)),
-    **dict.fromkeys(SPECIAL_TOKENS, ("token", _token)),
-    "eos_token_ids": ("list of tokens", _tokens),
+    **dict.fromkeys(_COUNTS, ("positive integer", _is_count)),
+    **dict.fromkeys(SPECIAL_TOKENS, ("token", _is_token)),
+    "eos_token_ids": ("list of tokens", _is_token_list),
     "task": (f"task: {', '.join(TASKS)}", lambda value: value in TASKS),
     "labels": ("list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
-    "sampling": ("defaults of sampling, by option", lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED),
-    "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _sentence),
-    "source": ("source, which has a format and a path", _source),
+    "sampling": ("table of sampling defaults by option", lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED),
+    "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _is_sentence),
+    "source": ("source, which has a format and a path", _is_source),
 }

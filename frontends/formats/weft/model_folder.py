@@ -1,4 +1,4 @@
-"""Model folders: a graph as text beside its weights and tokenizer, complete in themselves.
+"""Model folders: a graph as a file with its weights and tokenizer, complete in themselves.
 
 ::
 
@@ -44,25 +44,25 @@ _MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
 def write_model(
     model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
 ) -> None:
-    """Write `model` as the model folder `out`, which appears whole; an older one survives until then.
+    """Write `model` as the model folder `out` in one step: an older folder survives until the new one is complete.
 
-    Every parameter that is made of checkpoint tensors or random numbers is evaluated, a block at a time, and stored in
-    `dtype` (f32, f16, bf16), or in the dtype that holds it exactly: the checkpoint's, where its numbers only move, else
-    the parameter's. What follows from a formula, such as rotary frequencies, stays one. A quantized parameter is stored
-    as its codes, scales and zero points.
+    Every parameter that reads checkpoint tensors or random values is evaluated a block at a time and stored in `dtype`
+    (f32, f16, bf16), or in the dtype that represents it exactly: the checkpoint's if its elements only move, else the
+    parameter's. Formulas such as rotary frequencies stay formulas. A quantized parameter is stored as its codes, scales
+    and zero points.
 
     Raises:
-        WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
+            WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     graph, stored = model.graph.clone(), None if dtype is None else parse_stored(dtype)
-    blocks = {name: made for name, param in graph.params.items() if (made := in_blocks(param))}
+    blocks = {name: packed for name, param in graph.params.items() if (packed := in_blocks(param))}
     tensors = parameters(graph, stored, leave=blocks)
     for name in tensors:
         graph.params[name].recipe = Source(name)
     for name, (recipe, parts) in blocks.items():
         tensors |= parts
         graph.params[name].recipe = recipe
-    graph.meta.pop("source", None)  # the folder itself, wherever it will be
+    graph.meta.pop("source", None)  # it is the folder itself, wherever it is moved
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         if model.tokenizer is not None:
@@ -72,13 +72,13 @@ def write_model(
 
 
 def read_model(spec: str, path: Path) -> Model:
-    """The model in the model folder at `path`, which the user called `spec`.
+    """Read the model in the model folder at `path`; `spec` is the name by which the user requested it.
 
     Raises:
-        WeftError: if its text is no graph, or its weights are missing or unsound.
+            WeftError: if its model.weft is not a graph, or its weights are missing or unsound.
     """
-    # Before anything is read, so that a change meanwhile is noticed.
-    before = stamps(path.iterdir())
+    # Taken before anything is read, so that a change meanwhile is noticed.
+    stamps_before = stamps(path.iterdir())
     graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
     check_metadata(graph, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
@@ -96,7 +96,7 @@ def read_model(spec: str, path: Path) -> Model:
         tokenizer=partial(copy_tokenizer, path, types="token_type_ids" in graph.inputs) if tokenizer else None,
         unread=sorted(set(graph.reader.keys()) - read),
         files=files,
-        stamps={file: before[file] for file in files if file in before},
+        stamps={file: stamps_before[file] for file in files if file in stamps_before},
         provenance=record,
         left_out=left_out,
         without=tuple(part.name for part in left_out if part.changes),  # accepted as the folder was written
@@ -104,21 +104,23 @@ def read_model(spec: str, path: Path) -> Model:
 
 
 def _provenance(path: Path) -> dict[str, Any]:
-    """Return the record of what a model folder was made from, without the list of its files."""
+    """Return the record of a model folder's source and passes, without the list of its files."""
     record = read_json(path)
     check_format(path, record)
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
 def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
-    """The codes, scales and what belongs to them of a quantized parameter as tensors by name, and the recipe that reads
-    them."""
+    """Return the recipe that reads a quantized parameter from stored codes and scales, and those tensors by name.
+
+    None if the parameter is not in a block layout.
+    """
     reader, recipe = param.graph.reader, param.recipe
     layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):
         return None
     *lead, width = param.type.concrete({})
-    numbers, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
+    sizes, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
     scales = ("every_step" if layout.sums else "steps", layout.numbers)
     if layout.small_floats:
         scales = ("levels", dtypes.u8)
@@ -130,7 +132,7 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     for part, (stored, dtype) in wanted.items():
         key = f"{param.name}.{part}"
         sources[part] = Source(key)
-        shape = (*lead, numbers[stored])
+        shape = (*lead, sizes[stored])
         tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
     if layout.small_floats:
         return Float4(sources["codes"], sources["scales"], sources.get("tensor_scales"), width, str(layout)), tensors
@@ -150,27 +152,27 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """The parameters of `graph` that hold weights, but those to `leave`, by name: stored as `write_model` says."""
+    """Return the parameters of `graph` that store weights, by name, except `leave`; dtypes as in `write_model`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):
-            own = exact(param.recipe, param.type.dtype, graph.reader)
-            kind = dtype if dtype is not None and own.is_float else own
+            exact_dtype = exact(param.recipe, param.type.dtype, graph.reader)
+            kind = dtype if dtype is not None and exact_dtype.is_float else exact_dtype
             tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))
     return tensors
 
 
 def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
-    """The dtype that holds a tensor of `dtype` made by `recipe` exactly, in the fewest bytes a checkpoint can have."""
-    if dtype != dtypes.f32 or not _moves(recipe):
+    """Return the smallest checkpoint dtype that represents a tensor of `dtype`, computed by `recipe`, exactly."""
+    if dtype != dtypes.f32 or not _only_moves(recipe):
         return dtype
     stored = {reader.dtype(key) for key in recipe.sources()}
     return next(iter(stored)) if len(stored) == 1 and stored <= set(STORED) else dtypes.f32
 
 
-def _moves(recipe: Recipe) -> bool:
-    """Return whether `recipe` only moves numbers of checkpoint tensors, beside zeros and ones."""
+def _only_moves(recipe: Recipe) -> bool:
+    """Return whether `recipe` only moves elements of checkpoint tensors, besides zeros and ones."""
     if isinstance(recipe, Full):
         # 0 and 1 are exact in every dtype.
         return recipe.value in (0, 1)
-    return isinstance(recipe, _MOVING) and all(map(_moves, recipe.parts))
+    return isinstance(recipe, _MOVING) and all(map(_only_moves, recipe.parts))

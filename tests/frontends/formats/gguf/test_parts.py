@@ -92,14 +92,14 @@ def test_parts_that_are_called_otherwise(parts: Path) -> None:
 def test_parts_of_several_models(whole: Path, parts: Path, tmp_path: Path) -> None:
     good = name(parts, 1).read_bytes()
     shutil.copy(name(parts, 2), name(parts, 1))
-    with pytest.raises(WeftError, match=r"00002-of-00003\.gguf says that it is part 2 \(from 0\) of 3"):
+    with pytest.raises(WeftError, match=r"00002-of-00003\.gguf is part 2 \(from 0\) of 3"):
         load_source(name(parts, 0))
     rewrite(whole, name(parts, 1), 0, {"split.no": 1})
     with pytest.raises(WeftError, match=r"00002-of-00003\.gguf holds the tensor .*, as .*00001-of-00003\.gguf does"):
         load_source(name(parts, 0))
     name(parts, 1).write_bytes(good)
     rewrite(whole, name(parts, 0), 0, {"split.tensors.count": 999})
-    with pytest.raises(WeftError, match="says that the parts hold 999 tensors, not"):
+    with pytest.raises(WeftError, match="counts 999 tensors in the parts, not"):
         load_source(name(parts, 0))
 
 

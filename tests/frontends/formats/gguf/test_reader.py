@@ -216,7 +216,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "unknown type": (header([("w", (4, 32), 4000, 0)]) + DATA, "stores tensor w as the unknown type 4000"),
     "type we cannot decode": (
         header([("w", (4, 256), Type.Q8_K.value, 0)]) + DATA,
-        "stores tensor w as Q8_K, which weft cannot decode; it knows .*Q6_K",
+        "stores tensor w as Q8_K, which weft cannot decode; it decodes .*Q6_K",
     ),
     "part of a block": (
         header([("w", (4, 48), Type.Q4_0.value, 0)]) + DATA,
@@ -229,7 +229,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         header([("w", (4, 32), 0, 0), ("v", (4, 32), 0, 256)]) + DATA * 2,
         "tensor 'v' at byte .* overlaps tensor 'w'",
     ),
-    "a gap": (header([("w", (4, 32), 0, 0), ("v", (4, 32), 0, 544)]) + DATA * 4, "32 bytes too far behind tensor 'w'"),
+    "a gap": (header([("w", (4, 32), 0, 0), ("v", (4, 32), 0, 544)]) + DATA * 4, "32 bytes too far after tensor 'w'"),
     "absurd shape": (header([("w", (2**62, 2**62), 0, 0)]) + DATA, "truncated: tensor w"),
 }
 
