@@ -63,7 +63,7 @@ class Model(Displayable):
         """Return remarks for the user: the notes of the reading, then a line per part that is left out.
 
         Raises:
-                WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
+            WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
         """
         from .models.left_out import accept
 

@@ -1,8 +1,8 @@
-"""Adapters of PEFT (LoRA, https://arxiv.org/abs/2106.09685): what the two files in the folder of one say.
+"""PEFT adapters (LoRA, https://arxiv.org/abs/2106.09685): a reader of the two files in an adapter's folder.
 
-A tensor is called after the module of the base model that it belongs to. Its last part says what it is: one of the two
-factors of a low-rank update, a magnitude of DoRA (https://arxiv.org/abs/2402.09353), rows for some tokens, or a tensor
-that replaces one of the base model. Nothing here knows the base model; `merging` does.
+A tensor is called after its module in the base model. The last part of the name is the kind of tensor: one of the two
+factors of a low-rank update, a magnitude of DoRA (https://arxiv.org/abs/2402.09353), rows for some tokens, or a
+replacement of a base tensor. Nothing here knows the base model; `merging` does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from weft.ir.storage.documents import read_json
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 
 ADAPTER_CONFIG = "adapter_config.json"
-# What wrappers put before names, once or more: PEFT, torch.compile, DistributedDataParallel.
+# Prefixes that wrappers add to names, once or more: PEFT, torch.compile, DistributedDataParallel.
 _WRAPPERS = re.compile(r"^(?:(?:base_model\.model|base_model(?=\.base_model)|module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
 _PARTS = re.compile(
     r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector(?:\.weight)?|token_adapter\.trainable_tokens_delta)"
 )
 _FACTORS = {"lora_A.weight": "down", "lora_embedding_A": "down", "lora_B.weight": "up", "lora_embedding_B": "up"}
-# Keys that say how the adapter was trained, or that the tensors themselves answer: which modules have an update.
+# Keys about training, or about facts that the tensors themselves show: which modules have an update.
 _OF_TRAINING = {
     *("auto_mapping", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules"),
     *("fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout"),
@@ -38,16 +38,16 @@ _READ = {
     *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "init_lora_weights"),
     *("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias"),
 }
-_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base weights alone
+_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # these leave the base weights unchanged
 
 
 @dataclass
 class Update:
     """An adapter's update of the weight of one module: the keys of its tensors, and the factor `scale`.
 
-    `down` is the factor A [rank, in], `up` the factor B [out, rank]; `embedding` if the weight is a table [rows, width]
-    for which `in` are the rows. `magnitude` is DoRA's vector, `bias` what is added to the bias. `stacked` if the weight
-    may be one of all experts: then the ranks of all of them lie in one axis.
+    `down` is the factor A [rank, in], `up` the factor B [out, rank]. `embedding`: the weight is a table [rows, width]
+    and `in` counts its rows. `magnitude` is DoRA's vector, `bias` an addend of the bias. `stacked`: the weight may be a
+    stack of all experts, whose ranks then share one axis.
     """
 
     down: str = ""
@@ -61,7 +61,7 @@ class Update:
 
 
 class Tokens(NamedTuple):
-    """Rows of an embedding that the adapter replaces: the key of the rows, and which they are."""
+    """Rows of an embedding that the adapter replaces: the key of the rows, and their indices."""
 
     key: str
     indices: tuple[int, ...]
@@ -69,11 +69,11 @@ class Tokens(NamedTuple):
 
 @dataclass
 class Adapter:
-    """An adapter, by names of weights of its base model.
+    """An adapter: its tensors by names of weights of its base model.
 
-    `number` counts the adapters that are merged. `updates` are low-rank updates; `resaved` are weights below an update
-    that the adapter brings along, `replaced` others that it brings (modules_to_save, biases); `tokens` are rows of
-    embeddings.
+    `number` is its index among the merged adapters. `updates` are low-rank updates, `resaved` the base weights of
+    updated modules that the adapter stores as well, `replaced` other weights that it stores (modules_to_save, biases),
+    `tokens` rows of embeddings.
     """
 
     path: Path
@@ -87,24 +87,24 @@ class Adapter:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that it is read from."""
+        """Return the adapter's config and weights files."""
         return self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS
 
     def tensor(self, key: str) -> Recipe:
-        """The tensor `key`, read from the base and the adapters together."""
+        """Return a recipe that reads the tensor `key` of this adapter from a `JoinedReader`."""
         return Source(key_of(self.number, key))
 
     def error(self, fault: str) -> WeftError:
-        """An error whose message goes on with `fault` after the name of the adapter."""
+        """Return an error whose message is the name of the adapter followed by `fault`."""
         return WeftError(f"the adapter {self.path}{fault}")
 
     def shown(self, *keys: str) -> str:
-        """Return the tensors called `keys` with their shapes, for errors."""
+        """Return the names of the tensors `keys` with their shapes, for error messages."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
 
 def key_of(number: int, key: str) -> str:
-    """The key of the tensor `key` of that adapter among those of the base and all adapters."""
+    """Return the key of the tensor `key` of adapter `number` in a `JoinedReader`."""
     return f"adapter{number}:{key}"
 
 
@@ -127,7 +127,7 @@ def open_reader(folder: Path) -> SafetensorsFile:
 
 
 def read_adapter(folder: Path, number: int = 0) -> Adapter:
-    """Read the adapter in `folder`, of that `number` among those that are merged.
+    """Read the adapter in `folder`; `number` is its index among the merged adapters.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
@@ -141,21 +141,21 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
     for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:
             raise adapter.error(f": tensor {key!r} holds {adapter.reader.dtype(key)}, not floats")
-        _sort(adapter, key, modules)
-    wrapped: dict[str, int] = {}
+        _add_tensor(adapter, key, modules)
+    n_wrappers: dict[str, int] = {}
     for module, depth in modules:
-        wrapped[module] = max(wrapped.get(module, 0), depth + 1)
+        n_wrappers[module] = max(n_wrappers.get(module, 0), depth + 1)
     for (module, depth), update in modules.items():
-        _complete(adapter, module, update)
+        _check_complete(adapter, module, update)
         name = f"{module}.weight"
-        if parameters := _targeted(config, module):
-            if len(parameters) != wrapped[module]:
+        if parameters := _find_targets(config, module):
+            if len(parameters) != n_wrappers[module]:
                 raise adapter.error(
-                    f": {module} has {wrapped[module]} updates, but target_parameters names {', '.join(parameters)}"
+                    f": {module} has {n_wrappers[module]} updates, but target_parameters names {', '.join(parameters)}"
                 )
             name = f"{module}.{parameters[-1 - depth]}"  # the last parameter is wrapped last, so it is outermost
         elif depth:
-            raise adapter.error(f": nothing says which parameter {update.down!r} belongs to")
+            raise adapter.error(f": the parameter that {update.down!r} belongs to is not stated")
         update.stacked = bool(parameters)
         if parameters and (extra := update.magnitude or update.bias):
             raise adapter.error(f": {extra!r} cannot be merged into {name}, which target_parameters names")
@@ -166,105 +166,110 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
     return adapter
 
 
-def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
-    """Put the tensor `key` where it belongs; factors go to their module, and how often that is wrapped."""
+def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
+    """Add the tensor `key` to `adapter`; factors go into `modules`, by module and the number of wrappers around it."""
     name = _WRAPPERS.sub("", key).replace(".token_adapter.base_layer.", ".base_layer.")
     match = _PARTS.fullmatch(name)
     if match is None:
         if ".lora_" in name or ".token_adapter." in name:
             raise adapter.error(
-                f": tensor {key!r} is of no kind that weft can merge; save_pretrained of PEFT writes such"
+                f": tensor {key!r} is not of a kind that weft can merge; save_pretrained of PEFT writes such tensors"
             )
-        # With resized embeddings, PEFT also saves the modules that it has replaced, and their replacements once more.
-        if ".original_module." in name or (saved := name.replace(".modules_to_save.", ".")) in adapter.replaced:
+        # PEFT with resized embeddings also saves the modules that it replaced, and their replacements once more.
+        if ".original_module." in name or (name_in_base := name.replace(".modules_to_save.", ".")) in adapter.replaced:
             return
-        below = saved.replace(".base_layer.", ".")
-        kind = adapter.replaced if below == saved else adapter.resaved
-        if below in kind and saved == name and ".modules_to_save." not in kind[below]:
-            raise adapter.error(f": {kind[below]!r} and {key!r} are the same tensor")
-        kind[below] = key
+        weight = name_in_base.replace(".base_layer.", ".")
+        table = adapter.replaced if weight == name_in_base else adapter.resaved
+        if weight in table and name_in_base == name and ".modules_to_save." not in table[weight]:
+            raise adapter.error(f": {table[weight]!r} and {key!r} are the same tensor")
+        table[weight] = key
         return
     module, part = match.groups()
     if part.startswith("token_adapter"):
-        adapter.tokens[f"{module}.weight"] = Tokens(key, _indices(adapter, module, key))
+        adapter.tokens[f"{module}.weight"] = Tokens(key, _read_indices(adapter, module, key))
         return
     depth = 0
     # PEFT wraps a module once for every parameter that it targets; the inner wrappers are called base_layer.
     while module.endswith(".base_layer"):
         module, depth = module.removesuffix(".base_layer"), depth + 1
     update = modules.setdefault((module, depth), Update())
-    of = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
-    if before := getattr(update, of):
-        raise adapter.error(f": {before!r} and {key!r} are the same part of {module}")
-    setattr(update, of, key)
+    part_name = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
+    if existing := getattr(update, part_name):
+        raise adapter.error(f": {existing!r} and {key!r} are the same part of {module}")
+    setattr(update, part_name, key)
     update.embedding |= "embedding" in part
 
 
-def _indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
-    """The tokens whose rows the tensor `key` of `module` holds."""
-    said = adapter.config.get("trainable_token_indices")
-    if isinstance(said, Mapping):
-        said = next((indices for name, indices in said.items() if module.endswith(name)), None)
+def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
+    """Return the token ids whose rows the tensor `key` of `module` stores."""
+    indices = adapter.config.get("trainable_token_indices")
+    if isinstance(indices, Mapping):
+        indices = next((listed for name, listed in indices.items() if module.endswith(name)), None)
     shape = adapter.reader.shape(key)
     if (
-        not isinstance(said, list)
-        or not all(type(i) is int and i >= 0 for i in said)
-        or len(set(said)) != len(said)
+        not isinstance(indices, list)
+        or not all(type(i) is int and i >= 0 for i in indices)
+        or len(set(indices)) != len(indices)
         or len(shape) != 2
-        or shape[0] != len(said)
+        or shape[0] != len(indices)
     ):
-        raise adapter.error(f": trainable_token_indices={said!r} does not say whose rows {adapter.shown(key)} are")
-    return tuple(said)
+        raise adapter.error(f": trainable_token_indices={indices!r} does not name the tokens of {adapter.shown(key)}")
+    return tuple(indices)
 
 
-def _complete(adapter: Adapter, module: str, update: Update) -> None:
-    """Check that `update` of `module` has both factors, which fit, and a magnitude where one belongs."""
+def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
+    """Check that `update` of `module` has two factors that fit, and a magnitude exactly if the config has use_dora."""
     if not (update.down and update.up):
-        there, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
-        raise adapter.error(f": {module} has {there!r} but no factor {missing}; the file is incomplete")
+        present, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
+        raise adapter.error(f": {module} has {present!r} but no factor {missing}; the file is incomplete")
     down, up = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise adapter.error(f": {adapter.shown(update.up, update.down)} are no two factors of one rank")
+        raise adapter.error(f": {adapter.shown(update.up, update.down)} are not two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
-        fault = "says use_dora, but there is no magnitude" if dora else "does not say use_dora, but has a magnitude"
+        fault = (
+            "has use_dora in its config, but no magnitude"
+            if dora
+            else "has a magnitude, but no use_dora in its config,"
+        )
         raise adapter.error(f" {fault} for {module}")
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     """Set the rank and the scale, α/r or α/√r (rsLoRA, https://arxiv.org/abs/2312.03732), of the update of `name`."""
     config = adapter.config
-    update.rank = _by_pattern(config, "rank_pattern", name, config.get("r", 8))
-    alpha = _by_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
+    update.rank = _match_pattern(config, "rank_pattern", name, config.get("r", 8))
+    alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
-        raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, which {ADAPTER_CONFIG} says")
+        raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, as in {ADAPTER_CONFIG}")
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 
-def _by_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """The value of the first pattern of `config[key]` that is `name`, or its end."""
+def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
+    """Return the value of the first pattern of `config[key]` that matches `name` or its end, else `default`."""
     for pattern, value in (config.get(key) or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", name):
             return value
     return default
 
 
-def _targeted(config: Mapping[str, Any], module: str) -> list[str]:
-    """The parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
+def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
+    """Return the parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
 
-    That is the order in which the module declares them: experts have gate_up_proj before down_proj. A name without its
-    module matches every module; which has such a parameter is known of experts only, and all others have a weight.
+    That is the order in which the module declares them: experts have gate_up_proj before down_proj. A name without a
+    module matches every module, so a rule decides: experts have all parameters except `weight`, other modules only
+    `weight`.
     """
     targets = config.get("target_parameters") or ()
     names = {target.rpartition(".")[2] for target in targets}
-    hit = {name for name in names if any(f".{module}.{name}".endswith(f".{target}") for target in targets)}
-    hit = hit - {"weight"} if module.endswith("experts") else hit & {"weight"}
-    return sorted(hit, key=lambda name: (name.startswith("down"), name))
+    matches = {name for name in names if any(f".{module}.{name}".endswith(f".{target}") for target in targets)}
+    matches = matches - {"weight"} if module.endswith("experts") else matches & {"weight"}
+    return sorted(matches, key=lambda name: (name.startswith("down"), name))
 
 
 def _check_config(config: Mapping[str, Any], path: Path) -> None:
-    """Check that the adapter is one that can be merged, and that what is read of `config` has its type."""
+    """Check that weft can merge an adapter of this `config`, and that the values it reads have their types."""
     if (kind := config.get("peft_type")) != "LORA":
         raise WeftError(
             f"{path}: peft_type is {kind!r}, and weft merges LORA only: merge it with PEFT (merge_and_unload), and "
@@ -278,54 +283,54 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
             f"{path}: init_lora_weights={start!r} changes the weights of the base model as well; convert the adapter "
             "to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)"
         )
-    for key, fault in _faults(config):
+    for key, fault in _find_faults(config):
         raise WeftError(f"{path}: {key}={config[key]!r} {fault}")
 
 
-def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the invalid values of `config`."""
+def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key and the fault of each invalid value of `config`."""
     for key, fits, expected in (
-        ("r", _positive, "is no positive integer"),
-        ("lora_alpha", _number, "is no number"),
-        ("rank_pattern", lambda ranks: _values(ranks, _positive), "maps names to no ranks"),
-        ("alpha_pattern", lambda alphas: _values(alphas, _number), "maps names to no numbers"),
-        ("modules_to_save", _names, "is no list of names"),
-        ("target_parameters", _names, "is no list of names"),
+        ("r", _is_positive, "is not a positive integer"),
+        ("lora_alpha", _is_number, "is not a number"),
+        ("rank_pattern", lambda ranks: _are_values(ranks, _is_positive), "does not map names to ranks"),
+        ("alpha_pattern", lambda alphas: _are_values(alphas, _is_number), "does not map names to numbers"),
+        ("modules_to_save", _are_names, "is not a list of names"),
+        ("target_parameters", _are_names, "is not a list of names"),
     ):
-        left_out = key not in ("r", "lora_alpha") and config.get(key) is None
-        if key in config and not left_out and not fits(config[key]):
+        is_unset = key not in ("r", "lora_alpha") and config.get(key) is None
+        if key in config and not is_unset and not fits(config[key]):
             yield key, expected
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in config.get(key) or {}:
-            if fault := _fault_of_pattern(pattern):
+            if fault := _check_pattern(pattern):
                 yield key, f"has the pattern {pattern!r}, which {fault}"
 
 
-def _fault_of_pattern(pattern: str) -> str:
-    """Say why a pattern from a file is rejected: it must compile, and match in little time whatever the text."""
+def _check_pattern(pattern: str) -> str:
+    """Return the reason to reject a `pattern` from a file, or "": it must compile, and match any string fast."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
-        return f"is no regular expression ({e})"
-    # Escaped signs repeat nothing, and a class in brackets counts as one character.
+        return f"is not a regular expression ({e})"
+    # Escaped characters repeat nothing, and a class in brackets counts as one character.
     bare = re.sub(r"\\.", "", pattern)
     if re.search(r"[)\]][*+{]", re.sub(r"\[[^\]]*\]", "x", bare)) or len(re.findall(r"[*+{]", bare)) > 3:
-        return "repeats too much: weft takes patterns with at most three of * + {, none of them after a group"
+        return "repeats too much: weft accepts patterns with at most three of * + {, none of them after a group"
     return ""
 
 
-def _positive(value: Any) -> bool:
-    # type(): isinstance takes True for an integer.
+def _is_positive(value: Any) -> bool:
+    # type(): isinstance accepts True as an integer.
     return type(value) is int and value > 0
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= 1e30
 
 
-def _values(value: Any, fits: Callable[[Any], bool]) -> bool:
+def _are_values(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, Mapping) and all(map(fits, value.values()))
 
 
-def _names(value: Any) -> bool:
+def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) and name for name in value)

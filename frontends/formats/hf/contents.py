@@ -1,5 +1,4 @@
-"""The files of a Hugging Face folder, the keys of its generation_config.json, and towers for images and sound: which of
-them nothing reads."""
+"""Unread parts of a Hugging Face folder: files, keys of generation_config.json, and vision and audio towers."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from weft.backends.runtime.core.sampling import DEFAULTS
 from ...models.config_keys import meaning
 from ...models.left_out import LeftOut, several
 
-# Files that say nothing of what a model computes, by the reason.
+# Files that do not affect the computation, by the reason.
 _MEANINGLESS = {
     "for people": (
         *("*.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf"),
@@ -33,7 +32,7 @@ _MEANINGLESS = {
     "weft's own": ("provenance.json", "model.weft"),
 }
 _PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
-# Keys of generation_config.json that weft reads, those that change no token, and the values at which others do nothing.
+# Keys of generation_config.json that weft reads, keys that change no token, and values at which others have no effect.
 _READ_KEYS = (
     *(f"{name}_token_id" for name in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")),
     *("suppress_tokens", "begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
@@ -73,10 +72,10 @@ OF_TOWERS = re.compile(
 
 
 def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
-    """Yield the files and folders in `folder` that are neither among the read `files` nor known to mean nothing."""
-    read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
+    """Yield the files and folders in `folder` that are neither among `files`, which were read, nor known as idle."""
+    names_read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
     for path in sorted(folder.iterdir()):
-        if path.name in read or meaning_of_file(path.name):
+        if path.name in names_read or meaning_of_file(path.name):
             continue
         name = path.name + ("/" if path.is_dir() else "")
         if path.suffix == ".py":
@@ -88,12 +87,12 @@ def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
 
 
 def meaning_of_file(name: str) -> str:
-    """Return why the file `name` changes nothing that a model computes; "" if it may change something."""
-    return next((why for why, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
+    """Return the reason why the file `name` does not affect the outputs, or "" if it may."""
+    return next((reason for reason, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
 
 
 def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
-    """Yield the keys of a generation_config.json that change which tokens transformers generates, and not weft."""
+    """Yield the keys of a generation_config.json that change the tokens of transformers but are not read by weft."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
         if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
@@ -107,12 +106,14 @@ def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[Lef
     """
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
-        detail = several([key for key in keys if lies_in(key, [module])]) + ("; texts do without it" if kind else "")
+        detail = several([key for key in keys if lies_in(key, [module])]) + (
+            "; not needed for text input" if kind else ""
+        )
         yield LeftOut(kind or "tensors", module, detail)
 
 
 def lies_in(key: str, modules: Collection[str]) -> bool:
-    """Return whether the tensor `key` is one of `modules`, or in one of them."""
+    """Return whether the tensor `key` is one of `modules` or inside one."""
     return any(key == module or key.startswith(f"{module}.") for module in modules)
 
 

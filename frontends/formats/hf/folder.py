@@ -1,4 +1,4 @@
-"""A Hugging Face folder: what its files say beside the weights."""
+"""A Hugging Face folder: its configs, tokenizer files and metadata next to the weights."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
-NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # fall back to the tokenizer's names if no config has an id
 QUANTIZED = "quantization_config"
-QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
+QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # older files, for a part of config.json
 
 
 @dataclass(frozen=True)
 class Folder:
     """A folder and its configs; `generation` is empty if it has no generation_config.json.
 
-    `sentence` is what sentence-transformers reads, `ranking` its files of a reranker; `path` then is the folder of the
-    transformer, which may be inside.
+    `sentence` are the files of sentence-transformers, `ranking` those of a reranker. With them `path` is the folder of
+    the transformer, which may be a subfolder.
     """
 
     path: Path
@@ -63,10 +63,10 @@ class Folder:
         """Read the configs of the folder at `path`.
 
         Raises:
-            WeftError: if the folder or its config.json is missing or no JSON object.
+            WeftError: if the folder or its config.json is missing, or the latter is not a JSON object.
         """
         if not path.is_dir():
-            raise WeftError(f"{path} is no folder")
+            raise WeftError(f"{path} is not a folder")
         root, kinds = path, modules(path)
         path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
         static = static_config(root) if STATIC_EMBEDDING in kinds else None
@@ -77,38 +77,40 @@ class Folder:
         for name, method in QUANTIZED_BY.items():
             if QUANTIZED not in config and (path / name).is_file():
                 config[QUANTIZED] = {"quant_method": method, **read_json(path / name)}
-        if isinstance(how := config.get(QUANTIZED), dict):
-            config[QUANTIZED] = Recorded(how)
-        said = read_json(generation) if generation.is_file() else {}
+        if isinstance(scheme := config.get(QUANTIZED), dict):
+            config[QUANTIZED] = Recorded(scheme)
+        generation_config = read_json(generation) if generation.is_file() else {}
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         sentence = None if pairs else read_sentence(root, config)
-        return cls(path, config, said, sentence, rank_files(root) if pairs else ())
+        return cls(path, config, generation_config, sentence, rank_files(root) if pairs else ())
 
     @property
     def tokenizer_files(self) -> list[Path]:
-        """The tokenizer's files that are there."""
+        """Return the paths of the tokenizer's files that exist."""
         return tokenizer_files(self.path)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Everything that is read: config, generation config, tokenizer, weights."""
+        """Return the paths of all files that are read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
-        own = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
-        return (*own, *self.ranking, *(() if self.sentence is None else self.sentence.files))
+        base_files = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
+        return (*base_files, *self.ranking, *(() if self.sentence is None else self.sentence.files))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for users on how the folder is read."""
+        """Return remarks for users on how the folder is read."""
         wrappers = SafetensorsReader(self.path).wrappers
-        said = " and ".join(map(repr, wrappers))
+        prefixes = " and ".join(map(repr, wrappers))
         return (
-            (f"{self.path}: names of tensors are read without {said}, which wrappers of modules add",) if said else ()
+            (f"{self.path}: names of tensors are read without {prefixes}, which module wrappers add",)
+            if prefixes
+            else ()
         )
 
     def weights(self) -> TensorReader:
-        """The tensors; quantized ones as the numbers they stand for.
+        """Return a reader of the tensors that dequantizes them.
 
         Raises:
             WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
@@ -116,39 +118,41 @@ class Folder:
         return dequantized(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def token_facts(self) -> dict[str, Any]:
-        """Special tokens in the form of graph.meta: generation_config.json before config.json."""
+        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json."""
 
         def ids(name: str) -> list[int]:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
-                if config.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
+                if config.get(name) not in (None, -1):  # -1 means "none" in the first Llamas
                     return Record(self.path / file, config).tokens(name)
             token = named_token(self.path, name.removesuffix("_id")) if name in NAMED else None
             return [] if token is None else [token]
 
-        single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
+        first = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         never = {name: ids(name) for name in ("suppress_tokens", "begin_suppress_tokens")}
-        more = {**never, "begin_tokens": self._begin_tokens()}
-        known = {k: v for k, v in single.items() if v is not None} | {k: v for k, v in more.items() if v}
-        return {"eos_token_ids": ids("eos_token_id"), **known}
+        lists = {**never, "begin_tokens": self._begin_tokens()}
+        single = {k: v for k, v in first.items() if v is not None} | {k: v for k, v in lists.items() if v}
+        return {"eos_token_ids": ids("eos_token_id"), **single}
 
     def sampling(self) -> dict[str, Any]:
-        """Return the defaults of sampling in generation_config.json, and of the length of an answer, max_tokens.
+        """Return the sampling defaults of generation_config.json, and max_tokens for the length of an answer.
 
         Raises:
             WeftError: if one is of another type or outside its range.
         """
-        said = Record(self.path / "generation_config.json", self.generation)
-        most = said.integer("max_new_tokens", None, least=1)
-        return defaults_of(said) | ({} if most is None else {"max_tokens": most})
+        record = Record(self.path / "generation_config.json", self.generation)
+        max_tokens = record.integer("max_new_tokens", None, least=1)
+        return defaults_of(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
     def _begin_tokens(self) -> list[list[int]]:
-        """The tokens that each of the first of an answer may be, as Whisper's prompt says: the language, one of all
-        unless it is told, the task, and that there are no times."""
-        said = Record(self.path / "generation_config.json", self.generation)
-        if "no_timestamps_token_id" not in said:
+        """Return the alternatives for each of the first tokens of an answer, as in Whisper's prompt.
+
+        They are the language (any, unless the config names one), the task, and the token for "no timestamps".
+        """
+        record = Record(self.path / "generation_config.json", self.generation)
+        if "no_timestamps_token_id" not in record:
             return []
-        languages = said.record("lang_to_id", {})
-        tasks, language, task = said.record("task_to_id", {}), said.text("language", ""), said.text("task", "")
+        languages = record.record("lang_to_id", {})
+        tasks, language, task = record.record("task_to_id", {}), record.text("language", ""), record.text("task", "")
         begin: list[list[int]] = []
         if not (language or task):
             forced = self.generation.get("forced_decoder_ids") or self.config.get("forced_decoder_ids") or []
@@ -157,14 +161,14 @@ class Folder:
         if language:
             code = f"<|{language.strip('<|>')}|>"
             if code not in languages:
-                raise said.misfit("language", "it must be a code of lang_to_id, such as en")
+                raise record.misfit("language", "it must be a code of lang_to_id, such as en")
             begin[:1] = [languages.tokens(code)]
         elif any_language and not (begin and begin[0]):
             begin[:1] = [any_language]
         if task or language:
             begin.append(tasks.tokens(task or "transcribe"))
-        last = said.tokens("no_timestamps_token_id")
-        return [place for place in [*begin, *([] if begin[-1:] == [last] else [last])] if place]
+        last = record.tokens("no_timestamps_token_id")
+        return [alternatives for alternatives in [*begin, *([] if begin[-1:] == [last] else [last])] if alternatives]
 
 
 def load_folder(
@@ -172,34 +176,34 @@ def load_folder(
 ) -> tuple[Folder, Loaded, list[Adapter]]:
     """Load the model of the Hugging Face folder at `path`, its parameters pointing at the weights.
 
-    The PEFT adapters in the folders `adapters` are merged into it, one after the other, and returned too. It is read as
-    a model of `family` instead of the one that its config says, if given.
+    The PEFT adapters in the folders `adapters` are merged into it in order, and returned as well. `family` overrides
+    the family that the config names.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or not supported.
     """
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
-    model_type, config, left = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
+    model_type, config, other_sides = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
     towers: frozenset[str] | None = None
     if sentence is not None and sentence.static:
         table = STATIC
     elif family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
-    elif (side := one_side(folder, family)) is not None:
-        table, config, towers = side
-        for other in PAIRS.get(str(model_type), {}).keys() - {*table.model_types}:
-            left.append(LeftOut("tensors", FAMILIES[other].prefix[:-1], f"--as {other} reads them"))
+    elif (language_model := one_side(folder, family)) is not None:
+        table, config, towers = language_model
+        for family_name in PAIRS.get(str(model_type), {}).keys() - {*table.model_types}:
+            other_sides.append(LeftOut("tensors", FAMILIES[family_name].prefix[:-1], f"--as {family_name} reads them"))
     elif family is not None:
         table = FAMILIES.lookup(family)
     else:
-        raise _unknown(folder, source)
-    weights, merged, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
+        raise _unknown_type_error(folder, source)
+    weights, read_adapters, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
     if sentence is not None and sentence.alone and table.settings.get("kind") == "image-encoder":
-        sentence = None  # its files are those of texts
+        sentence = None  # its files are for sequences of tokens
     if sentence is not None:
         config = sentence.config(config, table)
-        config.pop("architectures", None)  # the base model is what such a folder uses
+        config.pop("architectures", None)  # such a folder uses the base model only
         table, weights = sentence.table(table, config), sentence.joined(weights)
     elif tokens:
         check_tokens(tokens, config.get("vocab_size"), source)
@@ -210,65 +214,71 @@ def load_folder(
             table = encoder_alone(table)
         table, head = with_head(table, config, keys, source)
     if adapters:
-        loaded, merged = load_merged(table, config, weights, source, adapters)
+        loaded, read_adapters = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
-        over = [*loaded.ignored, *loaded.unread]
-        head = head or unread_head(table, config, over, "logits" in loaded.graph.outputs)
+        unread_keys = [*loaded.ignored, *loaded.unread]
+        head = head or unread_head(table, config, unread_keys, "logits" in loaded.graph.outputs)
     if head:
         loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
         loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
-    if merged:
-        origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
+    if read_adapters:
+        origin["adapters"] = [str(adapter.path.absolute()) for adapter in read_adapters]
     if towers is not None:
-        _leave_out(towers, loaded, folder.config, config)
-    loaded.left_out.extend((*left, *_unread(folder, path)))
+        _report_towers(towers, loaded, folder.config, config)
+    loaded.left_out.extend((*other_sides, *_unread(folder, path)))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
         loaded.left_out.extend(unread_generation(folder.generation))
         if sampling := folder.sampling():
             loaded.graph.meta["sampling"] = sampling
-    own = replace(folder, config=config) if left else folder  # the tokens of a pair are those of its texts
-    loaded.graph.meta.update(own.token_facts(), **_rope_facts(config), source=origin)
+    token_source = replace(folder, config=config) if other_sides else folder  # tokens of a pair are in its text config
+    loaded.graph.meta.update(token_source.token_facts(), **_rope_facts(config), source=origin)
     if sentence is not None:
         sentence.describe(loaded.graph)
-    return folder, loaded, merged
+    return folder, loaded, read_adapters
 
 
 def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
-    """The table and the config of the language model in a model of texts and more (LLaVA), or of one encoder of a pair
-    (CLIP): that of texts, or `family`; and the other modules of the first, whose tensors are left unread. None if there
-    is none of a known family."""
+    """Return the table and config of one side of a composite model, and the names of the modules outside it.
+
+    The side is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): the text encoder, or
+    `family`. The names of other modules, whose tensors stay unread, are None for a pair. None if no known family fits.
+    """
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
-        return *_one_of_two(folder, family or f"{kind}_text_model"), None
-    text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)  # Qwen2-VL's is around
+        return *_load_pair_side(folder, family or f"{kind}_text_model"), None
+    text = folder.config.get(
+        "text_config", folder.config if f"{kind}_text" in SAME else None
+    )  # Qwen2-VL has no text_config
     if family is not None or kind not in MULTIMODAL or not isinstance(text, Mapping):
         return None
-    said = f"{kind}_text" if text is folder.config else text.get("model_type")
-    family, defaults, fixed = SAME.get(str(said), (str(said), {}, {}))
+    text_type = f"{kind}_text" if text is folder.config else text.get("model_type")
+    family, defaults, fixed = SAME.get(str(text_type), (str(text_type), {}, {}))
     if family not in FAMILIES:
         return None
     table, keys, text = FAMILIES[family], list(folder.weights().keys()), {**defaults, **text, **fixed}
-    prefix, head = table.prefix, "lm_head."  # alone, beside the rest
+    prefix, head = table.prefix, "lm_head."  # for a language model stored next to the other modules
     for name in LANGUAGE_MODELS:
-        found = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
-        prefix, head = next(((p, f"{name}.lm_head.") for p in found), (prefix, head))
-    others = frozenset(_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head.")))
-    unused = (*table.unused, *others, *(f"{other}.*" for other in others))
-    # The config inside may not say it: what a checkpoint has no head for, it is tied.
+        prefixes = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
+        prefix, head = next(((p, f"{name}.lm_head.") for p in prefixes), (prefix, head))
+    other_modules = frozenset(
+        _find_outer_module(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))
+    )
+    unused = (*table.unused, *other_modules, *(f"{module}.*" for module in other_modules))
+    # The inner config may leave it out: a checkpoint without a head ties it to the embedding.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
     inert = (*table.inert, *filter(OF_TOWERS.search, text))
     side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
-    return side, text, others
+    return side, text, other_modules
 
 
 def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     """Yield the unread keys and files of `folder`, stored in `root`, except the keys of config.json."""
-    if isinstance(how := folder.config.get(QUANTIZED), Recorded):
-        yield from unread_scheme(how)
+    if isinstance(scheme := folder.config.get(QUANTIZED), Recorded):
+        yield from unread_scheme(scheme)
     if folder.sentence is not None:
         yield from folder.sentence.left_out
     if folder.ranking:
@@ -276,36 +286,41 @@ def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     yield from unread_files(root, folder.files)
 
 
-def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+def _report_towers(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
     """Add to `loaded.left_out` the modules in `towers`, and the unread keys of the composite config `around`.
 
     `text` is the config of the language model, whose unread keys get the prefix text_config.
     """
-    inside = loaded.left_out
+    parts = loaded.left_out
     if "text_config" in around:
-        read = text.keys() - {part.name for part in inside}
-        inside = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in inside]
-        inside.extend(unread_around(around, read))
-    loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *inside]
+        read = text.keys() - {part.name for part in parts}
+        parts = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in parts]
+        parts.extend(unread_around(around, read))
+    loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *parts]
     loaded.ignored[:] = [key for key in loaded.ignored if not lies_in(key, towers)]  # these are listed by tower
 
 
-def _one_of_two(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:
-    """The table and the config of `family`, one encoder of the pair in `folder`."""
-    table, whole = FAMILIES[family], folder.config
-    ours, theirs = ("vision", "text") if "vision" in family else ("text", "vision")
-    unused = (*table.unused, f"{theirs}_model.*", "*_projection.*", "logit_scale", "logit_bias")
-    said: Any = whole.get(f"{ours}_config_dict") or whole.get(f"{ours}_config") or {}  # the older replaces the newer
-    if not isinstance(said, Mapping):
-        raise WeftError(f"{folder.path / 'config.json'}: {ours}_config={said!r:.60} is no mapping")
-    defaults, kind = PAIRS[str(whole["model_type"])][family]
-    own = {"projection_dim": whole.get("projection_dim", 512), "architectures": [kind]}
-    return replace(table, unused=unused), {**defaults, **said, **own}
+def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:
+    """Return the table and the config of `family`, one encoder of the pair in `folder`."""
+    table, pair_config = FAMILIES[family], folder.config
+    side, other_side = ("vision", "text") if "vision" in family else ("text", "vision")
+    unused = (*table.unused, f"{other_side}_model.*", "*_projection.*", "logit_scale", "logit_bias")
+    side_config: Any = (
+        pair_config.get(f"{side}_config_dict") or pair_config.get(f"{side}_config") or {}
+    )  # older key first
+    if not isinstance(side_config, Mapping):
+        raise WeftError(f"{folder.path / 'config.json'}: {side}_config={side_config!r:.60} is not a mapping")
+    defaults, kind = PAIRS[str(pair_config["model_type"])][family]
+    pair_facts = {"projection_dim": pair_config.get("projection_dim", 512), "architectures": [kind]}
+    return replace(table, unused=unused), {**defaults, **side_config, **pair_facts}
 
 
 def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Say how the pairs of a head turn along three axes, in the form of graph.meta (pass multimodal-rope), where
-    `config` says it; Qwen3's code knows one order only."""
+    """Return the multimodal RoPE sections of `config` as entries of graph.meta (pass multimodal-rope), or {}.
+
+    They state how the rotated pairs of a head are split over three axes. Qwen3's code interleaves them, all others do
+    not.
+    """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
         return {}
@@ -316,24 +331,24 @@ def _has(keys: Iterable[str], prefix: str) -> bool:
     return any(key.startswith(prefix) for key in keys)
 
 
-def _outside(key: str, prefix: str) -> str:
-    """The shortest path of modules that leads to `key` and not to `prefix`."""
+def _find_outer_module(key: str, prefix: str) -> str:
+    """Return the shortest module path that leads to `key` but not to `prefix`."""
     parts = key.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
     return next((path for path in paths if not prefix.startswith(f"{path}.")), key)
 
 
-def _unknown(folder: Folder, source: str) -> WeftError:
-    """The error for a folder whose model_type no table has: it says why, or names the families that read it best."""
+def _unknown_type_error(folder: Folder, source: str) -> WeftError:
+    """Return the error for an unknown model_type: the reason, or the families that fit the checkpoint best."""
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:
         return WeftError(f"{source}: models of type {kind} are not supported: {REFUSED[kind]}")
-    told = f"{source}: model_type {kind!r} is not known"
+    fault = f"{source}: model_type {kind!r} is not known"
     try:
-        near = closest(folder.config, folder.weights())
+        families = closest(folder.config, folder.weights())
     except WeftError:  # without weights that can be read there is nothing to compare
-        near = []
-    if not near:
-        return WeftError(f"{told}, and no family reads it; `weft families` lists the {len(FAMILIES)} that there are")
-    others = "".join(f", then {r.family}" for r in near[1:])
-    return WeftError(f"{told}; it reads most like {near[0]}{others}: try --as {near[0].family}")
+        families = []
+    if not families:
+        return WeftError(f"{fault}, and no family reads it; `weft families` lists all {len(FAMILIES)} families")
+    alternatives = "".join(f", then {r.family}" for r in families[1:])
+    return WeftError(f"{fault}; it reads most like {families[0]}{alternatives}: try --as {families[0].family}")

@@ -13,12 +13,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 def hub_snapshot(spec: str) -> Path | None:
-    """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
+    """Return the newest local snapshot of the hub repository `spec`, or None if it was not downloaded."""
     if not HUB_ID.fullmatch(spec):
         return None
     try:
         home = expanded(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    except WeftError:  # no home folder, so there is no cache in it
+    except WeftError:  # without a home folder there is no cache
         return None
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     repository = cache / f"models--{spec.replace('/', '--')}"
@@ -28,12 +28,14 @@ def hub_snapshot(spec: str) -> Path | None:
 
 
 def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` lies in `folder`, links followed; the hub's snapshots and their folders link to blobs.
+    """Check that `file` is inside `folder` after following links; the hub's snapshots link to blobs.
 
     Raises:
-        WeftError: if it does not.
+        WeftError: if it is outside.
     """
-    home, real = folder.resolve(), file.resolve()
-    root = next((at.parent for at in home.parents if at.name == "snapshots"), home)
-    if not real.is_relative_to(root):
-        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
+    resolved_folder, resolved_file = folder.resolve(), file.resolve()
+    root = next((parent.parent for parent in resolved_folder.parents if parent.name == "snapshots"), resolved_folder)
+    if not resolved_file.is_relative_to(root):
+        raise WeftError(
+            f"{file} is a link to {resolved_file}, outside the model's folder: copy the file there if needed"
+        )

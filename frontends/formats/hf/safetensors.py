@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, a few rows at a time.
+"""Readers of safetensors files that read a few rows at a time.
 
 The files are read with `os.preadv`, not mapped: pages of a mapped file count as resident memory.
 Format: https://github.com/huggingface/safetensors#format
@@ -32,7 +32,7 @@ _WRAPPERS = ("_orig_mod.", "module.")  # of torch.compile, and of DistributedDat
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
 MOST_AXES = 32  # numpy 1 has no more
-_OF_BYTES = {  # looking numbers of a byte up is several times faster than casting them
+_OF_BYTES = {  # a table look-up of 8-bit floats is several times faster than a cast
     dtype: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
     for dtype in (dtypes.f8e4m3, dtypes.f8e5m2)
 }
@@ -46,15 +46,15 @@ class _Tensor:
 
     @property
     def end(self) -> int:
-        """The offset behind its last byte."""
+        """Return the offset after the last byte."""
         return self.offset + self.dtype.bytes_for(math.prod(self.shape))
 
 
 class SafetensorsFile:
-    """One file; its header is checked when it is opened.
+    """The tensors of one safetensors file; its header is checked when it is opened.
 
     Raises:
-        WeftError: if it is missing, no safetensors file, or cut.
+        WeftError: if it is missing, not a safetensors file, or cut.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class SafetensorsFile:
         length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
         if size < 8 or not 2 <= length <= MAX_HEADER:
             raise WeftError(
-                f"{self.path} is not a safetensors file: it begins with no header length; fetch the file again"
+                f"{self.path} is not a safetensors file: it does not begin with a header length; fetch the file again"
             )
         if 8 + length > size:
             raise WeftError(
@@ -94,11 +94,11 @@ class SafetensorsFile:
     def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
         try:
             name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            # type(): isinstance takes JSON's true for an integer.
-            sound = isinstance(name, str) and all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, begin, end))
+            # type(): isinstance accepts JSON's true as an integer.
+            valid = isinstance(name, str) and all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
-            sound = False
-        if not sound or len(shape) > MOST_AXES:
+            valid = False
+        if not valid or len(shape) > MOST_AXES:
             raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
         if name not in DTYPES:
             raise WeftError(
@@ -118,27 +118,27 @@ class SafetensorsFile:
         return self.tensors[key].dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0: float32, or integers as stored."""
         t = self.tensors[key]
         row = math.prod(t.shape[1:])
         raw = np.empty((stop - start) * row, t.dtype.numpy)
         self._fill(raw.view(np.uint8).data, t.offset + start * row * raw.itemsize)
-        return _widened(raw, t.dtype).reshape(stop - start, *t.shape[1:])
+        return _widen(raw, t.dtype).reshape(stop - start, *t.shape[1:])
 
     def _fill(self, buffer: memoryview, offset: int) -> None:
         done = 0
         while done < len(buffer):
             try:
-                # One call may read less than was asked for: Linux reads at most 2 GiB at once.
-                got = os.preadv(self._fd, [buffer[done:]], offset + done)
+                # One call may read less than requested: Linux reads at most 2 GiB at once.
+                n_read = os.preadv(self._fd, [buffer[done:]], offset + done)
             except OSError as e:
                 raise WeftError(f"{self.path} cannot be read: {e.strerror or e}") from e
-            if not got:
+            if not n_read:
                 raise WeftError(f"{self.path} has become shorter while it was read")
-            done += got
+            done += n_read
 
 
-def _widened(raw: Array, dtype: DType) -> Array:
+def _widen(raw: Array, dtype: DType) -> Array:
     if dtype == dtypes.bf16:  # the upper half of a float32
         bits = raw.view(np.uint16).astype(np.uint32)
         bits <<= 16
@@ -149,11 +149,11 @@ def _widened(raw: Array, dtype: DType) -> Array:
 
 
 class Rerouted(ABC):
-    """A reader whose tensors are those of other readers."""
+    """A reader whose tensors are in other readers."""
 
     @abstractmethod
     def find(self, key: str) -> tuple[TensorReader, str]:
-        """The reader that has tensor `key`, and what it calls that."""
+        """Return the reader that has tensor `key`, and the tensor's name there."""
 
     def shape(self, key: str) -> tuple[int, ...]:
         reader, name = self.find(key)
@@ -164,20 +164,22 @@ class Rerouted(ABC):
         return reader.dtype(name)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0 of tensor `key`: float32, or integers as stored."""
         reader, name = self.find(key)
         return reader.read(name, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """The blocks of rows `start:stop` of a matrix whose dtype is of blocks: its reader returns such."""
+        """Return the stored blocks of rows `start:stop` of a matrix with a block dtype, from a reader of blocks."""
         reader, name = self.find(key)
         assert isinstance(reader, BlockTensorReader)
         return reader.read_blocks(name, start, stop)
 
 
 class SafetensorsReader(Rerouted):
-    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names; by names without
-    those that torch.compile and DistributedDataParallel put before them (`wrappers`).
+    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+
+    Prefixes that torch.compile and DistributedDataParallel add (`wrappers`) are removed from the names.
+
 
     Raises:
         WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
@@ -187,19 +189,19 @@ class SafetensorsReader(Rerouted):
         self.path = folder
         indexed = _weight_map(folder)
         self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(indexed.values()))}
-        homes: dict[str, str] = {}  # as transformers, by what the files hold: an index may leave tensors out
+        homes: dict[str, str] = {}  # by the files' contents, as in transformers: an index may leave tensors out
         for name, file in self.files.items():
-            both = homes.keys() & file.tensors.keys()
-            if twice := {key for key in both if indexed.get(key) not in (name, homes[key])}:
+            shared = homes.keys() & file.tensors.keys()
+            if repeated := {key for key in shared if indexed.get(key) not in (name, homes[key])}:
                 raise WeftError(
-                    f"{folder}: tensor {min(twice)!r} is in {homes[min(twice)]} and in {name}, and no {INDEX} says "
-                    "which counts; take one of the files out of the folder"
+                    f"{folder}: tensor {min(repeated)!r} is in {homes[min(repeated)]} and in {name}, and no {INDEX} "
+                    "names the one to use; take one of the files out of the folder"
                 )
             homes |= {key: name for key in file.tensors if indexed.get(key, name) == name or key not in homes}
         for key, name in indexed.items():
             if key not in homes and key != name:
-                raise WeftError(f"{folder / INDEX} says tensor {key!r} is in {name}, but it is not there")
-        plain, self.wrappers = _unwrapped(homes)
+                raise WeftError(f"{folder / INDEX} places tensor {key!r} in {name}, but it is not there")
+        plain, self.wrappers = _strip_wrappers(homes)
         self._home = {plain[key]: (name, key) for key, name in homes.items()}
         if len(self._home) < len(homes):
             raise WeftError(f"{folder}: a tensor is there with and without {self.wrappers[0]!r} in its name")
@@ -209,7 +211,7 @@ class SafetensorsReader(Rerouted):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The texts in the headers of all files, by name."""
+        """Return the metadata strings in the headers of all files, by name."""
         return {name: text for file in self.files.values() for name, text in file.metadata.items()}
 
     def keys(self) -> Iterable[str]:
@@ -222,48 +224,50 @@ class SafetensorsReader(Rerouted):
         return self.files[name], stored
 
 
-def _unwrapped(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """The names of the tensors `keys` without those of wrappers of modules or of all, and these."""
+def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the names of the tensors without prefixes of wrappers, by key, and the prefixes that were removed."""
     names = {key: key.replace(f".{_WRAPPERS[0]}", ".") for key in keys}
-    found = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
-    while outer := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):
-        names = {key: name.removeprefix(outer) for key, name in names.items()}
-        found.append(outer)
-    return names, list(dict.fromkeys(found))
+    prefixes = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
+    while prefix := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):
+        names = {key: name.removeprefix(prefix) for key, name in names.items()}
+        prefixes.append(prefix)
+    return names, list(dict.fromkeys(prefixes))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files in `folder`, and those in folders of it that an index names, that hold weights of the model."""
+    """Return the safetensors files of the model in `folder`, and in its subfolders if an index names them."""
     paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
-        paths |= {path for name in set(_index(folder).values()) if (path := folder / name).is_file()}
+        paths |= {path for name in set(_read_index(folder).values()) if (path := folder / name).is_file()}
     return sorted(paths)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name; without an index, file name -> file name."""
+    """Return the file name of each tensor name; without an index, of each file name."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
-    found = [path.relative_to(folder).as_posix() for path in weight_files(folder)]
+    files = [path.relative_to(folder).as_posix() for path in weight_files(folder)]
     if not (folder / INDEX).is_file():
-        if not found:
-            other = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
-            hint = "; it holds pickled PyTorch weights: load and save_pretrained them as safetensors" if other else ""
+        if not files:
+            is_pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
+            hint = (
+                "; it holds pickled PyTorch weights: load and save_pretrained them as safetensors" if is_pickled else ""
+            )
             raise WeftError(f"{folder} has no safetensors weights{hint}")
-        _complete(folder, found)
-        return {name: name for name in found}
-    names = _index(folder)
+        _check_shards(folder, files)
+        return {name: name for name in files}
+    names = _read_index(folder)
     for name in sorted(set(names.values())):
-        if name not in found:
+        if name not in files:
             raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")
-    for name in found:
-        if name not in names.values() and _shard(name):
+    for name in files:
+        if name not in names.values() and _match_shard(name):
             raise WeftError(f"{folder / name} is missing from {INDEX}")
     return names
 
 
-def _index(folder: Path) -> dict[str, str]:
-    """The file of each tensor, below `folder`, as its index says."""
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor, relative to `folder`, from its index."""
     try:
         names: dict[str, str] = dict(Record.read(folder / INDEX).get("weight_map", dict[str, str]))
     except WeftError as e:
@@ -273,13 +277,13 @@ def _index(folder: Path) -> dict[str, str]:
     return names
 
 
-def _shard(name: str) -> re.Match[str] | None:
+def _match_shard(name: str) -> re.Match[str] | None:
     return re.fullmatch(r"(.*-)(\d+)-of-(\d+)(\.safetensors)", name)
 
 
-def _complete(folder: Path, names: list[str]) -> None:
+def _check_shards(folder: Path, names: list[str]) -> None:
     for name in names:
-        if match := _shard(name):
+        if match := _match_shard(name):
             stem, digits, count, end = match.groups()
             for i in range(1, int(count) + 1):
                 if (expected := f"{stem}{i:0{len(digits)}d}-of-{count}{end}") not in names:

@@ -1,7 +1,7 @@
-"""Adapters that stay apart from the weights: every linear map that one updates gets a second path, x ↦ B (A x).
+"""Switchable adapters: every linear layer that one updates gets a second path, x ↦ B (A x).
 
-The factors A and B are slots, which ONNX Runtime fills when it runs: zero, or those of the chosen adapter. Passes
-rewrite them like weights, so what a pass folds into the weights goes into the factors of every adapter, too.
+The factors A and B are slots that ONNX Runtime fills at run time: zeros, or those of the chosen adapter. Passes rewrite
+slots like weights, so a factor that a pass folds into the weights is also folded into the factors of every adapter.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _BASE = "model."
 
 
 def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
-    """Give the linear maps of `graph`, which errors call `source`, slots for the adapters in `folders`.
+    """Add slots for the adapters in `folders` to the linear layers of `graph`, which errors call `source`.
 
     Adapters of lower rank than the highest are padded with zeros.
 
     Raises:
-        WeftError: if an adapter is more than low-rank updates of linear maps, or does not fit the model.
+        WeftError: if an adapter is more than low-rank updates of linear layers, or does not fit the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     names = [adapter.path.name for adapter in adapters]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise WeftError(f"two adapters are called {twice}: the names of their folders must differ")
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise WeftError(f"two adapters are called {repeated}: the names of their folders must differ")
     weights = {p.recipe.key: p for p in graph.params.values() if isinstance(p.recipe, Source)}
     updates: dict[str, list[tuple[Adapter, Update]]] = {}
     for adapter in adapters:
         _check_plain(adapter)
         for name, update in adapter.updates.items():
-            updates.setdefault(_home(name, update, weights, adapter, source), []).append((adapter, update))
+            updates.setdefault(_find_home(name, update, weights, adapter, source), []).append((adapter, update))
     shapes: dict[str, tuple[int, ...]] = {}
     choices: dict[str, dict[str, Array]] = {name: {} for name in names}
     for home, parts in updates.items():
@@ -58,7 +58,7 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
 
 
 def _check_plain(adapter: Adapter) -> None:
-    """Check that `adapter` has only what can be switched: A and B of linear maps."""
+    """Check that `adapter` has only tensors that can be switched: A and B of linear layers."""
     advice = "which cannot be chosen at run time: merge the adapter by --adapter"
     for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
         raise adapter.error(f" has the tensor {key!r}, {advice}")
@@ -67,21 +67,21 @@ def _check_plain(adapter: Adapter) -> None:
             raise adapter.error(f" has {update.magnitude or update.bias or update.down!r}, {advice}")
 
 
-def _home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
+def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
     """Return the key of the weight that `update` of the weight `name` belongs to."""
     key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
     if key is None:
-        raise adapter.error(f": no linear map of {source} reads what {update.down!r} belongs to as one weight")
+        raise adapter.error(f": no linear layer of {source} reads the weight of {update.down!r} unchanged")
     param, down, up = weights[key], adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if (up[0], down[1]) != param.shape:
         raise adapter.error(f": {adapter.shown(update.up, update.down)} do not fit {key} {list(param.shape)}")
     if any(node.op is not ops.linear or node.operand("weight") is not param for node in param.users):
-        raise adapter.error(f" updates {key}, which more than linear maps read: merge the adapter by --adapter")
+        raise adapter.error(f" updates {key}, which other ops than linear also read: merge the adapter by --adapter")
     return key
 
 
 def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]], down: str, up: str) -> None:
-    """Add B (A x) to the linear maps of the weight `param`."""
+    """Add B (A x) to the outputs of the linear layers of the weight `param`."""
     a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
     for node in param.users:
         x, y = node.required("x"), node.output

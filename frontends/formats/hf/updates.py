@@ -31,8 +31,8 @@ def transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
         yield from transposed_keys(part, flipped)
 
 
-def stacked(update: Update, adapter: Adapter, turned: bool) -> Recipe:
-    """The update of a weight of all experts, [experts, out, in] or `turned` [experts, in, out].
+def stacked(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
+    """Return the update of a stack of experts, [experts, out, in], or [experts, in, out] if `transpose`.
 
     Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
     """
@@ -42,24 +42,24 @@ def stacked(update: Update, adapter: Adapter, turned: bool) -> Recipe:
     for i in range(experts):
         a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)
         b = Slice(up, 1, i, ranks, experts)
-        product = MatMul(transposed(a), transposed(b)) if turned else MatMul(b, a)
-        items.append(Reshape(product, (1, width, height) if turned else (1, height, width)))
+        product = MatMul(transposed(a), transposed(b)) if transpose else MatMul(b, a)
+        items.append(Reshape(product, (1, width, height) if transpose else (1, height, width)))
     return scaled(Concat(tuple(items)), update.scale)
 
 
 def with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
-    """`table` of `count` rows with `rows` in the place of those of `tokens`."""
+    """Return `table` [count, width] with the rows `tokens.indices` replaced by `rows`."""
     order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
     items: list[Recipe] = []
-    done = 0
+    n_done = 0
     while order:
         first = tokens.indices[order[0]]
         run = [i for at, i in enumerate(order) if tokens.indices[i] == first + at]
         order = order[len(run) :]
-        if first > done:
-            items.append(Slice(table, 0, done, first))
+        if first > n_done:
+            items.append(Slice(table, 0, n_done, first))
         items.append(Take(rows, tuple(run)))
-        done = first + len(run)
-    if done < count:
-        items.append(Slice(table, 0, done, count))
+        n_done = first + len(run)
+    if n_done < count:
+        items.append(Slice(table, 0, n_done, count))
     return Concat(tuple(items)) if len(items) > 1 else items[0]

@@ -52,7 +52,7 @@ def write_model(
     and zero points.
 
     Raises:
-            WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
+        WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     graph, stored = model.graph.clone(), None if dtype is None else parse_stored(dtype)
     blocks = {name: packed for name, param in graph.params.items() if (packed := in_blocks(param))}
@@ -75,7 +75,7 @@ def read_model(spec: str, path: Path) -> Model:
     """Read the model in the model folder at `path`; `spec` is the name by which the user requested it.
 
     Raises:
-            WeftError: if its model.weft is not a graph, or its weights are missing or unsound.
+        WeftError: if its model.weft is not a graph, or its weights are missing or unsound.
     """
     # Taken before anything is read, so that a change meanwhile is noticed.
     stamps_before = stamps(path.iterdir())

@@ -49,7 +49,7 @@ def test_names_of_wrappers_are_left_out_and_told(
     save_file({change(key): value for key, value in want.items()}, folder / "model.safetensors")
     assert same(contents(folder), want)
     for result in (done("compile", folder, "-o", tmp_path / "out"), done("export", folder, "-o", tmp_path / "hf")):
-        assert f"names of tensors are read without {told}, which wrappers of modules add" in result.stderr
+        assert f"names of tensors are read without {told}, which module wrappers add" in result.stderr
     assert same(load_file(tmp_path / "hf" / "model.safetensors"), want)
 
 

@@ -209,7 +209,7 @@ def test_index_that_lies(sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["ghost"] = next(iter(index["weight_map"].values()))
     (sharded / INDEX).write_text(json.dumps(index))
-    fails(sharded, "says tensor 'ghost' is in model-.*, but it is not there")
+    fails(sharded, "places tensor 'ghost' in model-.*, but it is not there")
     for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 1}}'):
         (sharded / INDEX).write_text(text)
         fails(sharded, "is not a safetensors index")
@@ -226,9 +226,9 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with no header length"),
-        (b"\x00" * 64, "begins with no header length"),
-        (b"not a checkpoint at all" * 9, "begins with no header length"),
+        (b"", "does not begin with a header length"),
+        (b"\x00" * 64, "does not begin with a header length"),
+        (b"not a checkpoint at all" * 9, "does not begin with a header length"),
         (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
         (header(b"{]"), "the header of .*: not valid JSON"),
         (header([1, 2]), "the header of .*: a JSON object was expected, not array"),
@@ -255,7 +255,7 @@ def test_a_truncated_checkpoint(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     for length in (4, 300, len(whole) // 2, len(whole) - 1):
         (folder / "model.safetensors").write_bytes(whole[:length])
-        fails(folder, "truncated|begins with no header length")
+        fails(folder, "truncated|does not begin with a header length")
 
 
 def test_a_local_hub_snapshot_is_found_by_its_id(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,14 +314,14 @@ def test_links_that_lead_out_of_the_folder(folder: Path, tmp_path: Path) -> None
     secret.write_text("{}")
     for name in ("tokenizer_config.json", "vocab.txt", "chat_template.jinja"):
         (folder / name).symlink_to(secret)
-        fails(folder, f"{name} is a link to {secret}, outside of the model's folder")
+        fails(folder, f"{name} is a link to {secret}, outside the model's folder")
         (folder / name).unlink()
     modules = [
         {"type": f"sentence_transformers.models.{kind}", "path": path}
         for kind, path in (("Transformer", ""), ("Pooling", "../x"))
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    fails(folder, "outside of the model's folder")
+    fails(folder, "outside the model's folder")
     (folder / "modules.json").unlink()
     (folder / "own").write_text("{}")
     (folder / "tokenizer_config.json").symlink_to(folder / "own")

@@ -122,6 +122,6 @@ def test_an_embedding_without_a_head_of_as_many_rows_is_refused(tmp_path: Path) 
         {k: v for k, v in tensors.items() if "lm_head" not in k}, tmp_path / "adapter" / "adapter_model.safetensors"
     )
     with pytest.raises(
-        WeftError, match=r"an embedding of 66 tokens in the place of 61, but no lm_head\.weight of as many"
+        WeftError, match=r"an embedding of 66 tokens instead of 61, but no lm_head\.weight of that size"
     ):
         load_source(tmp_path / "base", adapters=[tmp_path / "adapter"])

@@ -302,7 +302,7 @@ def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="features of a clip_vision_model with modules are not supported; without"):
         load_source(clip, family="clip_vision_model")
     (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": [3]}))
-    refused(clip, r"config\.json: text_config=\[3\] is no mapping")
+    refused(clip, r"config\.json: text_config=\[3\] is not a mapping")
 
 
 def test_tables_of_vectors(tmp_path: Path) -> None:
