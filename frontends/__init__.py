@@ -1,6 +1,6 @@
 """Sources of graphs: the DSL and its presets, Hugging Face folders, GGUF files, and the command line.
 
-Not here: rewrites, lowerings and any choice of a target. A model family is a table here, not a class.
+Never here: rewrites, lowerings, anything a target decides. A model family is a table here, not a class.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""File formats: Hugging Face folders, GGUF files, folders of weft. They read and write; they decide nothing.
+"""File formats: Hugging Face folders, GGUF files, folders of weft. They only read and write.
 
 Never here: commands, architectures.
 """

@@ -170,7 +170,7 @@ Change = Callable[[torch.Tensor], torch.Tensor | None]
             "nvfp4",
             "weight_global_scale",
             lambda t: None,
-            "there is no '.*weight_global_scale' beside '.*weight_packed'",
+            "there is no '.*weight_global_scale' next to '.*weight_packed'",
         ),
         (
             "nvfp4",

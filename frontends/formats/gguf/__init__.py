@@ -1,6 +1,6 @@
 """GGUF files (llama.cpp's format): their tensors as a `TensorReader`, their tokenizer as Hugging Face files.
 
-Code here knows the file format. Not here: which tensor is which parameter; that is in a family's table.
+Code here knows the file format. Never here: which tensor is which parameter; that is in a family's table.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Adapter:
         """Return an error whose message is the name of the adapter followed by `fault`."""
         return WeftError(f"the adapter {self.path}{fault}")
 
-    def shown(self, *keys: str) -> str:
+    def describe_tensors(self, *keys: str) -> str:
         """Return the names of the tensors `keys` with their shapes, for error messages."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
@@ -213,7 +213,9 @@ def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
         or len(shape) != 2
         or shape[0] != len(indices)
     ):
-        raise adapter.error(f": trainable_token_indices={indices!r} does not name the tokens of {adapter.shown(key)}")
+        raise adapter.error(
+            f": trainable_token_indices={indices!r} does not name the tokens of {adapter.describe_tensors(key)}"
+        )
     return tuple(indices)
 
 
@@ -224,7 +226,7 @@ def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
         raise adapter.error(f": {module} has {present!r} but no factor {missing}; the file is incomplete")
     down, up = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise adapter.error(f": {adapter.shown(update.up, update.down)} are not two factors of one rank")
+        raise adapter.error(f": {adapter.describe_tensors(update.up, update.down)} are not two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
         fault = (
@@ -242,7 +244,9 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
-        raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, as in {ADAPTER_CONFIG}")
+        raise adapter.error(
+            f": {adapter.describe_tensors(update.down)} is not of rank {update.rank}, as in {ADAPTER_CONFIG}"
+        )
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 

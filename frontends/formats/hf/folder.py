@@ -22,7 +22,7 @@ from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REF
 from .adapter import Adapter
 from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
-from .quantized import dequantized, unread_scheme
+from .quantized import dequantize_reader, unread_scheme
 from .safetensors import SafetensorsReader, weight_files
 from .sentence_transformers.ranking import (
     LOGIT_SCORE,
@@ -115,7 +115,7 @@ class Folder:
         Raises:
             WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
         """
-        return dequantized(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
+        return dequantize_reader(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def token_facts(self) -> dict[str, Any]:
         """Return special tokens as entries of graph.meta; generation_config.json overrides config.json."""
@@ -199,12 +199,12 @@ def load_folder(
     else:
         raise _unknown_type_error(folder, source)
     weights, read_adapters, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
-    if sentence is not None and sentence.alone and table.settings.get("kind") == "image-encoder":
+    if sentence is not None and sentence.projects_only and table.settings.get("kind") == "image-encoder":
         sentence = None  # its files are for sequences of tokens
     if sentence is not None:
         config = sentence.config(config, table)
         config.pop("architectures", None)  # such a folder uses the base model only
-        table, weights = sentence.table(table, config), sentence.joined(weights)
+        table, weights = sentence.table(table, config), sentence.join_weights(weights)
     elif tokens:
         check_tokens(tokens, config.get("vocab_size"), source)
         table = with_tokens(table, config, frozenset(weights.keys()), source, tokens)

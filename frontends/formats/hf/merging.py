@@ -24,7 +24,7 @@ from ...models.loading import Loaded, describe, load
 from ...models.tables.family import Family
 from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
 from .safetensors import Rerouted, SafetensorsFile
-from .updates import scaled, stacked, transposed, transposed_keys, with_rows
+from .updates import scale_by, stack_expert_updates, transpose_matrix, transposed_keys, with_rows
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # names of the stacked expert weights in transformers
 
@@ -57,20 +57,20 @@ class JoinedReader(Rerouted):
 
 @dataclass(frozen=True)
 class _PatchedReader(Rerouted):
-    """The reader `base` with some tensors replaced or added: `others` by key."""
+    """The reader `base` with some tensors replaced or added: `replacements` by key."""
 
     base: TensorReader
-    others: Mapping[str, tuple[TensorReader, str]]
+    replacements: Mapping[str, tuple[TensorReader, str]]
 
     @property
     def path(self) -> Path:
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        return dict.fromkeys((*self.base.keys(), *self.others))
+        return dict.fromkeys((*self.base.keys(), *self.replacements))
 
     def find(self, key: str) -> tuple[TensorReader, str]:
-        return self.others.get(key, (self.base, key))
+        return self.replacements.get(key, (self.base, key))
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
@@ -91,12 +91,12 @@ def load_merged(
             not read by the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
-    resized = _FamilyMerger(family, config, base, source, load(family, config, base, source))
+    merger = _FamilyMerger(family, config, base, source, load(family, config, base, source))
     for adapter in adapters:
-        resized = resized.resized(adapter)
-    merger = merge(resized, adapters)
-    assert isinstance(merger, _FamilyMerger)
-    return merger.loaded, adapters
+        merger = merger.resize(adapter)
+    merged = merge(merger, adapters)
+    assert isinstance(merged, _FamilyMerger)
+    return merged.loaded, adapters
 
 
 def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
@@ -106,7 +106,7 @@ def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
         WeftError: naming the adapter that does not fit the model.
     """
     if merger.tied and any(merger.unties(adapter) for adapter in adapters):
-        merger = merger.untied()
+        merger = merger.untie()
     joined = JoinedReader(merger.base, tuple(adapter.reader for adapter in adapters))
     for adapter in adapters:
         merger.add(adapter, joined)
@@ -155,14 +155,14 @@ class Merger(abc.ABC):
         """Return whether an adapter's tensor `name` is the weight of the head."""
 
     @abc.abstractmethod
-    def untied(self) -> Merger:
+    def untie(self) -> Merger:
         """Return a merger of the same model with a separate head, whose weight is a copy of the embedding's."""
 
     @abc.abstractmethod
     def spellings(self, name: str) -> Iterator[str]:
         """Yield the checkpoint keys that the weight called `name` by an adapter may have."""
 
-    def imagined(self, keys: frozenset[str]) -> Graph | None:
+    def build_graph(self, keys: frozenset[str]) -> Graph | None:
         """Return the graph of a checkpoint with `keys`; None if the model has a single checkpoint layout."""
         return None
 
@@ -206,7 +206,7 @@ class Merger(abc.ABC):
             self._put_tokens(home, tokens, adapter)
         for name, update in adapter.updates.items():
             if update.stacked and self.find(name) is None:
-                self.stacks.setdefault(name, (adapter, []))[1].append(stacked(update, adapter, False))
+                self.stacks.setdefault(name, (adapter, []))[1].append(stack_expert_updates(update, adapter, False))
                 continue
             home = self.find_read(name, update.down, adapter)
             self.weights[home] = self._apply_update(home, update, adapter)
@@ -216,7 +216,7 @@ class Merger(abc.ABC):
                 bias = self.find(name.removesuffix("weight") + "bias")
                 if bias is None or bias not in self.read:
                     raise adapter.error(f" has {update.bias!r} (lora_bias), but {home} has no bias to add it to")
-                added = scaled(adapter.tensor(update.bias), update.scale)
+                added = scale_by(adapter.tensor(update.bias), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
                 self._check(bias, reader, adapter, update.bias)
 
@@ -228,13 +228,15 @@ class Merger(abc.ABC):
         """Return the recipe of the weight `home` after `update`."""
         is_transposed = home in self.stored_transposed
         if len(self._shape(home)) == 3:
-            return Add((self.weight(home), stacked(update, adapter, is_transposed)))
+            return Add((self.weight(home), stack_expert_updates(update, adapter, is_transposed)))
         if adapter.reader.shape(update.down)[0] != update.rank:
-            raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, as in its config")
+            raise adapter.error(
+                f": {adapter.describe_tensors(update.down)} is not of rank {update.rank}, as in its config"
+            )
         is_transposed = is_transposed or update.embedding
         down, up = adapter.tensor(update.down), adapter.tensor(update.up)
-        product = MatMul(transposed(down), transposed(up)) if is_transposed else MatMul(up, down)
-        merged = Add((self.weight(home), scaled(product, update.scale)))
+        product = MatMul(transpose_matrix(down), transpose_matrix(up)) if is_transposed else MatMul(up, down)
+        merged = Add((self.weight(home), scale_by(product, update.scale)))
         if not update.magnitude:
             return merged
         axis = 1 if is_transposed else 0
@@ -247,7 +249,7 @@ class Merger(abc.ABC):
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
             raise adapter.error(
-                f": {adapter.shown(key)} does not fit {home} {list(self._shape(home))}; "
+                f": {adapter.describe_tensors(key)} does not fit {home} {list(self._shape(home))}; "
                 "was it trained after the vocabulary was resized, or on another model?"
             )
         self.weights[home] = adapter.tensor(key)
@@ -258,7 +260,7 @@ class Merger(abc.ABC):
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise adapter.error(
-                f": {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
+                f": {adapter.describe_tensors(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
         self.weights[home] = with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
@@ -271,7 +273,8 @@ class Merger(abc.ABC):
         """Check that the merged weight `home` has its original shape."""
         if not _is_shaped(self.weights[home], self._shape(home), reader):
             raise adapter.error(
-                f": {adapter.shown(*keys)} do not fit {home} {list(self._shape(home))}; is it an adapter of this model?"
+                f": {adapter.describe_tensors(*keys)} do not fit {home} {list(self._shape(home))}; "
+                "is it an adapter of this model?"
             )
 
     def _check_saved(self, adapter: Adapter) -> None:
@@ -304,7 +307,7 @@ class Merger(abc.ABC):
         if not self.stacks:
             return {}
         siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}
-        stacked_graph = self.imagined(self.keys | siblings)
+        stacked_graph = self.build_graph(self.keys | siblings)
         updates = {name: parts[0] if len(parts) == 1 else Add(tuple(parts)) for name, (_, parts) in self.stacks.items()}
         merged, names_read = {}, set()
         for param in stacked_graph.params.values() if stacked_graph else ():
@@ -327,7 +330,7 @@ class _FamilyMerger(Merger):
         super().__init__(loaded.graph, base, source, loaded.settings.tie, head)
         self.family, self.config, self.loaded = family, config, loaded
 
-    def resized(self, adapter: Adapter) -> _FamilyMerger:
+    def resize(self, adapter: Adapter) -> _FamilyMerger:
         """Return the merger with the vocabulary resized to the embedding that `adapter` stores, if its size differs.
 
         Raises:
@@ -358,7 +361,7 @@ class _FamilyMerger(Merger):
         head = self.family.names.get("lm_head")
         return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
 
-    def untied(self) -> _FamilyMerger:
+    def untie(self) -> _FamilyMerger:
         head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
         config = {**self.config, "tie_word_embeddings": False}
         layout = _PatchedReader(self.layout, {head: (self.layout, embed)})
@@ -383,7 +386,7 @@ class _FamilyMerger(Merger):
         for s in (name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)):
             yield from (s, prefix + s, s.removeprefix(prefix))
 
-    def imagined(self, keys: frozenset[str]) -> Graph | None:
+    def build_graph(self, keys: frozenset[str]) -> Graph | None:
         return describe(self.family, self.config, keys, self.source).graph
 
 

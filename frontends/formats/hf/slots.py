@@ -74,7 +74,9 @@ def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter:
         raise adapter.error(f": no linear layer of {source} reads the weight of {update.down!r} unchanged")
     param, down, up = weights[key], adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if (up[0], down[1]) != param.shape:
-        raise adapter.error(f": {adapter.shown(update.up, update.down)} do not fit {key} {list(param.shape)}")
+        raise adapter.error(
+            f": {adapter.describe_tensors(update.up, update.down)} do not fit {key} {list(param.shape)}"
+        )
     if any(node.op is not ops.linear or node.operand("weight") is not param for node in param.users):
         raise adapter.error(f" updates {key}, which other ops than linear also read: merge the adapter by --adapter")
     return key

@@ -11,12 +11,12 @@ from weft.ir.recipes.recipe import Recipe
 from .adapter import Adapter, Tokens, Update
 
 
-def scaled(recipe: Recipe, factor: float) -> Recipe:
+def scale_by(recipe: Recipe, factor: float) -> Recipe:
     """Return `factor` times `recipe`."""
     return recipe if factor == 1 else Scale(recipe, factor)
 
 
-def transposed(recipe: Recipe) -> Recipe:
+def transpose_matrix(recipe: Recipe) -> Recipe:
     """Return the matrix of `recipe` with its axes swapped."""
     return Permute(recipe, (1, 0))
 
@@ -31,7 +31,7 @@ def transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
         yield from transposed_keys(part, flipped)
 
 
-def stacked(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
+def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
     """Return the update of a stack of experts, [experts, out, in], or [experts, in, out] if `transpose`.
 
     Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
@@ -42,9 +42,9 @@ def stacked(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
     for i in range(experts):
         a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)
         b = Slice(up, 1, i, ranks, experts)
-        product = MatMul(transposed(a), transposed(b)) if transpose else MatMul(b, a)
+        product = MatMul(transpose_matrix(a), transpose_matrix(b)) if transpose else MatMul(b, a)
         items.append(Reshape(product, (1, width, height) if transpose else (1, height, width)))
-    return scaled(Concat(tuple(items)), update.scale)
+    return scale_by(Concat(tuple(items)), update.scale)
 
 
 def with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:

@@ -1,4 +1,4 @@
-"""Folders that weft writes: graphs as text beside their weights, manifests.
+"""Folders that weft writes: graphs in text form with their weights, manifests.
 
-Never here: formats of others.
+Never here: formats of other tools.
 """

@@ -42,7 +42,7 @@ class _GraphMerger(Merger):
     def is_head(self, name: str) -> bool:
         return name == _HEAD
 
-    def untied(self) -> _GraphMerger:
+    def untie(self) -> _GraphMerger:
         embed, key = self.embedding, self.embed
         assert embed is not None
         heads = [(node, i) for node, i in embed.uses if node.op is not ops.embedding]

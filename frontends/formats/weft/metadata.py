@@ -59,7 +59,10 @@ _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "task": (f"task: {', '.join(TASKS)}", lambda value: value in TASKS),
     "labels": ("list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
-    "sampling": ("table of sampling defaults by option", lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED),
+    "sampling": (
+        "table of sampling defaults by option",
+        lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED,
+    ),
     "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _is_sentence),
     "source": ("source, which has a format and a path", _is_source),
 }

@@ -1,4 +1,4 @@
-"""The vocabulary of family tables, and what applies one to a config and a checkpoint.
+"""The vocabulary of family tables, and the code that applies one to a config and a checkpoint.
 
-Never here: a family.
+Never here: a family itself.
 """

@@ -1,4 +1,4 @@
-"""Sources: whatever a command names, as a graph with its weights.
+"""Sources: the models that a command names, as graphs with weights.
 
 Never here: file formats, rewriting.
 """

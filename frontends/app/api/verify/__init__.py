@@ -1,4 +1,4 @@
-"""Checks of compiled models: equality with their source, quality on a text.
+"""Checks of compiled models: equality with their source, perplexity on a text.
 
 Never here: passes, runtimes.
 """

@@ -1,4 +1,4 @@
-"""The protocol of OpenAI's API: models of its requests, responses and errors as they are written, tool calls.
+"""The protocol of OpenAI's API: models of its requests, responses and errors, tool calls.
 
 Never here: the model, HTTP connections.
 """

@@ -1,12 +1,12 @@
-"""Folders whose weights are quantized as published, read as the numbers that the codes stand for.
+"""Folders whose weights are quantized as published, read as the values that their codes represent.
 
-A method is a function from the tensors and the config of a folder to one `Quantized` for each weight, which dequantizes
-rows and, where weft has a block layout for its codes, also returns them as stored. Never here: rounding of activations,
-which such models may ask for while they run; writing such folders (`weft.frontends.export.hf`).
+A method is a function from the tensors and the quantization config of a folder to one `Quantized` per weight. That
+dequantizes rows and, if weft has a block layout for its codes, also returns them as stored. Never here: rounding of
+activations, which such models may ask for at run time; writing such folders (`weft.frontends.export.hf`).
 """
 
 from __future__ import annotations
 
-from .methods import dequantized, unread_scheme
+from .methods import dequantize_reader, unread_scheme
 
-__all__ = ["dequantized", "unread_scheme"]
+__all__ = ["dequantize_reader", "unread_scheme"]

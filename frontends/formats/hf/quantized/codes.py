@@ -12,19 +12,19 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout
 from weft.ir.types.dtypes import DType
 
-from .tensor import Quantized, finite, whole
+from .tensor import Quantized, check_finite, read_all
 
-GROUPS = (128, 64, 32, 16)  # that kernels take: a larger group becomes several of one of these, with equal scales
-_TAKEN = (16, 32, 64, 128, 256)
+GROUPS = (128, 64, 32, 16)  # sizes that kernels support: a larger group is split into several, with equal scales
+_SUPPORTED = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Integers(Quantized):
     """A matrix [rows, width]: weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]).
 
-    Codes are `bits` wide and unsigned, zero points too; without them (`has_zeros`), zeros are 2^{bits−1}. Inputs k
-    belong to group g = k // group, or that which the tensor called `index` lists (act-order). `scale` is the dtype of
-    scales.
+    Codes are unsigned and `bits` wide, as are zero points; without zero points (`has_zeros`) zeros are 2^{bits−1}.
+    Input k belongs to group g = k // group, or to the group that the tensor called `index` lists for it (act-order).
+    `scale` is the dtype of the scales.
     """
 
     rows: int
@@ -37,19 +37,19 @@ class Integers(Quantized):
 
     @abstractmethod
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """The codes u8 of rows ``start:stop``, [rows, width]."""
+        """Return the codes u8 of rows ``start:stop``, [rows, width]."""
 
     @abstractmethod
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """The scales f32 of the same rows, [rows, groups]."""
+        """Return the scales f32 of rows ``start:stop``, [rows, groups]."""
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """The zero points u8 of the same rows, [rows, groups], if there are any."""
+        """Return the zero points u8 of rows ``start:stop``, [rows, groups]; only called if `has_zeros`."""
         raise TypeError(f"{type(self).__name__} defines no zero points")
 
     @property
     def layout(self) -> BlockLayout | None:
-        """The layout of the blocks; None if there is none of such codes."""
+        """Return the block layout of the codes, or None if weft has none for them."""
         group = kernel_group(self.group)
         if self.index or self.bits not in INTEGER_BITS or not group or self.width % self.group:
             return None
@@ -62,7 +62,7 @@ class Integers(Quantized):
         if (layout := self.layout) is not None:
             return layout.dtype
         order = "_act_order" if self.index else ""
-        name = f"{'u' * self.has_zeros}int{self.bits}_g{self.group}{order}"  # of no layout
+        name = f"{'u' * self.has_zeros}int{self.bits}_g{self.group}{order}"  # not the name of a layout
         size = -(-self.group * self.bits // 8) + self.scale.bits // 8 + self.has_zeros
         return DType(name, "block", self.bits, self.group, size)
 
@@ -74,51 +74,53 @@ class Integers(Quantized):
             grouped -= np.float32(1 << (self.bits - 1)) if zeros is None else zeros[..., None]
             grouped *= scales[..., None]
             return values
-        of = whole(reader, self.index) if self.index else np.arange(self.width) // self.group
-        values -= np.float32(1 << (self.bits - 1)) if zeros is None else zeros[:, of]
-        values *= scales[:, of]
+        groups = read_all(reader, self.index) if self.index else np.arange(self.width) // self.group
+        values -= np.float32(1 << (self.bits - 1)) if zeros is None else zeros[:, groups]
+        values *= scales[:, groups]
         return values
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
         layout = self.layout
         if layout is None:
             return super().read_blocks(reader, start, stop)
-        codes, several = self.codes(reader, start, stop), self.group // layout.group
+        codes, repeats = self.codes(reader, start, stop), self.group // layout.group
         scales, zeros = self._scales(reader, start, stop), self._zeros(reader, start, stop)
         return layout.pack(
             Blocks(
                 np.ascontiguousarray(codes).reshape(len(codes), self.width // layout.group, layout.group),
-                scales.repeat(several, 1),
+                scales.repeat(repeats, 1),
                 None,
-                None if zeros is None else zeros.repeat(several, 1),
+                None if zeros is None else zeros.repeat(repeats, 1),
             )
         )
 
     def _scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return finite(self.scales(reader, start, stop), self.parts[1], reader)
+        return check_finite(self.scales(reader, start, stop), self.parts[1], reader)
 
     def _zeros(self, reader: TensorReader, start: int, stop: int) -> Array | None:
         return self.zeros(reader, start, stop) if self.has_zeros else None
 
 
 def kernel_group(group: int) -> int:
-    """Return the groups of a layout for those of `group` numbers: smaller ones with equal scales where kernels take
-    those only; 0 if they fill no bytes."""
-    if group in _TAKEN:
+    """Return the group size of the layout for groups of `group` values, or 0 if groups do not fill bytes.
+
+    Groups of other sizes than kernels support are split into smaller ones with equal scales.
+    """
+    if group in _SUPPORTED:
         return group
     return next((size for size in GROUPS if group % size == 0), 0 if group % 8 else group)
 
 
 def is_act_order(index: Array, group: int) -> bool:
-    """Return whether `index`, the group of each input, is another than that of groups of `group` inputs in order."""
+    """Return whether `index`, the group of each input, differs from consecutive groups of `group` inputs."""
     return not np.array_equal(index, np.arange(len(index)) // group)
 
 
-def bits_of(words: Array) -> Array:
-    """The bytes of integers [..., n] along the last axis, the lowest first."""
+def to_bytes(words: Array) -> Array:
+    """Return the bytes of the integers `words` [..., n] along the last axis, the lowest first."""
     return np.ascontiguousarray(words).astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
-def float_kinds(dtype: DType) -> bool:
+def is_scale_dtype(dtype: DType) -> bool:
     """Return whether scales may be stored as `dtype`."""
     return dtype in (dtypes.f16, dtypes.bf16, dtypes.f32)

@@ -1,12 +1,11 @@
-"""compressed-tensors, as llm-compressor and vLLM write it: integers in words or bytes, floats of 8 and of 4 bits.
+"""compressed-tensors, as llm-compressor and vLLM write it: integers in words or bytes, and 8-bit and 4-bit floats.
 
-Codes are signed; a word holds a code plus 2^{bits−1}, so that it is unsigned. ``pack-quantized`` stores
-`weight_packed` i32 [out, ⌈in · bits / 32⌉], a stream of bits from the lowest on (older versions begin a word with
-each ⌊32 / bits⌋ codes), `weight_scale` [out, groups], `weight_shape` and, if not symmetric, `weight_zero_point` i32
-[⌈out · bits / 32⌉, groups], packed along the outputs. ``int-quantized``, ``float-quantized`` and ``naive-quantized``
-store `weight` as bytes; ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized`` store `weight_packed` u8 [out, in / 2],
-floats of 4 bits, and `weight_scale` of 8. Which tensors are quantized, the tensors say; of which bits they may be, the
-config does.
+Codes are signed; a word stores a code plus 2^{bits−1}, which is unsigned. ``pack-quantized`` stores `weight_packed` i32
+[out, ⌈in · bits / 32⌉], a bit stream from the lowest bit on (older versions start a new word after ⌊32 / bits⌋ codes),
+`weight_scale` [out, groups], `weight_shape` and, if not symmetric, `weight_zero_point` i32 [⌈out · bits / 32⌉, groups],
+packed along the outputs. ``int-quantized``, ``float-quantized`` and ``naive-quantized`` store `weight` as bytes;
+``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized`` store `weight_packed` u8 [out, in / 2], 4-bit floats, and 8-bit
+`weight_scale`. The tensors themselves show which weights are quantized; the config only bounds the bits.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
-from .codes import Integers, bits_of, float_kinds, is_act_order
+from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
 from .floats import Tiles, float4
-from .tensor import Quantized, beside, misfit, whole
+from .tensor import Quantized, misfit, read_all, require_key
 
 FORMATS = (
     "pack-quantized",
@@ -35,7 +34,7 @@ FORMATS = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
 )
-_MIXED = "mixed-precision"  # every group says its own
+_MIXED = "mixed-precision"  # every group has its own format
 _OF_ACTIVATIONS = (
     "input_scale",
     "input_global_scale",
@@ -50,40 +49,40 @@ _BYTES = (dtypes.i8, dtypes.f8e4m3)
 
 
 @dataclass(frozen=True)
-class Packed(Integers):
-    """A weight in words; `packed`, `scale_key` and `zero_key` are the keys of its tensors, `others` more of them.
+class PackedIntegers(Integers):
+    """A weight in words; `packed`, `scale_key`, `zero_key` and `others` are the keys of its tensors.
 
-    `stream` if words may end within a code.
+    `stream`: codes may cross the boundary between two words.
     """
 
     packed: str
     scale_key: str
     zero_key: str
-    others: tuple[str, ...]
+    more_parts: tuple[str, ...]
     stream: bool
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (self.packed, self.scale_key, *((self.zero_key,) if self.zero_key else ()), *self.others)
+        return (self.packed, self.scale_key, *((self.zero_key,) if self.zero_key else ()), *self.more_parts)
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return _unpacked(reader.read(self.packed, start, stop), self.bits, self.width, self.stream)
+        return _unpack_words(reader.read(self.packed, start, stop), self.bits, self.width, self.stream)
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
         return reader.read(self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        words = whole(reader, self.zero_key)
-        return np.ascontiguousarray(_unpacked(words.T, self.bits, self.rows, self.stream)[:, start:stop].T)
+        words = read_all(reader, self.zero_key)
+        return np.ascontiguousarray(_unpack_words(words.T, self.bits, self.rows, self.stream)[:, start:stop].T)
 
 
-def _unpacked(words: Array, bits: int, count: int, stream: bool) -> Array:
-    """The `count` codes u8 in each row of words, i32 [rows, words], which may end within a code if `stream`."""
+def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
+    """Return the first `count` codes u8 of each row of words i32 [rows, words]; with `stream` codes may cross words."""
     if stream and bits in INTEGER_BITS:
-        return unpack_codes(bits_of(words), bits, count)
+        return unpack_codes(to_bytes(words), bits, count)
     if stream:
-        each = np.unpackbits(bits_of(words), axis=-1, count=count * bits, bitorder="little")
-        return np.packbits(each.reshape(len(words), count, bits), axis=-1, bitorder="little")[..., 0]
+        code_bits = np.unpackbits(to_bytes(words), axis=-1, count=count * bits, bitorder="little")
+        return np.packbits(code_bits.reshape(len(words), count, bits), axis=-1, bitorder="little")[..., 0]
     shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
     codes = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
     return codes.astype(np.uint8).reshape(len(words), -1)[:, :count]
@@ -91,10 +90,10 @@ def _unpacked(words: Array, bits: int, count: int, stream: bool) -> Array:
 
 @dataclass(frozen=True)
 class Bytes(Integers):
-    """A weight i8 [out, in], of `bits` in two's complement; `weight`, `scale_key` and `zero_key` are the keys of its
-    tensors.
+    """A weight i8 [out, in] in two's complement of `bits`.
 
-    `several` if there is a scale for each row, or for more; else one is that of all.
+    `weight`, `scale_key` and `zero_key` are the keys of its tensors. `several`: there is at least one scale per row,
+    else a single one for the tensor.
     """
 
     weight: str
@@ -107,68 +106,70 @@ class Bytes(Integers):
         return (self.weight, self.scale_key, *((self.zero_key,) if self.zero_key else ()))
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unsigned(reader.read(self.weight, start, stop))
+        return self._to_unsigned(reader.read(self.weight, start, stop))
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._rows(reader, self.scale_key, start, stop)
+        return self._read_rows(reader, self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unsigned(self._rows(reader, self.zero_key, start, stop).astype(np.int8))
+        return self._to_unsigned(self._read_rows(reader, self.zero_key, start, stop).astype(np.int8))
 
-    def _unsigned(self, codes: Array) -> Array:
-        found: Array = codes.view(np.uint8) + np.uint8(1 << (self.bits - 1))
-        if found.max(initial=0) >> self.bits:
+    def _to_unsigned(self, codes: Array) -> Array:
+        unsigned: Array = codes.view(np.uint8) + np.uint8(1 << (self.bits - 1))
+        if unsigned.max(initial=0) >> self.bits:
             raise WeftError(f"{self.weight!r} has codes of more than {self.bits} bits; the checkpoint is broken")
-        return found
+        return unsigned
 
-    def _rows(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
+    def _read_rows(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
         if self.several:
             return reader.read(key, start, stop).reshape(stop - start, -1)
-        return np.broadcast_to(whole(reader, key).reshape(1, 1), (stop - start, 1))
+        return np.broadcast_to(read_all(reader, key).reshape(1, 1), (stop - start, 1))
 
 
-def compressed_tensors(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
-    """The weights of a folder of compressed-tensors, by name.
+def compressed_tensors(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+    """Return the weights of a compressed-tensors folder, by name.
 
     Raises:
         WeftError: if the format is another, or tensors are missing or do not fit.
     """
-    widths, tiles = _schemes(how)
+    widths, tiles = _read_schemes(scheme)
     tensors: dict[str, Quantized] = {}
     for key in keys:
         name, _, part = key.rpartition(".")
         if part == "weight_packed" and reader.dtype(key) == dtypes.u8:
             tensors[f"{name}.weight"] = float4(reader, key, name, keys)
         elif part == "weight_packed":
-            tensors[f"{name}.weight"] = _packed(reader, key, name, keys, widths)
+            tensors[f"{name}.weight"] = _read_packed(reader, key, name, keys, widths)
         elif part == "weight" and reader.dtype(key) in _BYTES:
-            tensors[key] = _bytes(reader, key, name, keys, tiles)
+            tensors[key] = _read_bytes(reader, key, name, keys, tiles)
         elif part == "weight_scale" and f"{name}.weight_packed" not in keys:
             weight = f"{name}.weight"
             if weight not in keys:
-                raise WeftError(f"there is no weight beside {key!r}; the checkpoint is incomplete or of another layout")
-            if (found := reader.dtype(weight)) not in _BYTES:
-                raise WeftError(f"{weight!r} holds {found} beside {key!r}, not codes: save the model compressed")
+                raise WeftError(
+                    f"there is no weight next to {key!r}; the checkpoint is incomplete or of another layout"
+                )
+            if (dtype := reader.dtype(weight)) not in _BYTES:
+                raise WeftError(f"{weight!r} holds {dtype} next to {key!r}, not codes: save the model compressed")
     return tensors
 
 
-def hidden(keys: Iterable[str]) -> frozenset[str]:
-    """The tensors that say how activations and caches are rounded."""
+def find_activation_keys(keys: Iterable[str]) -> frozenset[str]:
+    """Return the tensors among `keys` that describe the rounding of activations and caches."""
     return frozenset(key for key in keys if key.rpartition(".")[2] in _OF_ACTIVATIONS)
 
 
-def _schemes(how: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
-    """The bits that codes may have, and the edges of tiles, as the config says after a check of it."""
-    groups = how.get("config_groups")
+def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
+    """Return the possible bits of codes and the possible edges of tiles, after a check of the config."""
+    groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()) or not groups:
-        raise WeftError("config_groups does not say how weights are quantized")
-    kinds = {str(g.get("format") or how.get("format")) for g in groups.values()}
+        raise WeftError("config_groups does not state how weights are quantized")
+    kinds = {str(g.get("format") or scheme.get("format")) for g in groups.values()}
     if kind := next((kind for kind in sorted(kinds) if kind not in FORMATS), None):
         raise WeftError(f"format={kind!r} is not supported, only {', '.join(FORMATS)}")
-    sparsity = how.get("sparsity_config") or {}
+    sparsity = scheme.get("sparsity_config") or {}
     if isinstance(sparsity, Mapping) and (kind := sparsity.get("format", "dense")) != "dense":
         raise WeftError(f"the weights are stored as {kind!r}, without their zeros: weft reads dense ones")
-    transforms = how.get("transform_config") or {}
+    transforms = scheme.get("transform_config") or {}
     if isinstance(transforms, Mapping) and transforms.get("config_groups"):
         raise WeftError("transform_config rotates activations while the model runs, which weft does not import")
     widths, tiles = set[int](), set[tuple[int, int]]()
@@ -178,7 +179,7 @@ def _schemes(how: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[in
             continue
         bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
         if type(bits) is not int or not 2 <= bits <= 8:
-            raise WeftError(f"num_bits={bits!r} of {name} is no number of bits from 2 to 8")
+            raise WeftError(f"num_bits={bits!r} of {name} is not a number of bits from 2 to 8")
         widths.add(bits)
         tile = weights.get("block_structure")
         if isinstance(tile, list) and len(tile) == 2 and all(type(n) is int and n > 0 for n in tile):
@@ -186,72 +187,76 @@ def _schemes(how: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[in
     return frozenset(widths), frozenset(tiles)
 
 
-def _packed(reader: TensorReader, key: str, name: str, keys: Collection[str], widths: frozenset[int]) -> Packed:
-    scales, sizes = (beside(key, f"{name}.{part}", keys) for part in ("weight_scale", "weight_shape"))
+def _read_packed(
+    reader: TensorReader, key: str, name: str, keys: Collection[str], widths: frozenset[int]
+) -> PackedIntegers:
+    scales, sizes = (require_key(key, f"{name}.{part}", keys) for part in ("weight_scale", "weight_shape"))
     optional = [f"{name}.{part}" for part in ("weight_zero_point", "weight_g_idx")]
     zeros, index = (k if k in keys else "" for k in optional)
-    shape, stored, scaled = whole(reader, sizes), reader.shape(key), reader.shape(scales)
+    shape, stored, scale_shape = read_all(reader, sizes), reader.shape(key), reader.shape(scales)
     if shape.shape != (2,) or not reader.dtype(sizes).is_int or min(shape) < 1 or max(shape) >= 1 << 31:
         raise WeftError(f"{sizes!r} is not the shape of a matrix")
     rows, width = map(int, shape)
-    groups = scaled[1] if len(scaled) == 2 else 0
-    ways = [(bits, stream) for bits in sorted(widths) for stream in (True, False)]
-    bits, stream = next(((b, s) for b, s in ways if stored == (rows, _words(width, b, s))), (0, True))
+    groups = scale_shape[1] if len(scale_shape) == 2 else 0
+    packings = [(bits, stream) for bits in sorted(widths) for stream in (True, False)]
+    bits, stream = next(((b, s) for b, s in packings if stored == (rows, _count_words(width, b, s))), (0, True))
     present = (key, scales, *((zeros,) if zeros else ()))
-    fits = bits > 0 and groups > 0 and scaled == (rows, groups) and width % groups == 0
+    fits = bits > 0 and groups > 0 and scale_shape == (rows, groups) and width % groups == 0
     if zeros and bits:
-        fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_words(rows, bits, stream), groups)
-    if not fits or reader.dtype(key) != dtypes.i32 or not float_kinds(reader.dtype(scales)):
+        fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
+    if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
         widest = " or ".join(map(str, sorted(widths)))
         raise misfit(reader, *present, expected=f"for a weight [{rows}, {width}] of {widest} bits in whole groups")
     group = width // groups
     if index:
         if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
             raise WeftError(f"{index!r} {list(reader.shape(index))} does not list the groups of {width} inputs")
-        of = whole(reader, index)
-        if of.min() == -1 == of.max():  # written where there is none
-            of = np.arange(width) // group
-        if not 0 <= of.min() <= of.max() < groups:
-            raise WeftError(f"{index!r} puts an input into group {int(of.max())} or {int(of.min())} of {groups}")
-    ordered = index if index and is_act_order(of, group) else ""
-    others = (sizes, *((index,) if index else ()))
+        input_groups = read_all(reader, index)
+        if input_groups.min() == -1 == input_groups.max():  # written if there is no order
+            input_groups = np.arange(width) // group
+        if not 0 <= input_groups.min() <= input_groups.max() < groups:
+            raise WeftError(
+                f"{index!r} puts an input into group {int(input_groups.max())} or {int(input_groups.min())} of {groups}"
+            )
+    ordered = index if index and is_act_order(input_groups, group) else ""
+    more_parts = (sizes, *((index,) if index else ()))
     kind = reader.dtype(scales)
-    return Packed(rows, width, bits, group, kind, bool(zeros), ordered, key, scales, zeros, others, stream)
+    return PackedIntegers(rows, width, bits, group, kind, bool(zeros), ordered, key, scales, zeros, more_parts, stream)
 
 
-def _words(count: int, bits: int, stream: bool) -> int:
-    """The words that `count` codes take."""
+def _count_words(count: int, bits: int, stream: bool) -> int:
+    """Return the number of words that `count` codes fill."""
     return -(-count * bits // 32) if stream else -(-count // (32 // bits))
 
 
-def _bytes(
+def _read_bytes(
     reader: TensorReader, key: str, name: str, keys: Collection[str], tiles: Collection[tuple[int, int]]
 ) -> Quantized:
-    scales, zero = beside(key, f"{name}.weight_scale", keys), f"{name}.weight_zero_point"
-    shape, scaled, kind = reader.shape(key), reader.shape(scales), reader.dtype(scales)
-    zeros, one = zero if zero in keys else "", math.prod(scaled) == 1
-    if len(shape) != 2 or not all(shape) or not (len(scaled) == 2 or one) or not float_kinds(kind):
+    scales, zero = require_key(key, f"{name}.weight_scale", keys), f"{name}.weight_zero_point"
+    shape, scale_shape, kind = reader.shape(key), reader.shape(scales), reader.dtype(scales)
+    zeros, is_single = zero if zero in keys else "", math.prod(scale_shape) == 1
+    if len(shape) != 2 or not all(shape) or not (len(scale_shape) == 2 or is_single) or not is_scale_dtype(kind):
         raise misfit(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
     rows, width = shape
-    if zeros and reader.shape(zeros) != scaled:
+    if zeros and reader.shape(zeros) != scale_shape:
         raise misfit(reader, key, scales, zeros, expected="a zero point for each scale")
     if reader.dtype(key) == dtypes.f8e4m3:
-        tile = _tile(shape, (1, 1) if one else scaled, tiles)
+        tile = _find_tile(shape, (1, 1) if is_single else scale_shape, tiles)
         if tile is None:
             raise misfit(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
-        if zeros and np.any(whole(reader, zeros)):
+        if zeros and np.any(read_all(reader, zeros)):
             raise WeftError(f"{zeros!r} is not 0, and floats have no zero points")
-        return _Scaled(key, scales, tile, zeros)
-    groups = 1 if one else scaled[1]
-    if not one and (scaled[0] != rows or width % groups):
+        return _TilesWithZeros(key, scales, tile, zeros)
+    groups = 1 if is_single else scale_shape[1]
+    if not is_single and (scale_shape[0] != rows or width % groups):
         raise misfit(reader, key, scales, expected="floats for whole rows or groups of integers")
-    shifted = bool(zeros) and bool(np.any(whole(reader, zeros)))
-    return Bytes(rows, width, 8, width // groups, kind, shifted, "", key, scales, zeros, not one)
+    shifted = bool(zeros) and bool(np.any(read_all(reader, zeros)))
+    return Bytes(rows, width, 8, width // groups, kind, shifted, "", key, scales, zeros, not is_single)
 
 
 @dataclass(frozen=True)
-class _Scaled(Tiles):
-    """Floats with zero points that are 0, in the tensor `zeros` if there is one."""
+class _TilesWithZeros(Tiles):
+    """8-bit floats in tiles whose zero points, in the tensor `zeros` if there is one, are all 0."""
 
     zeros: str
 
@@ -260,14 +265,14 @@ class _Scaled(Tiles):
         return (*super().parts, *((self.zeros,) if self.zeros else ()))
 
 
-def _tile(
+def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The edges of the tiles of which a matrix of `shape` has `counts`: one of `tiles`, or those that divide it."""
-    whole_ones = tuple(
+    """Return the tile edges that split a matrix of `shape` into `counts` tiles: one of `tiles`, or exact divisors."""
+    exact_edges = tuple(
         size // count if count and size % count == 0 else 0 for size, count in zip(shape, counts, strict=True)
     )
-    for tall, wide in (*tiles, whole_ones):
-        if tall and wide and (-(-shape[0] // tall), -(-shape[1] // wide)) == counts:
-            return tall, wide
+    for height, width in (*tiles, exact_edges):
+        if height and width and (-(-shape[0] // height), -(-shape[1] // width)) == counts:
+            return height, width
     return None

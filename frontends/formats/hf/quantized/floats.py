@@ -1,9 +1,9 @@
-"""Weights that are published as small floats, read as the numbers that the codes stand for.
+"""Weights that are published as small floats, read as the values that their codes represent.
 
-``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 codes of 4 bits (E2M1) share one
-power of two (E8M0). Others store such codes as matrices (`Float4`), or with scales of 8 bits and one for a matrix
-(nvfp4). ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are floats of 8 bits of which every tile, mostly
-128 · 128, has a scale. Only weights: what such models round activations to while they run is left out.
+``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 4-bit codes (E2M1) share one power of
+two (E8M0). Others store such codes as matrices (`Float4`), or with 8-bit scales and one scale per matrix (nvfp4).
+``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are 8-bit floats with a scale for every tile, mostly 128 ·
+128. Only weights are read; the rounding of activations that such models do at run time is left out.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, unpack_codes
 from weft.ir.types.dtypes import DType
 
-from .tensor import Quantized, beside, finite, misfit, whole
+from .tensor import Quantized, check_finite, misfit, read_all, require_key
 
 _BYTES = np.arange(256, dtype=np.uint8)
-_NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two numbers is the low half
+_NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two values is in the low half
 _E2M1 = _NIBBLES.view(ml_dtypes.float4_e2m1fn).astype(np.float32).view(np.uint64)[:, 0]  # byte -> two float32
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Floats(Quantized):
-    """A tensor stored as two others: codes and their scales."""
+    """A tensor stored as two tensors: codes and their scales."""
 
     codes: str
     scales: str
@@ -49,8 +49,10 @@ class Floats(Quantized):
 
 @dataclass(frozen=True)
 class MXFP4(Floats):
-    """Weights of experts [experts, in, out], stored the other way about: `codes` u8 [experts, out, in / 32, 16], two
-    codes a byte, and their exponents `scales` u8 [experts, out, in / 32]."""
+    """Weights of experts [experts, in, out], stored transposed.
+
+    `codes` are u8 [experts, out, in / 32, 16], two per byte, and `scales` their exponents u8 [experts, out, in / 32].
+    """
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         experts, rows, count, _ = reader.shape(self.codes)
@@ -65,14 +67,14 @@ class MXFP4(Floats):
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
-def mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
-    """The experts' weights, by name."""
+def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+    """Return the experts' weights, by name."""
     tensors: dict[str, Quantized] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
         if name == key:
             continue
-        blocks, scales = reader.shape(key), beside(key, f"{name}_scales", keys)
+        blocks, scales = reader.shape(key), require_key(key, f"{name}_scales", keys)
         fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
         if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
             raise misfit(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
@@ -82,8 +84,11 @@ def mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -
 
 @dataclass(frozen=True)
 class Float4(Floats):
-    """A matrix [out, in] in floats of 4 bits: `codes` u8 [out, in / 2], two to a byte, the first in the low half, and
-    `scales` [out, groups]: exponents u8, or f8e4m3 to be divided by the number in the tensor `divisor`."""
+    """A matrix [out, in] in 4-bit floats.
+
+    `codes` are u8 [out, in / 2], two per byte with the first in the low half. `scales` [out, groups] are exponents u8,
+    or f8e4m3 values to be divided by the value in the tensor `divisor`.
+    """
 
     divisor: str
 
@@ -93,7 +98,7 @@ class Float4(Floats):
 
     @property
     def layout(self) -> BlockLayout:
-        """The layout of the blocks."""
+        """Return the block layout: nvfp4 with a divisor, mxfp4 without."""
         return LAYOUTS[NVFP4.name if self.divisor else dtypes.mxfp4.name]
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
@@ -111,50 +116,50 @@ class Float4(Floats):
 
     def _blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
         scales, tensor_scales = reader.read(self.scales, start, stop), None
-        with np.errstate(divide="ignore", over="ignore"):  # found below
+        with np.errstate(divide="ignore", over="ignore"):  # `finite` reports them below
             if self.divisor:
-                one = np.float32(1) / whole(reader, self.divisor).astype(np.float32).reshape(1, 1)
-                tensor_scales = np.broadcast_to(finite(one, self.divisor, reader), (stop - start, 1))
-                scales = finite(scales.astype(np.float32) * tensor_scales, self.scales, reader)
+                tensor_scale = np.float32(1) / read_all(reader, self.divisor).astype(np.float32).reshape(1, 1)
+                tensor_scales = np.broadcast_to(check_finite(tensor_scale, self.divisor, reader), (stop - start, 1))
+                scales = check_finite(scales.astype(np.float32) * tensor_scales, self.scales, reader)
             else:
                 scales = self.layout.scales_of(scales, None)
-            finite(scales * np.float32(6), self.scales, reader)
+            check_finite(scales * np.float32(6), self.scales, reader)
         count, group = scales.shape[1], self.layout.group
         codes = unpack_codes(reader.read(self.codes, start, stop), 4, count * group)
         return Blocks(codes.reshape(-1, count, group), scales, tensor_scales=tensor_scales)
 
 
 def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4:
-    """The matrix whose `codes` are those of the module `name`, as compressed-tensors stores it."""
-    scales, divisor = beside(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
-    given = reader.dtype(scales)
-    found = Float4(codes, scales, "" if given == dtypes.u8 else beside(codes, divisor, keys))
-    shape, group = reader.shape(codes), found.layout.group
+    """Return the matrix whose `codes` belong to the module `name`, in the tensors of compressed-tensors."""
+    scales, divisor = require_key(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
+    scale_dtype = reader.dtype(scales)
+    matrix = Float4(codes, scales, "" if scale_dtype == dtypes.u8 else require_key(codes, divisor, keys))
+    shape, group = reader.shape(codes), matrix.layout.group
     fits = len(shape) == 2 and shape[1] > 0 and 2 * shape[1] % group == 0
     fits = fits and reader.shape(scales) == (shape[0], 2 * shape[1] // group)
-    fits = fits and given in (dtypes.u8, dtypes.f8e4m3)
-    if found.divisor:
-        one = reader.shape(found.divisor)
-        fits = fits and one in ((), (1,)) and reader.dtype(found.divisor).is_float
+    fits = fits and scale_dtype in (dtypes.u8, dtypes.f8e4m3)
+    if matrix.divisor:
+        divisor_shape = reader.shape(matrix.divisor)
+        fits = fits and divisor_shape in ((), (1,)) and reader.dtype(matrix.divisor).is_float
     if not fits:
-        raise misfit(reader, *found.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
-    return found
+        raise misfit(reader, *matrix.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
+    return matrix
 
 
 @dataclass(frozen=True)
 class Tiles(Floats):
-    """Floats of 8 bits, `codes`, each to be multiplied by the number of `scales` that belongs to its tile.
+    """8-bit floats `codes`, each multiplied by the scale of its tile.
 
-    `edges` are the sides of a tile, one for each axis; the last tile of an axis may be cut. One scale of no axes, or
-    of a single one, is that of the whole tensor.
+    `edges` are the sides of a tile, one per axis; the last tile of an axis may be cut. `scales` without axes, or with
+    one element, is the scale of the whole tensor.
     """
 
     edges: tuple[int, ...]
 
     def dtype(self, reader: TensorReader) -> DType:
         stored, block = reader.dtype(self.codes), dtypes.f8e4m3_128.block
-        kept = stored == dtypes.f8e4m3 and len(self.edges) == 2 and self.edges[1] % block == 0
-        return dtypes.f8e4m3_128 if kept else stored
+        has_layout = stored == dtypes.f8e4m3 and len(self.edges) == 2 and self.edges[1] % block == 0
+        return dtypes.f8e4m3_128 if has_layout else stored
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
         block = dtypes.f8e4m3_128.block
@@ -168,12 +173,12 @@ class Tiles(Floats):
         return np.concatenate([head, codes], -1)
 
     def _scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """The scales of the tiles in rows `start:stop`, a row for each of them."""
+        """Return the scales of the tiles in rows `start:stop`, [rows, tiles per row]."""
         if len(reader.shape(self.scales)) < 2:
-            return np.broadcast_to(whole(reader, self.scales).reshape(1, 1), (stop - start, 1))
-        tall = self.edges[0]
-        first, last = start // tall, -(-stop // tall)
-        return reader.read(self.scales, first, last)[np.arange(start, stop) // tall - first]
+            return np.broadcast_to(read_all(reader, self.scales).reshape(1, 1), (stop - start, 1))
+        height = self.edges[0]
+        first, last = start // height, -(-stop // height)
+        return reader.read(self.scales, first, last)[np.arange(start, stop) // height - first]
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         edges, scales = self.edges[1:], self._scales(reader, start, stop)
@@ -184,22 +189,22 @@ class Tiles(Floats):
         return values
 
 
-def fp8(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
-    """The weights in tiles, by name.
+def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+    """Return the weights in tiles, by name.
 
     Raises:
         WeftError: if scales are missing or do not fit, or activations are rounded by stored scales.
     """
-    size = how.get("weight_block_size", (128, 128))
+    size = scheme.get("weight_block_size", (128, 128))
     if not (isinstance(size, (list, tuple)) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
-        raise WeftError(f"weight_block_size={size!r} says no tile of two sides")
-    if how.get("activation_scheme", "dynamic") != "dynamic":
-        raise WeftError(f"activation_scheme={how['activation_scheme']!r} is not supported, only 'dynamic'")
+        raise WeftError(f"weight_block_size={size!r} is not a tile of two sides")
+    if scheme.get("activation_scheme", "dynamic") != "dynamic":
+        raise WeftError(f"activation_scheme={scheme['activation_scheme']!r} is not supported, only 'dynamic'")
     tensors: dict[str, Quantized] = {}
     for key in keys:
         if reader.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
             continue
-        shape, scales = reader.shape(key), beside(key, f"{key}_scale_inv", keys)
+        shape, scales = reader.shape(key), require_key(key, f"{key}_scale_inv", keys)
         # In stacks of experts tiles cover the last two axes only.
         edges = (*(1 for _ in shape[2:]), *size)
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))

@@ -1,11 +1,12 @@
-"""GPTQ and AWQ: integers whose matrices are stored [in, out], packed into words of 32 bits.
+"""GPTQ and AWQ: integers whose matrices are stored [in, out], packed into 32-bit words.
 
 ``gptq`` (https://arxiv.org/abs/2210.17323, as AutoGPTQ and GPTQModel write it): `qweight` [in · bits / 32, out] packs
-along the inputs, a stream of bits from the lowest on; `qzeros` [groups, out · bits / 32] along the outputs; `scales`
+along the inputs, a bit stream from the lowest bit on; `qzeros` [groups, out · bits / 32] along the outputs; `scales`
 [groups, out]; `g_idx` [in], the group of every input. In the older ``checkpoint_format`` "gptq" a stored zero point is
-one less than what it means, "gptq_v2" stores it as it is. GPTQModel subtracts the ones from whole words, so that a 0
-borrows from the next zero point; adding them to whole words again gives what was meant in either case. Of 3 bits, which
-words do not hold in whole numbers, it subtracts from each zero point, and 0 becomes 7.
+one less than its value, in "gptq_v2" it is the value. GPTQModel subtracts the ones from entire words, so that a 0
+borrows from the next zero point; adding them to entire words again restores the values in both cases. For 3 bits, where
+codes cross words, it subtracts from each zero point, and 0 becomes 7.
+
 
 ``awq`` (https://arxiv.org/abs/2306.00978, its GEMM layout): `qweight` [in, out / 8] and `qzeros` pack eight outputs
 into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
@@ -24,33 +25,38 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
-from .codes import Integers, bits_of, float_kinds, is_act_order
-from .tensor import Quantized, beside, misfit, whole
+from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
+from .tensor import Quantized, misfit, read_all, require_key
 
-_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where output i of eight stands in a word
+_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position of output i of eight in a word
 _AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two only name the kernels
 
 
 class Columns:
-    """Columns of tensors [in, …] whose rows a file stores. The last tensor of each kind is kept: a weight is read a few
-    rows at a time, each of which is a column here."""
+    """Columns of tensors [in, …] that a file stores by rows.
+
+    The last tensor of each kind is cached: weights are read a few rows at a time, and each of these is a column here.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[TensorReader, str, Array]] = {}
 
     def read(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
-        """Columns ``start:stop`` of tensor `key`, as the rows of [stop - start, in]."""
+        """Return columns ``start:stop`` of tensor `key` as rows, [stop - start, in]."""
         kind = key.rpartition(".")[2]
         last = self._last.get(kind)
         if last is None or last[0] is not reader or last[1] != key:
-            last = self._last[kind] = (reader, key, whole(reader, key))
+            last = self._last[kind] = (reader, key, read_all(reader, key))
         return np.ascontiguousarray(last[2][:, start:stop].T)
 
 
 @dataclass(frozen=True)
 class GPTQ(Integers):
-    """A weight of GPTQ; `qweight`, `scale_key` and `qzeros` are the keys of its tensors, `lag` is 1 if stored zero
-    points are one less than what they mean."""
+    """A GPTQ weight.
+
+    `qweight`, `scale_key`, `qzeros` and `g_idx` are the keys of its tensors; `lag` is 1 if stored zero points are one
+    less than their values.
+    """
 
     qweight: str
     scale_key: str
@@ -64,45 +70,45 @@ class GPTQ(Integers):
         return tuple(key for key in (self.qweight, self.scale_key, self.qzeros, self.g_idx) if key)
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return unpack_codes(bits_of(self.columns.read(reader, self.qweight, start, stop)), self.bits, self.width)
+        return unpack_codes(to_bytes(self.columns.read(reader, self.qweight, start, stop)), self.bits, self.width)
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self.columns.read(reader, self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        points = gptq_zeros(whole(reader, self.qzeros), self.bits, self.lag, self.rows)
+        points = gptq_zeros(read_all(reader, self.qzeros), self.bits, self.lag, self.rows)
         return np.ascontiguousarray(points[:, start:stop].T)
 
 
 def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
-    """The zero points u8 [groups, rows] in the `words` i32 [groups, rows · bits / 32]."""
+    """Return the zero points u8 [groups, rows] in the `words` i32 [groups, rows · bits / 32]."""
     if lag and bits != 3:
-        ones = sum(1 << at for at in range(0, 32, bits))
+        ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
-    points = unpack_codes(bits_of(words), bits, rows)
+    points = unpack_codes(to_bytes(words), bits, rows)
     return (points + 1) & 7 if lag and bits == 3 else points
 
 
-def gptq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
-    """The weights of a folder of GPTQ, by name.
+def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+    """Return the weights of a GPTQ folder, by name.
 
     Raises:
         WeftError: if the format is another, or tensors are missing or do not fit.
     """
-    kind = how.get("checkpoint_format") or how.get("format") or "gptq"
-    bits, size = how.get("bits"), how.get("group_size", -1)
-    if kind not in ("gptq", "gptq_v2") or how.get("is_marlin_format"):
+    kind = scheme.get("checkpoint_format") or scheme.get("format") or "gptq"
+    bits, size = scheme.get("bits"), scheme.get("group_size", -1)
+    if kind not in ("gptq", "gptq_v2") or scheme.get("is_marlin_format"):
         raise WeftError(f"checkpoint_format={kind!r} is not supported, only 'gptq' and 'gptq_v2': convert it to one")
     if bits not in INTEGER_BITS or type(bits) is not int:
         raise WeftError(f"bits={bits!r}: there are codes of {', '.join(map(str, INTEGER_BITS))} bits")
     _check_group(size)
-    single = not how.get("dynamic")  # else modules may have bits and groups of their own
+    single = not scheme.get("dynamic")  # else modules may differ in bits and groups
     columns, tensors = Columns(), dict[str, Quantized]()
     for key in keys:
         name = key.removesuffix(".qweight")
         if name == key:
             continue
-        scales, qzeros = (beside(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
+        scales, qzeros = (require_key(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
         expected = (
             f"of {bits} bits in groups of {size}, i32 [in / per word, out], floats [groups, out], i32 [groups, …]"
         )
@@ -112,37 +118,42 @@ def gptq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) ->
         }:
             raise misfit(reader, *parts, expected=expected)
         (words, rows), (groups, columns_of_scales), zeros = (reader.shape(k) for k in parts)
-        own = bits if single or not rows else zeros[1] * 32 // rows
-        width = words * 32 // own if own in INTEGER_BITS else 0
+        module_bits = bits if single or not rows else zeros[1] * 32 // rows
+        width = words * 32 // module_bits if module_bits in INTEGER_BITS else 0
         group = width if size == -1 else size
         if not single and groups and -(-width // group) != groups:
             group = -(-width // groups)
-        fits = width and zeros == (groups, -(-rows * own // 32)) and columns_of_scales == rows and groups
-        if not fits or -(-width // group) != groups or words * 32 % own or not float_kinds(reader.dtype(scales)):
+        fits = width and zeros == (groups, -(-rows * module_bits // 32)) and columns_of_scales == rows and groups
+        if (
+            not fits
+            or -(-width // group) != groups
+            or words * 32 % module_bits
+            or not is_scale_dtype(reader.dtype(scales))
+        ):
             raise misfit(reader, *parts, expected=expected)
         g_idx = f"{name}.g_idx"
-        if how.get("desc_act"):
-            beside(key, g_idx, keys)
+        if scheme.get("desc_act"):
+            require_key(key, g_idx, keys)
         g_idx = g_idx if g_idx in keys else ""
-        index = g_idx if g_idx and _act_order(reader, g_idx, width, group, groups) else ""
+        index = g_idx if g_idx and _has_act_order(reader, g_idx, width, group, groups) else ""
         lag = int(kind == "gptq")
-        points = gptq_zeros(whole(reader, qzeros), own, lag, rows)
-        has_zeros = bool((points != 1 << (own - 1)).any())
-        what = (rows, width, own, group, reader.dtype(scales), has_zeros, index)
-        tensors[f"{name}.weight"] = GPTQ(*what, *parts, g_idx, lag, columns)
+        points = gptq_zeros(read_all(reader, qzeros), module_bits, lag, rows)
+        has_zeros = bool((points != 1 << (module_bits - 1)).any())
+        layout = (rows, width, module_bits, group, reader.dtype(scales), has_zeros, index)
+        tensors[f"{name}.weight"] = GPTQ(*layout, *parts, g_idx, lag, columns)
     return tensors
 
 
 def _check_group(size: Any) -> None:
     if type(size) is not int or not (size == -1 or size > 0):
-        raise WeftError(f"group_size={size!r} is no number of inputs, nor -1 for all")
+        raise WeftError(f"group_size={size!r} is not a number of inputs, nor -1 for all")
 
 
-def _act_order(reader: TensorReader, key: str, width: int, group: int, groups: int) -> bool:
-    """Return whether the tensor `key` puts inputs into other groups than those that follow each other."""
+def _has_act_order(reader: TensorReader, key: str, width: int, group: int, groups: int) -> bool:
+    """Return whether the tensor `key`, the group of each input, differs from consecutive groups; check its values."""
     if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
         raise WeftError(f"{key!r} {list(reader.shape(key))} does not list the groups of {width} inputs")
-    index = whole(reader, key)
+    index = read_all(reader, key)
     if width and not 0 <= index.min() <= index.max() < groups:
         raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {groups}")
     return is_act_order(index, group)
@@ -150,7 +161,7 @@ def _act_order(reader: TensorReader, key: str, width: int, group: int, groups: i
 
 @dataclass(frozen=True)
 class AWQ(Integers):
-    """A weight of AWQ; `qweight`, `scale_key` and `qzeros` are the keys of its tensors."""
+    """An AWQ weight; `qweight`, `scale_key` and `qzeros` are the keys of its tensors."""
 
     qweight: str
     scale_key: str
@@ -162,30 +173,30 @@ class AWQ(Integers):
         return (self.qweight, self.scale_key, self.qzeros)
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unpacked(reader, self.qweight, start, stop)
+        return self._unpack_outputs(reader, self.qweight, start, stop)
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self.columns.read(reader, self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unpacked(reader, self.qzeros, start, stop)
+        return self._unpack_outputs(reader, self.qzeros, start, stop)
 
-    def _unpacked(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
-        """Outputs ``start:stop`` of tensor `key` [n, out / 8], u8 [stop - start, n]."""
+    def _unpack_outputs(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
+        """Return outputs ``start:stop`` of tensor `key` [n, out / 8], u8 [stop - start, n]."""
         first = start // 8
         words = self.columns.read(reader, key, first, -(-stop // 8)).view(np.uint32)
         codes = words[:, None] >> (4 * _AWQ_ORDER.astype(np.uint32))[:, None] & np.uint32(15)
         return codes.astype(np.uint8).reshape(-1, words.shape[1])[start - 8 * first : stop - 8 * first]
 
 
-def awq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
-    """The weights of a folder of AWQ, by name.
+def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+    """Return the weights of an AWQ folder, by name.
 
     Raises:
         WeftError: if the layout is another, or tensors are missing or do not fit.
     """
-    bits, size = how.get("bits", how.get("w_bit")), how.get("group_size", how.get("q_group_size", -1))
-    version = str(how.get("version", how.get("format", "gemm"))).lower()
+    bits, size = scheme.get("bits", scheme.get("w_bit")), scheme.get("group_size", scheme.get("q_group_size", -1))
+    version = str(scheme.get("version", scheme.get("format", "gemm"))).lower()
     if version not in _AWQ_VERSIONS:
         raise WeftError(f"version={version!r} is not supported, only the layout of 'gemm'")
     if bits != 4:
@@ -196,7 +207,7 @@ def awq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> 
         name = key.removesuffix(".qweight")
         if name == key:
             continue
-        scales, qzeros = (beside(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
+        scales, qzeros = (require_key(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
         parts = (key, scales, qzeros)
         shapes = [reader.shape(part) for part in parts]
         width, rows = (shapes[0][0], 8 * shapes[0][1]) if len(shapes[0]) == 2 else (0, 0)
@@ -204,9 +215,9 @@ def awq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> 
         groups = width // group if group else 0
         ints = {reader.dtype(key), reader.dtype(qzeros)}
         fits = groups * group == width and shapes[1:] == [(groups, rows), (groups, rows // 8)]
-        if not width or not fits or ints != {dtypes.i32} or not float_kinds(reader.dtype(scales)):
+        if not width or not fits or ints != {dtypes.i32} or not is_scale_dtype(reader.dtype(scales)):
             expected = f"i32 [in, out / 8], floats [in / {group}, out], i32 [in / {group}, out / 8]"
             raise misfit(reader, *parts, expected=expected)
-        what = (rows, width, 4, group, reader.dtype(scales), True, "")
-        tensors[f"{name}.weight"] = AWQ(*what, *parts, columns)
+        layout = (rows, width, 4, group, reader.dtype(scales), True, "")
+        tensors[f"{name}.weight"] = AWQ(*layout, *parts, columns)
     return tensors

@@ -1,4 +1,4 @@
-"""The ways of quantizing a folder, by what its config calls them."""
+"""The quantization methods of folders, by their names in configs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ METHODS: Mapping[str, _Method] = {
     "torchao": torchao,
 }
 
-# Keys that change none of the weights, by the reason.
+# Keys that do not change the weights, by the reason.
 _MEANINGLESS = {
-    "says what the tensors say": r"quant_type\w* modules_\w+ ignore\w* llm_int8_skip_modules lm_head targets meta fmt "
+    "is shown by the tensors": r"quant_type\w* modules_\w+ ignore\w* llm_int8_skip_modules lm_head targets meta fmt "
     r"include_input_output_embeddings untie_embedding_weights zero_point bnb_4bit_quant_type strategy group_size "
     r"sym\w* bnb_4bit_use_double_quant _?load_in_\dbit llm_int8_has_fp16_weight type num_bits dynamic block_structure "
     r"scale_\w+ zp_dtype dequantize quant_method quantization_status desc_act static_groups format version",
-    "says how the codes were found": r"damp_\w+ dataset tokenizer batch_size model_seqlen block_name_to_quantize "
+    "describes how the codes were chosen": r"damp_\w+ dataset tokenizer batch_size model_seqlen block_name_to_quantize "
     r"module_name_\w+ true_sequential mse cache_block_outputs observer\w* actorder \w*compression_ratio pad_token_id "
     r"model_name_or_path model_file_base_name provider",
     "chooses kernels and their dtypes": r"\w*exllama\w* use_cuda_fp16 max_input_length backend do_fuse "
@@ -44,26 +44,29 @@ _MEANINGLESS = {
 _UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
 
 
-def unread_scheme(how: Recorded) -> Iterator[LeftOut]:
-    """Yield the keys of the quantization_config `how`, of which the weights were made, that nothing has read."""
-    for path, value in leaves(dict(how), how.read):
-        if value and path not in how.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
+def unread_scheme(scheme: Recorded) -> Iterator[LeftOut]:
+    """Yield the keys of the quantization_config `scheme` that nothing has read although they may change the weights."""
+    for path, value in leaves(dict(scheme), scheme.read):
+        if value and path not in scheme.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
             yield LeftOut("key", f"quantization_config.{path}", f"{value!r:.60}")
 
 
-def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
-    """`reader` under the names and shapes of an unquantized checkpoint, as `config` (called `source`) says to read it.
+def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
+    """Return a reader of `reader`'s weights with the names and shapes of an unquantized checkpoint.
+
+    `config` names the method; errors call it `source`.
+
 
     Raises:
         WeftError: if its weights are quantized in a way that cannot be read, or lack scales that fit.
     """
-    how = config.get("quantization_config")
-    if not how:
+    scheme = config.get("quantization_config")
+    if not scheme:
         return reader
-    how = how if isinstance(how, Mapping) else {"quant_method": how}
-    method = how.get("quant_method")
-    if method is None and (how.get("load_in_8bit") or how.get("load_in_4bit")):
-        method = "bitsandbytes"  # the first configs did not say so
+    scheme = scheme if isinstance(scheme, Mapping) else {"quant_method": scheme}
+    method = scheme.get("quant_method")
+    if method is None and (scheme.get("load_in_8bit") or scheme.get("load_in_4bit")):
+        method = "bitsandbytes"  # the first configs did not name it
     method = str(method)
     if method not in METHODS:
         raise WeftError(
@@ -72,7 +75,7 @@ def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) ->
         )
     keys = dict.fromkeys(reader.keys())
     try:
-        quantized = METHODS[method](reader, keys, how)
+        quantized = METHODS[method](reader, keys, scheme)
     except WeftError as e:
         raise WeftError(f"{source}: the weights are quantized ({method}), but {e}") from e
     return DequantizedReader(reader, quantized, ct.hidden(keys) if method == "compressed-tensors" else frozenset())

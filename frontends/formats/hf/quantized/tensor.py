@@ -1,4 +1,4 @@
-"""The reader of a quantized folder, and the interface of the tensors that it puts together."""
+"""The reader of a quantized folder, and the interface of its quantized tensors."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from weft.ir.types.dtypes import DType
 
 
 class Quantized(ABC):
-    """A tensor that a checkpoint stores as several others, its `parts`."""
+    """A tensor that a checkpoint stores as several tensors, its `parts`."""
 
     @property
     @abstractmethod
     def parts(self) -> tuple[str, ...]:
-        """Keys of the tensors that it is made of."""
+        """Return the keys of the tensors that it is computed from."""
 
     @abstractmethod
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        """Return the shape of the numbers."""
+        """Return the shape of the dequantized tensor."""
 
     @abstractmethod
     def dtype(self, reader: TensorReader) -> DType:
-        """Return the stored type: that of a block layout, if `read_blocks` returns blocks of it."""
+        """Return the stored type: that of a block layout if `read_blocks` returns its blocks."""
 
     @abstractmethod
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0, as float32."""
+        """Return rows `start:stop` along axis 0, as float32."""
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """The same rows as stored: u8 [rows, blocks in a row, bytes of a block]. Raises WeftError without a layout."""
-        raise WeftError(f"{reader.path}: {self.parts[0]!r} is in no layout whose blocks are taken as stored")
+        """Return the same rows as stored: u8 [rows, blocks per row, bytes per block]; WeftError without a layout."""
+        raise WeftError(f"{reader.path}: {self.parts[0]!r} is not in a block layout that weft can read as stored")
 
 
 @dataclass(frozen=True)
 class DequantizedReader:
-    """The tensors of `reader`, but that those of `quantized` stand in the place of their parts.
+    """The tensors of `reader`, with packed tensors replaced by dequantized views (`quantized`).
 
-    Tensors called `hidden` are left out: they say how activations are rounded, which weft does not do.
+    `hidden` are the keys of tensors to leave out: they describe how activations are rounded, which weft does not do.
     """
 
     reader: TensorReader
@@ -68,44 +68,44 @@ class DequantizedReader:
         return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
 
     def dtype(self, key: str) -> DType:
-        """Return the stored type of tensor `key`: of its codes if it is quantized."""
+        """Return the stored type of tensor `key`: that of its codes if it is quantized."""
         return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0 of tensor `key`: float32, or integers as stored."""
         tensor = self.quantized.get(key)
         return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """The blocks of rows `start:stop` of the quantized matrix `key`, u8 [rows, blocks in a row, bytes of a block].
+        """Return the blocks of rows `start:stop` of the quantized `key`, u8 [rows, blocks per row, bytes per block].
 
         Raises:
-            WeftError: if a code or a scale is no finite number.
+            WeftError: if a code or a scale is not finite.
         """
         return self.quantized[key].read_blocks(self.reader, start, stop)
 
 
-def beside(key: str, other: str, keys: Collection[str]) -> str:
-    """Return `other`, the key of what belongs to the codes `key`, if it is there."""
+def require_key(key: str, other: str, keys: Collection[str]) -> str:
+    """Return `other`, a key that the codes `key` need; raise WeftError if it is not among `keys`."""
     if other not in keys:
-        raise WeftError(f"there is no {other!r} beside {key!r}; the checkpoint is incomplete or of another layout")
+        raise WeftError(f"there is no {other!r} next to {key!r}; the checkpoint is incomplete or of another layout")
     return other
 
 
 def misfit(reader: TensorReader, *keys: str, expected: str) -> WeftError:
-    """Return the error that the tensors `keys` are not codes and what belongs to them, which are as `expected`."""
+    """Return the error that the tensors `keys` are not codes and scales as described by `expected`."""
     shown = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
     return WeftError(f"{', '.join(shown[:-1])} and {shown[-1]} are not codes and their scales, {expected}")
 
 
-def whole(reader: TensorReader, key: str) -> Array:
-    """Return all of the small tensor `key`, a scalar too."""
+def read_all(reader: TensorReader, key: str) -> Array:
+    """Return the entire small tensor `key`; it may be a scalar."""
     shape = reader.shape(key)
     return np.asarray(reader.read(key, 0, shape[0] if shape else 1)).reshape(shape)
 
 
-def finite(scales: Array, key: str, reader: TensorReader) -> Array:
-    """Return `scales`, read from `key`, which must be finite."""
+def check_finite(scales: Array, key: str, reader: TensorReader) -> Array:
+    """Return `scales`, which were read from `key`; raise WeftError if one is not finite."""
     if not np.isfinite(scales).all():
         raise WeftError(f"{reader.path}: a scale in {key!r} is not finite; the checkpoint is broken")
     return scales

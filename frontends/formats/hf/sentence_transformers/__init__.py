@@ -1,4 +1,4 @@
-"""Files of sentence-transformers: chains of modules behind a transformer, and scores of pairs of texts.
+"""Files of sentence-transformers: chains of modules after a transformer, and scores of pairs of sequences.
 
-Never here: the modules themselves, which are `weft.frontends.dsl.outputs`.
+Never here: the modules themselves, which are in `weft.frontends.dsl.outputs`.
 """

@@ -23,34 +23,34 @@ from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
 from .static import STATIC_EMBEDDING, table_config
 
-LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
+LAYERS = "all_layer_embeddings"  # an output of transformers with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
-TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
+TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # names that modules read and write
 OLD_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # sentence_*_config.json
 MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
 _FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have in the place of modes
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
-SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
+FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # older folders have these instead of modes
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # torch.nn's names; ours are lower case
+SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # known from the tensors
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 FIRST = ("Transformer", "CLIPModel", STATIC_EMBEDDING)
-HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
-FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
-STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # of modules
-UNSEEN = {"shared_layers", "sentence"}  # settings of models whose layers' states are others (ALBERT, CLIP)
-DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
+HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # the call of a transformer for text input
+FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one with a projection
+STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # by our suffix
+UNSEEN = {"shared_layers", "sentence"}  # settings of models with other layer outputs than transformers (ALBERT, CLIP)
+DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that encoders do not support
 
 
 @dataclass(frozen=True)
 class Sentence:
     """The contents of the files of sentence-transformers in a folder.
 
-    `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
-    follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
+    `home` is the folder of the transformer, `changes` are changes of its config. `modules` are the records of the
+    modules after it, `weights` the folders of these by the prefix of their parameters' names. `facts` are prompts and
     limits, as in graph.meta. `left_out` are the keys of these files that nothing reads. `projects`: the transformer
-    makes the vector of a text, and `pooling` has what follows. `static`: it is a table of vectors, whose config says
-    its size.
+    itself computes the sentence embedding, and `pooling` has only the modules after it. `static`: the transformer is a
+    table of vectors.
     """
 
     files: tuple[Path, ...]
@@ -65,11 +65,11 @@ class Sentence:
     static: bool = False
 
     def config(self, config: Config, table: Family) -> dict[str, Any]:
-        """Return `config` of the transformer, which `table` describes, with its changes and the pooling.
+        """Return `config` of the transformer, described by `table`, with its changes and the pooling.
 
         Raises:
-            WeftError: if the transformer should make the vector of a text, but has none that depends on it alone, or
-                tokens have no weight.
+            WeftError: if the transformer should compute the sentence embedding, but its result depends on the padding
+                or is missing, or if tokens have no weight.
         """
         changed, pooling = {**config, **self.changes}, self.pooling
         rule = table.settings["vocab"]
@@ -79,34 +79,34 @@ class Sentence:
                 reason = f"its WordWeights has {count} words, but each of the model's {vocab} tokens needs a weight"
                 raise WeftError(f"{self.files[0]}: {reason}")
         if self.projects:
-            own = table.settings["sentence"](changed) if "sentence" in table.settings else None
-            if own is None or own.mode == "end":
-                why = "" if own is None else ", since they depend on the padding of a batch"
-                told = f"{self.files[0]}: features of a {table.model_types[0]} with modules are not supported{why}"
-                raise WeftError(f"{told}; without {MODULES}, the folder is a transformer alone")
-            pooling = replace(own, after=(*own.after, *pooling.after), normalize=pooling.normalize)
+            projection = table.settings["sentence"](changed) if "sentence" in table.settings else None
+            if projection is None or projection.mode == "end":
+                reason = "" if projection is None else ", since they depend on the padding of a batch"
+                fault = f"{self.files[0]}: features of a {table.model_types[0]} with modules are not supported{reason}"
+                raise WeftError(f"{fault}; without {MODULES}, the folder is a transformer alone")
+            pooling = replace(projection, after=(*projection.after, *pooling.after), normalize=pooling.normalize)
         return {**changed, SENTENCE: pooling}
 
     @property
-    def alone(self) -> bool:
-        """Return whether no module follows a transformer that projects."""
+    def projects_only(self) -> bool:
+        """Return whether the transformer projects and no module follows it."""
         return self.projects and not self.modules
 
     def table(self, table: Family, config: Config) -> Family:
-        """Return `table` for the states of its model, with the parameters of the modules.
+        """Return `table` changed to output token states, with the parameters of the modules.
 
         Raises:
-            WeftError: if it has no states of tokens, or is not known to have them here.
+            WeftError: if the model does not output states of tokens.
         """
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
         averages = any(isinstance(module, WeightedLayerPooling) for module in self.pooling.before)
         if averages and not UNSEEN.isdisjoint(table.settings):
-            told = f"a {name} model before a WeightedLayerPooling is not supported"
-            raise WeftError(f"{self.files[0]}: {told}: weft knows other states of its layers than transformers gives")
+            fault = f"a {name} model before a WeightedLayerPooling is not supported"
+            raise WeftError(f"{self.files[0]}: {fault}: the outputs of its layers differ between weft and transformers")
         kind = kind(config) if callable(kind) else kind
         names: dict[str, Any] = {
-            f"{at}{part}": f"{folder.name}:{stored}"
-            for at, folder in self.weights.items()
+            f"{prefix}{part}": f"{folder.name}:{stored}"
+            for prefix, folder in self.weights.items()
             for part, stored in STORED.items()
         }
         if kind == "encoder":
@@ -115,30 +115,30 @@ class Sentence:
         if kind == "encoder-decoder" and name in ENCODER_ALONE:
             return encoder_alone(table).but(*table.model_types, names=names)
         if kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
-            halved = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
-            changes["causal"] = not halved and config.get("is_causal") is not False
+            is_split = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
+            changes["causal"] = not is_split and config.get("is_causal") is not False
             if not changes["causal"] and "window" in table.settings:
-                changes["window"] = _on_both_sides(table.settings["window"], halved)
-            passed = "use_bidirectional_attention" if halved else ""
+                changes["window"] = _widen_windows(table.settings["window"], is_split)
+            passed = "use_bidirectional_attention" if is_split else ""
         else:
             raise WeftError(f"{self.files[0]}: a {name} model is not supported as its Transformer")
         refuse = {key: values for key, values in table.refuse.items() if key != passed}
         return replace(table.but(*table.model_types, names=names, **changes), refuse=refuse)
 
-    def joined(self, base: TensorReader) -> TensorReader:
-        """Return a reader of `base` and of the modules, whose keys are as ``2_Dense:linear.weight``."""
-        return _Joined(base, {path.name: SafetensorsReader(path) for path in self.weights.values()})
+    def join_weights(self, base: TensorReader) -> TensorReader:
+        """Return a reader of `base` and of the modules, whose keys are like ``2_Dense:linear.weight``."""
+        return _JoinedReader(base, {path.name: SafetensorsReader(path) for path in self.weights.values()})
 
     def describe(self, graph: Graph) -> None:
-        """Record in graph.meta what the files say."""
+        """Record the context limit, the modules and the prompts in graph.meta."""
         if (limit := self.facts["max_seq_length"]) is not None:
             graph.meta["context"] = min(limit, graph.meta.get("max_positions") or limit)
         graph.meta["sentence"] = {"modules": self.modules, **self.facts}
 
 
 @dataclass(frozen=True)
-class _Joined(Rerouted):
-    """The tensors of `base`, and those of `modules` under ``folder:key``."""
+class _JoinedReader(Rerouted):
+    """A reader of the tensors of `base`, and of those of `modules` under ``folder:key``."""
 
     base: TensorReader
     modules: Mapping[str, SafetensorsReader]
@@ -155,14 +155,14 @@ class _Joined(Rerouted):
         return (self.modules[name], rest) if name in self.modules else (self.base, key)
 
 
-def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
-    """Return the rule for windows that hold a token and w others on each side, or (`halved`) on both together."""
+def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
+    """Return the rule for bidirectional windows of w tokens on each side, or w on both together (`is_split`)."""
 
     def windows(config: Config) -> Any:
-        found = rule(config) if callable(rule) else rule
-        many = found if isinstance(found, tuple) else (found,)
-        wide = tuple(w and (w // 2 if halved else w) + 1 for w in many)
-        return wide if isinstance(found, tuple) else wide[0]
+        window = rule(config) if callable(rule) else rule
+        windows = window if isinstance(window, tuple) else (window,)
+        widened = tuple(w and (w // 2 if is_split else w) + 1 for w in windows)
+        return widened if isinstance(window, tuple) else widened[0]
 
     return windows
 
@@ -171,7 +171,7 @@ def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
 
 
 class _Step(NamedTuple):
-    """A module, which `reads` what other modules or the transformer write, and `writes`; None has no effect."""
+    """A module that reads one value and writes another, by name; a module None has no effect."""
 
     reads: str
     writes: str
@@ -181,208 +181,217 @@ class _Step(NamedTuple):
 
 
 def transformer_home(root: Path) -> Path:
-    """Return the folder of the transformer in `root`: itself, unless modules.json says more.
+    """Return the folder of the transformer in `root`: `root` itself, unless modules.json names another.
 
     Raises:
         WeftError: if modules.json is unsound, or names a module that weft does not read.
     """
-    return _listed(root)[0][1] if (root / MODULES).is_file() else root
+    return _list_modules(root)[0][1] if (root / MODULES).is_file() else root
 
 
 def read_sentence(root: Path, config: Config) -> Sentence | None:
-    """Return what sentence-transformers reads in the folder `root`, whose transformer has `config`; None if there is no
-    modules.json.
+    """Read the files of sentence-transformers in the folder `root`, or return None if it has no modules.json.
+
+    `config` is that of its transformer.
+
 
     Raises:
         WeftError: naming the module, key or file that is not supported, missing or unsound.
     """
     if not (root / MODULES).is_file():
         return None
-    (first, home), *others = _listed(root)
-    files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
+    (first, home), *later_modules = _list_modules(root)
+    files, records, steps, wanted = [root / MODULES], list[Record](), list[_Step](), TEXT
     static = first == STATIC_EMBEDDING
-    changes, limits, gives = _table_alone(home) if static else _transformer(first, home, config, files, records)
-    for kind, folder in reversed(others):
-        said = _read(folder / "config.json", files)
-        step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
-        if step.writes == needed and step.module is not None:  # else later modules put another in its place
+    changes, limits, output = _read_static(home) if static else _read_transformer(first, home, config, files, records)
+    for kind, folder in reversed(later_modules):
+        record = _read_record(folder / "config.json", files)
+        step = _Step(*_READERS[kind](record), {"type": kind, "config": dict(record.data)}, folder)
+        if step.writes == wanted and step.module is not None:  # else a later module overwrites its output
             steps.insert(0, step)
-            records.append(said)
-            needed = step.reads
-    if needed == LAYERS and gives == TOKENS and {**config, **changes}.get("output_hidden_states"):
-        needed = TOKENS
-    projects = gives == needed == TEXT and not static  # the vector of a table is a mean, as a Pooling's
-    if gives == needed == TEXT:
+            records.append(record)
+            wanted = step.reads
+    if wanted == LAYERS and output == TOKENS and {**config, **changes}.get("output_hidden_states"):
+        wanted = TOKENS
+    projects = output == wanted == TEXT and not static  # the vector of a table is a mean, as with a Pooling
+    if output == wanted == TEXT:
         steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
-        gives = needed = TOKENS
-    at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
-    if needed != gives or at is None:
-        told = f"no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives"
-        told = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if needed == LAYERS else told
-        raise WeftError(f"{root / MODULES}: {told}")
+        output = wanted = TOKENS
+    pooling_index = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
+    if wanted != output or pooling_index is None:
+        fault = f"no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives"
+        fault = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if wanted == LAYERS else fault
+        raise WeftError(f"{root / MODULES}: {fault}")
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
         if isinstance(step.module, (Dense, LayerNorm, WeightedLayerPooling)):
-            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1 + projects}"
+            step.record["at"] = (
+                f"sentence.before_{i}" if i < pooling_index else f"sentence.after_{i - pooling_index - 1 + projects}"
+            )
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
-    before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
-    pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
-    facts = {**_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
+    before, after = (
+        tuple(step.module for step in part) for part in (steps[:pooling_index], steps[pooling_index + 1 : last])
+    )
+    pooling = replace(steps[pooling_index].module, before=before, after=after, normalize=last < len(steps))
+    facts = {**_read_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
     left_out = list[LeftOut]()
-    for said in records:
-        known = said.asked.union(SIZES, FLAGS, ["__version__"])
-        left_out.extend(unread_entries(said.data, known, str(Path(said.source).relative_to(root))))
-    listed = [step.record for step in steps if step.record]
-    return Sentence(tuple(files), home, changes, pooling, listed, weights, facts, left_out, projects, static)
+    for record in records:
+        known_keys = record.asked.union(SIZES, FLAGS, ["__version__"])
+        left_out.extend(unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
+    module_records = [step.record for step in steps if step.record]
+    return Sentence(tuple(files), home, changes, pooling, module_records, weights, facts, left_out, projects, static)
 
 
 def static_config(root: Path) -> dict[str, Any] | None:
-    """Return the config of the table of vectors that stands for the transformer in `root`; None if another does.
+    """Return the config of the table of vectors that replaces the transformer in `root`, or None for a transformer.
 
     Raises:
-        WeftError: if its rows are shared by tokens, or there are none.
+        WeftError: if tokens share rows, or the folder lists no modules.
     """
-    kind, folder = _listed(root)[0]
+    kind, folder = _list_modules(root)[0]
     return table_config(folder) if kind == STATIC_EMBEDDING else None
 
 
-def _listed(root: Path) -> list[tuple[str, Path]]:
-    """Return the modules that `root` lists, the transformer first, and their folders."""
-    source, found = root / MODULES, list[tuple[str, Path]]()
+def _list_modules(root: Path) -> list[tuple[str, Path]]:
+    """Return the kinds and folders of the modules that `root` lists, the transformer first."""
+    source, listed = root / MODULES, list[tuple[str, Path]]()
     for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
-        spelled, folder = module.text("type"), root / module.text("path", "")
-        home, _, kind = spelled.rpartition(".")
+        class_name, folder = module.text("type"), root / module.text("path", "")
+        home, _, kind = class_name.rpartition(".")
         if not home.startswith("sentence_transformers.") or kind not in (_READERS if number else FIRST):
             raise WeftError(
-                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer or a CLIPModel and "
-                f"after it {', '.join(_READERS)} of sentence_transformers; "
+                f"{source}: module {number}, {class_name}, is not supported: weft reads a Transformer or a CLIPModel "
+                f"and after it {', '.join(_READERS)} of sentence_transformers; "
                 f"without {MODULES}, the folder is a transformer alone"
             )
         check_inside(root, folder / "config.json")
-        found.append((kind, folder))
-    if not found:
+        listed.append((kind, folder))
+    if not listed:
         raise WeftError(f"{source} lists no modules: remove it, or fetch the folder again")
-    return found
+    return listed
 
 
-def _read(path: Path, files: list[Path]) -> Record:
-    """Return what the file at `path` says, which is added to `files`; nothing if there is none."""
+def _read_record(path: Path, files: list[Path]) -> Record:
+    """Return the record of the file at `path`, which is added to `files`; an empty one if the file is missing."""
     if not path.is_file():
         return Record(path, {})
     files.append(path)
     return Record.read(path)
 
 
-def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
-    if "embedding_dimension" not in said:
-        said.integer("word_embedding_dimension")
-    modes = said.get("pooling_mode", str | list[str], [])
-    if "pooling_mode" not in said:
-        flags = (said.flag(flag, False) for flag in FLAGS)
+def _read_pooling(record: Record) -> tuple[str, str, SentencePooling]:
+    if "embedding_dimension" not in record:
+        record.integer("word_embedding_dimension")
+    modes = record.get("pooling_mode", str | list[str], [])
+    if "pooling_mode" not in record:
+        flags = (record.flag(flag, False) for flag in FLAGS)
         modes = [mode for mode, on in zip(MODES, flags, strict=True) if on] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
-        raise said.misfit("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
-    ours = tuple(MODES[mode] for mode in modes)
+        raise record.misfit("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
+    pooling_modes = tuple(MODES[mode] for mode in modes)
     return (
         TOKENS,
         TEXT,
-        SentencePooling(ours if len(ours) > 1 else ours[0], include_prompt=said.flag("include_prompt", True)),
+        SentencePooling(
+            pooling_modes if len(pooling_modes) > 1 else pooling_modes[0],
+            include_prompt=record.flag("include_prompt", True),
+        ),
     )
 
 
-def _dense(said: Record) -> tuple[str, str, Dense]:
-    spelled = said.text("activation_function", "torch.nn.Tanh")
-    name = spelled.rpartition(".")[2]
-    if not spelled.startswith("torch.nn.") or name not in ACTIVATIONS:
-        raise said.misfit("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
+def _read_dense(record: Record) -> tuple[str, str, Dense]:
+    class_name = record.text("activation_function", "torch.nn.Tanh")
+    name = class_name.rpartition(".")[2]
+    if not class_name.startswith("torch.nn.") or name not in ACTIVATIONS:
+        raise record.misfit("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
     width, bias, residual = (
-        said.integer("out_features", least=1),
-        said.flag("bias", True),
-        said.flag("use_residual", False),
+        record.integer("out_features", least=1),
+        record.flag("bias", True),
+        record.flag("use_residual", False),
     )
-    return *_places(said), Dense(width, name.lower(), bias, residual)
+    return *_module_names(record), Dense(width, name.lower(), bias, residual)
 
 
-def _layers(said: Record) -> tuple[str, str, WeightedLayerPooling]:
-    return LAYERS, TOKENS, WeightedLayerPooling(said.integer("layer_start", 4, least=0))
+def _read_layer_pooling(record: Record) -> tuple[str, str, WeightedLayerPooling]:
+    return LAYERS, TOKENS, WeightedLayerPooling(record.integer("layer_start", 4, least=0))
 
 
-def _words(said: Record) -> tuple[str, str, WordWeights]:
-    known, other = said.get("word_weights", dict[str, float]), said.get("unknown_word_weight", float, 1.0)
-    words = said.get("vocab", list[str])
-    return TOKENS, TOKENS, WordWeights(tuple(known.get(w, known.get(w.lower(), other)) for w in words))
+def _read_word_weights(record: Record) -> tuple[str, str, WordWeights]:
+    weights, default = record.get("word_weights", dict[str, float]), record.get("unknown_word_weight", float, 1.0)
+    words = record.get("vocab", list[str])
+    return TOKENS, TOKENS, WordWeights(tuple(weights.get(w, weights.get(w.lower(), default)) for w in words))
 
 
-def _places(said: Record) -> tuple[str, str]:
-    """Return what a module reads and what it writes."""
-    reads = said.text("module_input_name", TEXT)
-    return reads, said.text("module_output_name", reads)
+def _module_names(record: Record) -> tuple[str, str]:
+    """Return the name of the value that a module reads, and that of the value it writes."""
+    reads = record.text("module_input_name", TEXT)
+    return reads, record.text("module_output_name", reads)
 
 
 _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
-    "Pooling": _pooling,
-    "Dense": _dense,
-    "WeightedLayerPooling": _layers,
-    "WordWeights": _words,
-    "Normalize": lambda said: (*_places(said), UnitLength()),
-    "LayerNorm": lambda said: (TEXT, TEXT, LayerNorm()),
-    "Dropout": lambda said: (TEXT, TEXT, None),  # of training
+    "Pooling": _read_pooling,
+    "Dense": _read_dense,
+    "WeightedLayerPooling": _read_layer_pooling,
+    "WordWeights": _read_word_weights,
+    "Normalize": lambda record: (*_module_names(record), UnitLength()),
+    "LayerNorm": lambda record: (TEXT, TEXT, LayerNorm()),
+    "Dropout": lambda record: (TEXT, TEXT, None),  # for training only
 }
 
 
-def _table_alone(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return what `_transformer` does, of a table: the tokenizer may cut texts."""
-    cut = _read(home / "tokenizer.json", []).get("truncation", dict | None, None) or {}
-    return {}, {"max_seq_length": cut.get("max_length"), "do_lower_case": False}, TEXT
+def _read_static(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return the results of `_read_transformer` for a table of vectors; its tokenizer may truncate."""
+    truncation = _read_record(home / "tokenizer.json", []).get("truncation", dict | None, None) or {}
+    return {}, {"max_seq_length": truncation.get("max_length"), "do_lower_case": False}, TEXT
 
 
-def _transformer(
+def _read_transformer(
     kind: str, home: Path, config: Config, files: list[Path], records: list[Record]
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the changes of the config of the transformer, a module of `kind`, the limits of texts, and what it gives.
+    """Return the changes of the transformer's config, the limits of sequences, and the name of its output.
 
     Raises:
-        WeftError: if other outputs than the states of texts are asked for, or it is loaded in another way.
+        WeftError: if other outputs than the states of text tokens are requested, or options change how it is loaded.
     """
-    known = (_read(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
-    said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
-    records.append(said)
-    said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
-    gives = said.choice("module_output_name", (TOKENS, TEXT), TEXT if kind == "CLIPModel" else TOKENS)
-    wanted = HIDDEN if gives == TOKENS else FEATURES
-    asked = said.get("modality_config", dict, {"text": wanted})
-    if "message" in asked or asked.get("text") != wanted:
-        told = f"weft reads the {wanted['method_output_name']} of texts by {wanted['method']}, without a chat template"
-        raise said.misfit("modality_config", told)
+    records_found = (_read_record(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
+    record = next((r for r in records_found if r.data), Record(home / "sentence_bert_config.json", {}))
+    records.append(record)
+    record.choice("transformer_task", ("feature-extraction",), "feature-extraction")
+    output = record.choice("module_output_name", (TOKENS, TEXT), TEXT if kind == "CLIPModel" else TOKENS)
+    expected = HIDDEN if output == TOKENS else FEATURES
+    modalities = record.get("modality_config", dict, {"text": expected})
+    if "message" in modalities or modalities.get("text") != expected:
+        fault = f"weft reads the {expected['method_output_name']} of {expected['method']}, without a chat template"
+        raise record.misfit("modality_config", fault)
     options: dict[str, Any] = {}
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
-        options |= said.get(name, dict, {})
+        options |= record.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
-            raise said.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
-    if said.get("tokenizer_name_or_path", Any, None):
-        raise said.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
-    limit = options.get("model_max_length", said.integer("max_seq_length", None, least=1))
-    if limit is None:  # tokenizers without a limit say 10^30
-        most = [_read(home / "tokenizer_config.json", []).data.get("model_max_length")]
-        most.append(config.get("max_position_embeddings"))
-        limit = min((n for n in most if isinstance(n, int) and 0 < n < 1 << 31), default=None)
-    changes = {**said.get("config_args", dict, {}), **said.get("config_kwargs", dict, {})}
-    limits = {"max_seq_length": limit, "do_lower_case": said.flag("do_lower_case", False)}
-    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, gives
+            raise record.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
+    if record.get("tokenizer_name_or_path", Any, None):
+        raise record.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
+    limit = options.get("model_max_length", record.integer("max_seq_length", None, least=1))
+    if limit is None:  # tokenizers without a limit have 10^30
+        limits_known = [_read_record(home / "tokenizer_config.json", []).data.get("model_max_length")]
+        limits_known.append(config.get("max_position_embeddings"))
+        limit = min((n for n in limits_known if isinstance(n, int) and 0 < n < 1 << 31), default=None)
+    changes = {**record.get("config_args", dict, {}), **record.get("config_kwargs", dict, {})}
+    limits = {"max_seq_length": limit, "do_lower_case": record.flag("do_lower_case", False)}
+    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, output
 
 
-def _facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
-    """Return what config_sentence_transformers.json says of prompts, dimensions and similarity."""
-    said = _read(root / CONFIG, files)
-    records.append(said)
-    said.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")
-    prompts = {name: text or "" for name, text in said.get("prompts", dict[str, str | None], {}).items()}
+def _read_facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
+    """Return the prompts, dimensions and similarity in config_sentence_transformers.json."""
+    record = _read_record(root / CONFIG, files)
+    records.append(record)
+    record.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")
+    prompts = {name: text or "" for name, text in record.get("prompts", dict[str, str | None], {}).items()}
     return {
         "prompts": prompts,
-        "default_prompt_name": said.choice("default_prompt_name", ("query", "document", *prompts), None),
-        "similarity_fn_name": said.text("similarity_fn_name", None),
-        "truncate_dim": said.integer("truncate_dim", None, least=1),
+        "default_prompt_name": record.choice("default_prompt_name", ("query", "document", *prompts), None),
+        "similarity_fn_name": record.text("similarity_fn_name", None),
+        "truncate_dim": record.integer("truncate_dim", None, least=1),
     }

@@ -1,4 +1,4 @@
-"""StaticEmbedding of sentence-transformers, and of model2vec: a table of vectors in the place of a transformer."""
+"""StaticEmbedding of sentence-transformers and model2vec: a table of vectors instead of a transformer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..safetensors import SafetensorsReader
 STATIC_EMBEDDING = "StaticEmbedding"  # the kind of the module
 
 
-def _rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The rows of a table, which model2vec may weigh."""
+def _read_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the rows of a table, which model2vec may scale by weights."""
     if fetch.has("embedding.weight"):
         return fetch("embedding.weight")
     return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
@@ -29,21 +29,21 @@ STATIC = Family(  # a table of vectors: a transformer without layers
         **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
         **{"layers": 1, "block": lambda config: Unchanged(), "arrangement": "post"},
     },
-    names={"embed": _rows},
+    names={"embed": _read_rows},
 )
 
 
 def table_config(folder: Path) -> dict[str, Any]:
-    """Return the config of the table in `folder`, which has the size of its matrix.
+    """Return a config with the sizes of the table in `folder`.
 
     Raises:
-        WeftError: if its rows are shared by tokens, or there are none.
+        WeftError: if tokens share rows, or there is no table.
     """
     reader = SafetensorsReader(folder)
     keys = {*reader.keys()}
     if "mapping" in keys:
-        told = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
-        raise WeftError(f"{reader.path}: {told}, which writes a row for each")
+        fault = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
+        raise WeftError(f"{reader.path}: {fault}, which writes a row for each")
     name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
     if name is None or len(shape := reader.shape(name)) != 2:
         raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")

@@ -1,4 +1,4 @@
-"""The files of a tokenizer: which they are, and a copy of them that every library reads alike."""
+"""The files of a tokenizer: their names, and a copy that all libraries read alike."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TOKENIZER_FILES = (
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in `folder`.
+    """Return the paths of the tokenizer's files in `folder`.
 
     Raises:
-        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
+        WeftError: if one is a link to outside the folder: copying it would publish the target.
     """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     files += sorted((folder / FURTHER).glob("*.jinja"))
@@ -38,47 +38,46 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = False, plain: bool = False) -> None:
-    """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
+    """Copy the tokenizer's files from `folder` to the folder `out`, and make each complete.
 
-    tokenizer.json has the tokens that only other files name, and neither cuts nor pads; with `lower` it makes texts
-    lower-case, with `plain` it puts no tokens around them. A config without a class gets the general one, for a model
-    that reads token `types` or none. Chat templates of
-    tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
-    Raises WeftError if a file is unsound.
+    tokenizer.json gets the tokens that only other files name, and neither truncates nor pads; with `lower` it
+    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets the general one, for a
+    model that reads token `types` or none. If tokenizer_config.json has several chat templates, which onnxruntime-genai
+    cannot read, they become separate files. Raises WeftError if a file is unsound.
     """
     for file in tokenizer_files(folder):
         copy = out / file.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-    before = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
-    config = dict(before)
+    original = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
+    config = dict(original)
     if (out / VOCABULARY).is_file():
-        if "tokenizer_class" not in config:  # else transformers takes that of the model's type, which may be weft's own
+        if "tokenizer_class" not in config:  # else transformers takes the class of the model type, which may be weft's
             inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
             config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs} | config
         config |= merge_tokens(folder, out)
         if lower or plain:
             tokenizer = read_json(out / VOCABULARY)
-            own, case = tokenizer.get("normalizer"), [{"type": "Lowercase"}] * lower
-            tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [*case, *filter(None, [own])]}
+            normalizer, case = tokenizer.get("normalizer"), [{"type": "Lowercase"}] * lower
+            tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [*case, *filter(None, [normalizer])]}
             if plain:
                 tokenizer["post_processor"] = None
                 for token in Record(out / VOCABULARY, tokenizer).records("added_tokens", [])[:1]:
                     config.setdefault("pad_token", token.text("content"))  # without one transformers cannot pad
             (out / VOCABULARY).write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    elif other := next((name for name in _OLDER if (folder / name).is_file()), None):
+    elif older := next((name for name in _OLDER if (folder / name).is_file()), None):
         raise WeftError(
-            f"{folder} has {other} and no {VOCABULARY}, which is what weft reads: make it with transformers, "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {other} away, "
+            f"{folder} has {older} and no {VOCABULARY}, the only file that weft reads: create it with transformers, "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {older} away, "
             "for a model of token ids alone"
         )
     _write_templates(out, config)
-    if config != before:
+    if config != original:
         write_json(out / CONFIG, config)
 
 
 def _write_templates(folder: Path, config: dict[str, Any]) -> None:
-    """Write chat templates into files, unless they are, or `config` has one alone, which stays there."""
+    """Write chat templates of JSON files into files of their own; a single one in `config` stays there."""
     path, templates = read_templates(folder)
     if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
         for name, text in templates.items():

@@ -1,4 +1,4 @@
-"""Families that read sound: encoders of waveforms, and encoder-decoders that write what is said.
+"""Families that read audio: encoders of waveforms, and encoder-decoders that transcribe speech.
 
-Never here: how a waveform becomes a spectrogram; processors of transformers do that.
+Never here: spectrograms, which processors of transformers compute.
 """

@@ -1,4 +1,4 @@
-"""Encoders of texts and of images.
+"""Encoders of token sequences and of images.
 
-Never here: what reads an encoder's output.
+Never here: modules that read an encoder's output.
 """

@@ -1,4 +1,4 @@
 """Decoders with embeddings for every layer and shared keys and values: Gemma 3n, Gemma 4.
 
-Never here: modules; they are those of the declarative language.
+Never here: modules, which are in the DSL.
 """

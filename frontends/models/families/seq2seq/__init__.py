@@ -1,4 +1,4 @@
-"""Encoder-decoders, and decoders that are made of the same blocks.
+"""Encoder-decoders, and decoders built from the same blocks.
 
 Never here: decoders that share nothing with them.
 """
