@@ -1,4 +1,4 @@
-"""Codes of quantized weights, as exports store them in place of the numbers that they stand for."""
+"""Codes of quantized weights that exports store instead of dequantized values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.recipe import BLOCK_ELEMENTS, SWEEP_ELEMENTS, Recipe
 from weft.ir.types.block_layouts import BlockLayout, Blocks, unpack_codes
 
-from .inversion import Made
+from .inversion import ShapedRecipe
 
 WEIGHTS = ("auto", "codes", "float")
-SHOWN = 3  # tensors that a note names
+SHOWN = 3  # the number of tensors that a note lists
 
 
-class Refused(NamedTuple):
-    """A tensor whose codes cannot be kept, and why."""
+class Refusal(NamedTuple):
+    """A tensor whose codes cannot be stored, and the reason."""
 
     key: str
     reason: str
@@ -32,7 +32,7 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix [..., out, in], or several, made of whole rows of blocks of `layout`."""
+    """A quantized matrix [..., out, in], or a stack of them, whose rows consist of entire blocks of `layout`."""
 
     recipe: Recipe
     layout: BlockLayout
@@ -40,15 +40,15 @@ class Codes:
 
     @property
     def groups(self) -> int:
-        """The number of groups in a row."""
+        """Return the number of groups in a row."""
         return -(-self.shape[-1] // self.layout.group)
 
     def part(self, name: str) -> Recipe:
-        """The recipe of the part `name` (`weft.ir.recipes.blocks.parts`) of all rows."""
+        """Return the recipe of the part `name` (`weft.ir.recipes.blocks.parts`) of all rows."""
         return Stored(self.recipe, name)
 
     def blocks(self, reader: TensorReader) -> Iterator[Blocks]:
-        """The blocks of all rows, some at a time; a row ends with a whole group."""
+        """Yield the blocks of all rows, a few rows at a time; the last group of a row is complete."""
         row = int(np.prod(self.shape[1:]))
         step = max(1, (SWEEP_ELEMENTS if self.recipe.needs_full_read else BLOCK_ELEMENTS) // row)
         layout = self.layout
@@ -59,95 +59,95 @@ class Codes:
                 return self.part(name).read(reader, first, last)
 
             scales = read("steps")
-            packed = read("packed").reshape(*scales.shape, -1)  # every group begins with a byte
+            packed = read("packed").reshape(*scales.shape, -1)  # every group starts at a byte
             zeros = unpack_codes(read("points"), layout.bits, self.groups) if layout.has_zeros else None
             offsets = read("offsets") if layout.has_minimum else None
             yield Blocks(unpack_codes(packed, layout.bits, layout.group), scales, offsets, zeros)
 
 
 def check_weights(weights: str) -> None:
-    """Raise WeftError unless `weights` says how quantized weights may be stored."""
+    """Raise WeftError unless `weights` names a way to store quantized weights."""
     if weights not in WEIGHTS:
         raise WeftError(f"--weights {weights!r} is not known; an export takes {', '.join(WEIGHTS)}")
 
 
-def choose(
-    tensors: Mapping[str, Made],
+def choose_codes(
+    tensors: Mapping[str, ShapedRecipe],
     reader: TensorReader,
     weights: str,
     refusal: Callable[[str, Codes], str],
     note: Callable[[str], None],
     aside: Collection[str] = (),
 ) -> dict[str, Codes]:
-    """The tensors whose codes are kept, by name: of weights that a pass quantized, unless `weights` is "float".
+    """Return the codes to store, by tensor name: those of weights that a pass quantized, none if `weights` is "float".
 
-    `refusal` says why a format does not take some, "" if it does. If it does not take all, "auto" keeps none; "codes"
-    keeps those that it takes, blocks of the source's checkpoint too. `note` is told what is not kept. Tensors `aside`
-    never keep codes, which is no reason against the others.
+    `refusal` returns the reason why a format does not support a tensor's codes, or "". If it refuses some, "auto"
+    stores no codes at all. "codes" stores all that are not refused, blocks of the source's checkpoint included. `note`
+    reports tensors written as floats. Tensors in `aside` never store codes and do not count as refused.
 
     Raises:
-        WeftError: if "codes" finds none to keep, or "float" none to leave.
+        WeftError: if "codes" has nothing to store, or "float" does not change anything.
     """
-    kept: dict[str, Codes] = {}
+    codes: dict[str, Codes] = {}
     if weights == "float":
-        matrices = (made.recipe for made in tensors.values() if len(made.shape) > 1)
+        matrices = (tensor.recipe for tensor in tensors.values() if len(tensor.shape) > 1)
         if not any(isinstance(_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
             raise no_effect("--weights float", "no weights are quantized")
-        return kept
-    refused: list[Refused] = []
-    for key, made in tensors.items():
-        quantized = made.recipe.has(BlockRecipe)
-        if len(made.shape) < 2 or key in aside or not (quantized or weights == "codes"):
+        return codes
+    refusals: list[Refusal] = []
+    for key, tensor in tensors.items():
+        quantized = tensor.recipe.has(BlockRecipe)
+        if len(tensor.shape) < 2 or key in aside or not (quantized or weights == "codes"):
             continue
-        recipe, layout = _layout(made.recipe, reader)
+        recipe, layout = _layout(tensor.recipe, reader)
         if isinstance(layout, BlockLayout):
-            found = Codes(recipe, layout, made.shape)
-            reason = refusal(key, found)
+            candidate = Codes(recipe, layout, tensor.shape)
+            reason = refusal(key, candidate)
             if not reason:
-                kept[key] = found
+                codes[key] = candidate
                 continue
         else:
             reason = layout
         if quantized or isinstance(layout, BlockLayout):
-            refused.append(Refused(key, reason))
-    if weights == "codes" and not kept:
-        reason = f": {refused[0].key}: {refused[0].reason}" if refused else ""
-        raise WeftError(f"--weights codes finds no weights whose codes can be kept{reason}")
-    if refused and weights == "auto":
-        note(f"all weights are written as floats, since not all codes fit the format: {_listed(refused)}")
+            refusals.append(Refusal(key, reason))
+    if weights == "codes" and not codes:
+        reason = f": {refusals[0].key}: {refusals[0].reason}" if refusals else ""
+        raise WeftError(f"--weights codes has no weights whose codes can be stored{reason}")
+    if refusals and weights == "auto":
+        note(f"all weights are written as floats, since not all codes fit the format: {_list_refusals(refusals)}")
         return {}
-    if refused:
-        note(f"written as floats: {_listed(refused)}")
-    return kept
+    if refusals:
+        note(f"written as floats: {_list_refusals(refusals)}")
+    return codes
 
 
 def _layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` in whole rows of what the file has, and the layout of its codes, or why it has none."""
+    """Return `recipe` over entire rows of the file's tensors, and the layout of its codes or the reason for none."""
     rows = _by_rows(in_file(recipe), reader)
     return rows, block_layout(rows, reader)
 
 
-def counted_layouts(kept: Mapping[str, Codes]) -> str:
-    """Return how many weights keep the codes of which layout, for a note."""
-    counts = Counter(str(codes.layout) for codes in kept.values())
+def counted_layouts(stored: Mapping[str, Codes]) -> str:
+    """Return the number of weights per stored layout, for a note."""
+    counts = Counter(str(codes.layout) for codes in stored.values())
     return ", ".join(f"{count} as {layout}" for layout, count in sorted(counts.items()))
 
 
 def shortened(keys: Collection[str]) -> str:
-    """Return the first of `keys`, and how many others there are."""
+    """Return the first of `keys`, and the number of the rest, for a note."""
     first = list(keys)[:SHOWN]
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
 
-def _listed(refused: list[Refused]) -> str:
-    reason = refused[0].reason
-    same = [key for key, other in refused if other == reason]
-    others = len(refused) - len(same)
-    return f"{shortened(same)} ({reason})" + (f", and {others} for other reasons" if others else "")
+def _list_refusals(refusals: list[Refusal]) -> str:
+    reason = refusals[0].reason
+    keys = [key for key, other in refusals if other == reason]
+    n_others = len(refusals) - len(keys)
+    return f"{shortened(keys)} ({reason})" + (f", and {n_others} for other reasons" if n_others else "")
 
 
 def _by_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """`recipe` with the last size of every reshaping as -1 where that keeps rows whole."""
+    """Return `recipe` with -1 as the last size of every reshape that does not split rows."""
     recipe = recipe.map_parts(lambda part: _by_rows(part, reader))
     if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))

@@ -1,7 +1,6 @@
-"""Infer a decoder's settings from its graph, in the vocabulary of family tables.
+"""Inference of a decoder's settings from its graph, in the vocabulary of family tables.
 
-This reads what a config would have to say, and looks at no more than that: whether the graph is that of the config is
-compared afterwards.
+Only facts that a config states are read; whether the graph equals that of the config is compared afterwards.
 """
 
 from __future__ import annotations
@@ -22,27 +21,32 @@ from ..models.families import Settings
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
 
-def proposals(model: Model, graph: Graph, own: str | None, names: Sequence[str]) -> Iterator[tuple[str, Settings]]:
-    """Yield what `names` may say of the canonical `graph`: its `own` family the settings that `model` was read with,
-    then each those inferred from the graph.
+def proposals(
+    model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
+) -> Iterator[tuple[str, Settings]]:
+    """Yield settings of the canonical `graph` for each of the families `names`.
+
+    The family `source_name` of the model comes first, with the settings that `model` was read with; then all families
+    with the settings inferred from the graph.
+
 
     Raises:
-        WeftError: if none can be inferred.
+        WeftError: if no settings can be inferred.
     """
-    if own is not None and own in names and model.settings is not None:
-        yield own, model.settings.explicit
+    if source_name is not None and source_name in names and model.settings is not None:
+        yield source_name, model.settings.explicit
     settings = read_settings(graph)
     yield from ((name, settings) for name in names)
 
 
 def read_settings(graph: Graph) -> Settings:
-    """The settings of the decoder that the canonical `graph` is.
+    """Return the settings of the decoder that the canonical `graph` computes.
 
     Raises:
-        WeftError: if it is none of softmax attentions and feed-forwards.
+        WeftError: if it does not consist of softmax attention and feed-forward layers.
     """
-    ends = _ends(graph)
-    layers = _attentions(graph)
+    end_settings = _end_settings(graph)
+    layers = _find_attentions(graph)
     first = layers[0]
     norm = _norm_of(first) or next((n for n in graph.nodes if n.op in _NORMS), None)
     options = {
@@ -58,41 +62,41 @@ def read_settings(graph: Graph) -> Settings:
         "out_bias": any(_bias(layer.o) for layer in layers),
         "qk_norm": _qk_norm(first),
         "clip": next((n.attrs["high"] for n in first.q.between if n.op is ops.clip), None),
-        "rope": _alike([None if layer.q.rope is None else _rope(layer.q.rope) for layer in layers]),
-        "window": _alike([layer.node.attrs["window"] for layer in layers]),
-        "scale": _alike([layer.node.attrs["scale"] for layer in layers]),
+        "rope": _collapse([None if layer.q.rope is None else _rope_settings(layer.q.rope) for layer in layers]),
+        "window": _collapse([layer.node.attrs["window"] for layer in layers]),
+        "scale": _collapse([layer.node.attrs["scale"] for layer in layers]),
         "softcap": first.node.attrs["softcap"],
     }
-    shape = {"layers": len(layers), "dim": first.o.output.width, "heads": first.heads, "moe": _mixtures(graph)}
-    return Settings(**shape, **options, **_dense(graph), **ends)
+    shape = {"layers": len(layers), "dim": first.o.output.width, "heads": first.heads, "moe": _find_mixtures(graph)}
+    return Settings(**shape, **options, **_ffn_settings(graph), **end_settings)
 
 
-def _attentions(graph: Graph) -> list[Projections]:
-    found = []
+def _find_attentions(graph: Graph) -> list[Projections]:
+    layers = []
     for node in graph.nodes:
         if node.op is ops.attention:
-            read = projections(node)
-            if isinstance(read, str):
-                raise WeftError(f"the attention %{node.output.name} is none that a config describes: {read}")
-            found.append(read)
-    if not found:
+            parts = projections(node)
+            if isinstance(parts, str):
+                raise WeftError(f"the attention %{node.output.name} is not one that a config describes: {parts}")
+            layers.append(parts)
+    if not layers:
         raise WeftError("the graph has no softmax attention")
-    return found
+    return layers
 
 
-def _rope(node: Node) -> RoPE | None:
-    """The rotation as a config says it; None where its frequencies follow no formula."""
+def _rope_settings(node: Node) -> RoPE | None:
+    """Return the rotation in the terms of a config; None if its frequencies follow no known formula."""
     recipe = recipe_of(node)
     if recipe is None:
         return None
     settings = recipe.settings | {"theta": recipe.theta}
-    if recipe.scaling == "ntk":  # a larger base, once and for all
+    if recipe.scaling == "ntk":  # equals a larger base, at all lengths
         settings |= {"scaling": "none", "factor": 1.0, "theta": recipe.base(recipe.dim, recipe.theta)}
     return RoPE(dim=recipe.dim, interleaved=node.attrs["interleaved"], amplitude=node.attrs["amplitude"], **settings)
 
 
-def _alike(values: Sequence[Any]) -> Any:
-    """One value if all are equal, else a tuple of them."""
+def _collapse(values: Sequence[Any]) -> Any:
+    """Return the common value if all are equal, else a tuple of them."""
     return values[0] if all(v == values[0] for v in values) else tuple(values)
 
 
@@ -100,21 +104,21 @@ def _bias(linear: Node | None) -> bool:
     return linear is not None and linear.operand("bias") is not None
 
 
-def _reader(value: Value, *wanted: Op) -> Node | None:
-    """The node of one of the ops `wanted` that reads `value`."""
-    return next((n for n in value.users if n.op in wanted), None)
+def _reader(value: Value, *reader_ops: Op) -> Node | None:
+    """Return a node of one of the ops `wanted` that reads `value`, or None."""
+    return next((n for n in value.users if n.op in reader_ops), None)
 
 
 def _norm_of(layer: Projections) -> Node | None:
-    """The norm before the attention, or the one behind it."""
-    before = layer.q.linear.inputs[0]
-    if before is not None and before.producer is not None and before.producer.op in _NORMS:
-        return before.producer
+    """Return the norm before the attention, or else the norm after it."""
+    x = layer.q.linear.inputs[0]
+    if x is not None and x.producer is not None and x.producer.op in _NORMS:
+        return x.producer
     return _reader(layer.o.output, *_NORMS)
 
 
 def _factor(value: Value) -> float:
-    """Return the factor that `value` is first multiplied by."""
+    """Return the factor of the `affine` node that reads `value`, or 1."""
     node = _reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
@@ -129,17 +133,17 @@ def _qk_norm(layer: Projections) -> str:
 
 
 def _arrangement(layer: Projections) -> str:
-    """Name the arrangement of the first block, as `Block` does."""
+    """Return the name of the arrangement of the first block, as in `Block`."""
     x = layer.q.linear.inputs[0]
     assert x is not None
-    added = _reader(layer.o.output, ops.add)
-    if added is not None and x in added.inputs:  # the stream itself, which may be a norm's output
-        return "post" if len(added.output.users) == 1 else "pre_ffn"
-    before = x.producer is not None and x.producer.op in _NORMS
-    after = _reader(layer.o.output, *_NORMS) is not None
-    if not before:
-        return "post_sublayer" if after else "post"
-    if after:
+    residual = _reader(layer.o.output, ops.add)
+    if residual is not None and x in residual.inputs:  # the residual stream, perhaps after a norm
+        return "post" if len(residual.output.users) == 1 else "pre_ffn"
+    has_norm_before = x.producer is not None and x.producer.op in _NORMS
+    has_norm_after = _reader(layer.o.output, *_NORMS) is not None
+    if not has_norm_before:
+        return "post_sublayer" if has_norm_after else "post"
+    if has_norm_after:
         return "sandwich"
     assert x.producer is not None
     stream = x.producer.inputs[0]
@@ -150,8 +154,8 @@ def _arrangement(layer: Projections) -> str:
     return "parallel_norms" if norms else "pre"
 
 
-def _dense(graph: Graph) -> dict[str, Any]:
-    """Settings of the feed-forwards, as the first one is."""
+def _ffn_settings(graph: Graph) -> dict[str, Any]:
+    """Return the settings of the feed-forward layers, taken from the first one."""
     for node in graph.nodes:
         down = _reader(node.output, ops.linear) if node.outputs else None
         name = _activation(node)
@@ -165,47 +169,47 @@ def _dense(graph: Graph) -> dict[str, Any]:
     return {}
 
 
-def _mixtures(graph: Graph) -> Any:
-    """The experts of every layer, None where it has none."""
-    found: list[MoE | None] = []
+def _find_mixtures(graph: Graph) -> Any:
+    """Return the experts of every layer, None for a layer without, collapsed if all are equal."""
+    mixtures: list[MoE | None] = []
     for node in graph.nodes:
         if node.op is ops.attention:
-            found.append(None)
-        elif node.op is ops.moe and found:
-            found[-1] = _mixture(node)
-    return _alike(found)
+            mixtures.append(None)
+        elif node.op is ops.moe and mixtures:
+            mixtures[-1] = _mixture(node)
+    return _collapse(mixtures)
 
 
 def _mixture(node: Node) -> MoE:
-    """The experts of `node`, whose router must be the op `route`."""
+    """Return the experts of `node`, whose router must be the op `route`."""
     combine, up = node.operand("combine"), node.operand("up")
     route = None if combine is None else combine.producer
     if route is None or route.op is not ops.route or up is None:
         raise WeftError(f"the experts %{node.output.name} have a router that no config describes")
     experts, hidden = (int(size) for size in up.shape[:2])
-    said: dict[str, Any] = {name: route.attrs[name] for name in ("k", "renormalize", "scoring", "scale")}
+    routing: dict[str, Any] = {name: route.attrs[name] for name in ("k", "renormalize", "scoring", "scale")}
     activation = node.attrs["activation"]
     sum_ = _reader(node.output, ops.add)
     shared = None if sum_ is None else next((v for v in sum_.inputs if v is not None and v is not node.output), None)
-    inner = _shared(shared)
+    inner = _find_shared_expert(shared)
     options: dict[str, Any] = (
         {} if inner is None else {"shared": GatedMLP(inner.output.width, activation), "shared_gate": True}
     )
-    return MoE(experts, hidden, activation=activation, gated=node.operand("gate") is not None, **said, **options)
+    return MoE(experts, hidden, activation=activation, gated=node.operand("gate") is not None, **routing, **options)
 
 
-def _shared(value: Value | None) -> Node | None:
-    """The glu of the expert that all tokens pass, where `value` is what it makes times a gate."""
+def _find_shared_expert(value: Value | None) -> Node | None:
+    """Return the glu of the shared expert, if `value` is its output times a gate, else None."""
     product = None if value is None else value.producer
     if product is None or product.op is not ops.mul:
         return None
     down = [v.producer for v in product.inputs if v is not None and v.producer is not None]
-    found = [n.inputs[0] for n in down if n.op is ops.linear]
-    return next((v.producer for v in found if v is not None and v.producer and v.producer.op is ops.glu), None)
+    hidden_values = [n.inputs[0] for n in down if n.op is ops.linear]
+    return next((v.producer for v in hidden_values if v is not None and v.producer and v.producer.op is ops.glu), None)
 
 
 def _activation(node: Node) -> str | None:
-    """The name of the activation that `node` computes, or gates with."""
+    """Return the name of the activation that `node` computes or gates with, or None."""
     if node.op is ops.glu:
         return str(node.attrs["activation"])
     for name, (fn, attrs) in ACTIVATIONS.items():
@@ -215,35 +219,35 @@ def _activation(node: Node) -> str | None:
     return None
 
 
-def _ends(graph: Graph) -> dict[str, Any]:
-    """Settings of what stands before the first layer and behind the last."""
+def _end_settings(graph: Graph) -> dict[str, Any]:
+    """Return the settings of the embedding before the first layer and of the head after the last."""
     if "logits" not in graph.outputs:
         raise WeftError("the graph has no logits, so it is not a decoder")
-    value, said = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
+    value, settings = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
     if "task" in graph.meta:
-        value, said = graph.outputs["last_hidden_state"], {"vocab": graph.meta["vocab"]}
-    chain = list(_back(value, ops.affine, ops.tanh, ops.linear))
+        value, settings = graph.outputs["last_hidden_state"], {"vocab": graph.meta["vocab"]}
+    chain = list(_chain_back(value, ops.affine, ops.tanh, ops.linear))
     if [n.op for n in chain[:3]] == [ops.affine, ops.tanh, ops.affine]:
-        said["logit_softcap"] = float(chain[0].attrs["by"])
+        settings["logit_softcap"] = float(chain[0].attrs["by"])
         chain = chain[3:]
     if chain and chain[0].op is ops.affine:
-        said["logit_scale"] = float(chain[0].attrs["by"])
+        settings["logit_scale"] = float(chain[0].attrs["by"])
         chain = chain[1:]
     if chain and chain[0].op is ops.linear:
         head = chain[0].operand("weight")
-        said["head_bias"] = _bias(chain[0])
-        said["tie"] = head is not None and _reader(head, ops.embedding) is not None
+        settings["head_bias"] = _bias(chain[0])
+        settings["tie"] = head is not None and _reader(head, ops.embedding) is not None
     tables = [n for n in graph.nodes if n.op is ops.embedding]
     if tables:
-        said["embed_scale"] = _factor(tables[0].output)
+        settings["embed_scale"] = _factor(tables[0].output)
     rows = [n.operand("table") for n in tables if n.operand("ids") is graph.inputs.get("position_ids")]
     if rows and isinstance(rows[0], Param):
-        said["learned_positions"] = int(rows[0].shape[0])
-    return said
+        settings["learned_positions"] = int(rows[0].shape[0])
+    return settings
 
 
-def _back(value: Value, *through: Op) -> Iterable[Node]:
-    """The nodes of the ops `through` that lead to `value`, last first."""
+def _chain_back(value: Value, *through: Op) -> Iterable[Node]:
+    """Yield the nodes of the ops `through` that lead to `value`, last first."""
     while value.producer is not None and value.producer.op in through:
         yield value.producer
         x = value.producer.inputs[0]

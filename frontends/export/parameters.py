@@ -1,4 +1,4 @@
-"""The parameters of a graph, by their names, as one safetensors file."""
+"""Export of the parameters of a graph, by their names, as one safetensors file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..model import Model
 def write_parameters(
     model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
 ) -> None:
-    """Write every parameter of `model` that holds weights to the file `out`, which appears whole.
+    """Write every parameter of `model` that stores weights to the file `out`, in one step.
 
-    They are stored in `dtype` (f32, f16, bf16), or each in the dtype that holds it exactly.
+    They are stored in `dtype` (f32, f16, bf16), or each in the smallest dtype that represents it exactly.
 
     Raises:
-        WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
+        WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
     with whole_file(Path(out), model.files) as partial:

@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="a checkpoint cannot be written in i8; choose f32, f16, bf16"):
         write_folder(source, out, dtype="i8")
     with pytest.raises(
-        WeftError, match="preset gpt2 comes from no Hugging Face folder, so it cannot be written as one"
+        WeftError, match="preset gpt2 is not from a Hugging Face folder, so it cannot be written as one"
     ):
         write_folder(load_source("gpt2"), out)
     source.unread.append("mystery.weight")

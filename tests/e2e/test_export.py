@@ -17,7 +17,7 @@ import weft
 from weft.frontends import load_source
 from weft.frontends.app.api.export import export
 from weft.frontends.app.api.rewriting import rewrite
-from weft.frontends.export.hf.configs import exported
+from weft.frontends.export.hf.configs import list_families
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.passes import Trace
@@ -30,13 +30,13 @@ from .test_genai import generated
 
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 POSITIONS = np.tile(np.arange(LENGTH), (2, 1))
-PROPOSED = [name for name, row in ROWS.items() if row.family in exported()]
+PROPOSED = [name for name, row in ROWS.items() if row.family in list_families()]
 FIRST = set({ROWS[name].family: name for name in reversed(PROPOSED)}.values())  # one of each family
 OTHERS = {
     row.family: name
     for name, row in ROWS.items()
     if row.is_decoder
-    and row.family not in {*exported(), *(row.family for row in SEQ2SEQ.values())}
+    and row.family not in {*list_families(), *(row.family for row in SEQ2SEQ.values())}
     and name != "zamba2-adapters"  # see test_checkpoint
 }
 

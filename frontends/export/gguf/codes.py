@@ -1,13 +1,13 @@
-"""Codes as the blocks of a GGUF file: of 32 numbers each, with a scale and perhaps a minimum.
+"""Codes as the blocks of a GGUF file: 32 values each, with a scale and perhaps a minimum.
 
 | codes | blocks | exact |
 |---|---|---|
 | 8 bits | Q8_0 | yes |
 | 2 to 4 bits | Q4_0 | yes |
-| 2 to 4 bits with zero points | Q4_1 | but for the minimum, −zero · scale, which is rounded to f16 |
-| floats of 4 bits, mxfp4 | MXFP4 | yes |
+| 2 to 4 bits with zero points | Q4_1 | except the minimum, −zero · scale, which is rounded to f16 |
+| 4-bit floats, mxfp4 | MXFP4 | yes |
 
-Scales of other dtypes, which checkpoints may have, are rounded to f16 too.
+Scales of other dtypes, which checkpoints may have, are also rounded to f16.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from weft.ir.types.dtypes import DType
 
 from ..codes import Codes
 
-BLOCK = 32  # numbers of a row in a block
+BLOCK = 32  # values of a row in a block
 FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7, dtypes.mxfp4: 38}  # general.file_type
 
 
 def kind_of(layout: BlockLayout) -> DType | None:
-    """The type of blocks that takes codes of `layout`; None if there is none."""
+    """Return the dtype of the GGUF blocks that can store codes of `layout`, or None."""
     if layout.dtype in FILE_TYPES:
         return layout.dtype
     if layout.floats or layout.has_minimum or layout.group % BLOCK:
@@ -43,27 +43,27 @@ def kind_of(layout: BlockLayout) -> DType | None:
 
 
 def refusal(key: str, codes: Codes) -> str:
-    """Return why no blocks take the `codes` of tensor `key`; "" if some do."""
+    """Return the reason why no GGUF blocks can store the `codes` of tensor `key`, or ""."""
     if kind_of(codes.layout) is None:
         return f"GGUF has no blocks for codes of {codes.layout}"
     if codes.shape[-1] % BLOCK:
-        return f"its rows of {codes.shape[-1]} numbers are not whole blocks of {BLOCK}"
+        return f"its rows of {codes.shape[-1]} values are not whole blocks of {BLOCK}"
     return ""
 
 
 @dataclass
 class Rounding:
-    """The largest error that rounded minima and scales make: of a weight, and in steps between two codes."""
+    """The largest error of rounded minima and scales: of a weight, and relative to the step between two codes."""
 
     error: float = 0.0
     steps: float = 0.0
     tensors: list[str] = field(default_factory=list)
 
     def add(self, key: str, exact: Array, rounded: Array, scales: Array) -> None:
-        """Take up blocks [..., groups, group] of tensor `key`, before and after they are rounded.
+        """Record the errors of blocks [..., groups, group] of tensor `key`, given before and after rounding.
 
         Raises:
-            WeftError: if a number exceeds the range of f16.
+            WeftError: if a value exceeds the range of f16.
         """
         errors = np.abs(exact.astype(np.float64) - rounded).max(-1)
         if not np.isfinite(errors).all():
@@ -77,22 +77,22 @@ class Rounding:
 
 
 def blocks_of(key: str, codes: Codes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
-    """The bytes of the tensor `key`; errors go into `rounding`."""
+    """Yield the bytes of the tensor `key` in GGUF blocks; rounding errors are recorded in `rounding`."""
     layout, width = codes.layout, codes.shape[-1]
-    kind = kind_of(layout)
-    assert kind is not None
-    target = LAYOUTS[kind.name]
+    dtype = kind_of(layout)
+    assert dtype is not None
+    target = LAYOUTS[dtype.name]
     for rows in codes.blocks(reader):
-        if layout.dtype == kind:
+        if layout.dtype == dtype:
             yield target.pack(rows).reshape(-1)
             continue
-        blocks = _in_blocks(rows, layout.group // BLOCK, width // BLOCK)
-        if blocks.zeros is None:  # the same code stands for 0
-            moved = Blocks(blocks.codes + np.uint8(target.middle - layout.middle), blocks.scales)
+        blocks = _split_groups(rows, layout.group // BLOCK, width // BLOCK)
+        if blocks.zeros is None:  # 0 has the same code in all groups
+            shifted = Blocks(blocks.codes + np.uint8(target.middle - layout.middle), blocks.scales)
         else:
-            moved = Blocks(blocks.codes, blocks.scales, (target.middle - blocks.zeros) * blocks.scales)
+            shifted = Blocks(blocks.codes, blocks.scales, (target.middle - blocks.zeros) * blocks.scales)
         with np.errstate(over="ignore", invalid="ignore"):
-            raw = target.pack(moved)
+            raw = target.pack(shifted)
             if layout.has_zeros or layout.scale != dtypes.f16:
                 shape = blocks.codes.shape
                 exact, rounded = layout.dequantize(blocks), target.dequantize(target.unpack(raw))
@@ -100,9 +100,9 @@ def blocks_of(key: str, codes: Codes, reader: TensorReader, rounding: Rounding) 
         yield raw.reshape(-1)
 
 
-def _in_blocks(rows: Blocks, several: int, count: int) -> Blocks:
-    """`rows` in blocks of 32 numbers, `several` of a group, the first `count` of every row."""
+def _split_groups(rows: Blocks, repeats: int, count: int) -> Blocks:
+    """Return `rows` in blocks of 32 values, `repeats` per group, limited to the first `count` of every row."""
     lead = rows.scales.shape[:-1]
-    zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(several, -1)[..., :count]
+    zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(repeats, -1)[..., :count]
     codes = rows.codes.reshape(*lead, -1, BLOCK)[..., :count, :]
-    return Blocks(codes, rows.scales.repeat(several, -1)[..., :count], None, zeros)
+    return Blocks(codes, rows.scales.repeat(repeats, -1)[..., :count], None, zeros)

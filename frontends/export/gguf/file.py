@@ -28,12 +28,12 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
-from ..codes import choose, counted_layouts, shortened
+from ..codes import choose_codes, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
-from ..inversion import Made
+from ..inversion import ShapedRecipe
 from .codes import BLOCK, FILE_TYPES, Rounding, blocks_of, kind_of, refusal
-from .keys import INTERNAL, divide_frequencies, exported, factors, propose, tensors_there
+from .keys import INTERNAL, divide_frequencies, factors, list_architectures, list_tensor_names, propose
 from .tokens import tokenizer_metadata
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 KINDS = (*STORED, dtypes.q8_0)
 _FILE_TYPES = {dtypes.f32: 0, dtypes.f16: 1, dtypes.bf16: 32, **FILE_TYPES}  # general.file_type
-_MOST = float(np.finfo(np.float32).max)
+_MAX_F32 = float(np.finfo(np.float32).max)
 
 
 def write_gguf(
@@ -53,70 +53,70 @@ def write_gguf(
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Write `model` as the GGUF file `out`, which appears whole; returns its architecture.
+    """Write `model` as the GGUF file `out`, in one step, and return the name of its architecture.
 
-    Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 numbers, rounded to the
-    nearest), or in the one that holds all of them exactly; vectors in f32. They are evaluated a block at a time.
-    Quantized weights keep their codes as `weights` says (`weft.frontends.export.codes.choose`); `note` is told of those
-    that do not, and of how far minima are rounded.
+    Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
+    nearest), or in the smallest that represents all of them exactly; vectors in f32. They are evaluated a block at a
+    time. `weights` selects whether quantized weights store codes (`weft.frontends.export.codes.choose_codes`); `note`
+    reports those written as floats, and the rounding errors of minima.
 
     Raises:
         WeftError: if no architecture expresses the graph, naming the nearest and where it differs; if `out` cannot be
-            written; or if a number exceeds the range of `dtype`.
+            written; or if a value exceeds the range of `dtype`.
     """
-    wanted = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
-    if wanted is not None and wanted not in KINDS:
-        raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
+    requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
+    if requested is not None and requested not in KINDS:
+        raise WeftError(f"a GGUF file cannot be written in {requested}; choose {', '.join(map(str, KINDS))}")
     if "task" in model.graph.meta:
         raise WeftError(f"{model.spec} has a head for {model.graph.meta['task']}, which weft writes to hf folders only")
-    found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
+    result = fit(model, partial(_candidates, model), "architecture of llama.cpp")
     reader = model.graph.reader
-    kept = choose(found.tensors, reader, weights, refusal, note)
-    others = [made for name, made in found.tensors.items() if len(made.shape) > 1 and name not in kept]
-    kind = wanted or exact_dtype(model.graph, others)
-    tensors = {name: _tensor(made, kind, reader) for name, made in found.tensors.items()}
+    codes_to_store = choose_codes(result.tensors, reader, weights, refusal, note)
+    floats = [tensor for name, tensor in result.tensors.items() if len(tensor.shape) > 1 and name not in codes_to_store]
+    kind = requested or exact_dtype(model.graph, floats)
+    tensors = {name: _build_tensor(tensor, kind, reader) for name, tensor in result.tensors.items()}
     rounding, blocks = Rounding(), dict[str, Callable[[], Iterator[Array]]]()
-    for name, codes in kept.items():
+    for name, codes in codes_to_store.items():
         blocks[name] = partial(blocks_of, name, codes, reader, rounding)
         tensors[name] = Tensor(codes.shape, kind_of(codes.layout) or kind, blocks[name])
-    facts = _facts(model, [t.dtype for name, t in tensors.items() if name in kept] or [kind])
-    embedding = found.tensors.get("token_embd.weight")
+    facts = _file_metadata(model, [t.dtype for name, t in tensors.items() if name in codes_to_store] or [kind])
+    embedding = result.tensors.get("token_embd.weight")
     tokens = {} if embedding is None else tokenizer_metadata(model, embedding.shape[0], note)
     with whole_file(Path(out), model.files) as path:
-        _write(path, found, {**tokens, **facts}, tensors, blocks, progress)
+        _write(path, result, {**tokens, **facts}, tensors, blocks, progress)
         model.check_unchanged()
-    if kept:
-        note(f"weights that keep their codes: {counted_layouts(kept)}")
+    if codes_to_store:
+        note(f"weights that keep their codes: {counted_layouts(codes_to_store)}")
     if rounding.tensors:
         note(
             f"{shortened(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, which changes "
             f"weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
         )
-    return found.family
+    return result.family
 
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    known, (own, names) = architectures(), exported(graph.meta.get("model_type"))
-    for name, settings in proposals(model, graph, own, names):
-        with contextlib.suppress(WeftError):  # an architecture that cannot say this
-            config, tensors = propose(known[name], settings), tensors_there(known[name], settings)
-            loaded = describe(known[name], config, tensors, f"the metadata of a {name} model")
-            theirs, divisors = divide_frequencies(graph, loaded.graph)
-            besides = {**divisors, **factors(settings)}
-            yield Candidate(name, config, replace(loaded, graph=theirs), besides=besides)
+    tables, (source_name, names) = architectures(), list_architectures(graph.meta.get("model_type"))
+    for name, settings in proposals(model, graph, source_name, names):
+        with contextlib.suppress(WeftError):  # an architecture that cannot express these settings
+            config, tensors = propose(tables[name], settings), list_tensor_names(tables[name], settings)
+            loaded = describe(tables[name], config, tensors, f"the metadata of a {name} model")
+            reference, divisors = divide_frequencies(graph, loaded.graph)
+            extra = {**divisors, **factors(settings)}
+            yield Candidate(name, config, replace(loaded, graph=reference), besides=extra)
 
 
-def _tensor(made: Made, kind: DType, reader: TensorReader) -> Tensor:
-    """Choose the storage of a tensor: f32 if kernels do not take `kind`, f16 if its rows are not whole blocks."""
-    if len(made.shape) == 1:
+def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
+    """Return a tensor in `kind`, except vectors, which kernels read in f32, and rows without entire blocks, in f16."""
+    if len(tensor.shape) == 1:
         kind = dtypes.f32
-    elif kind == dtypes.q8_0 and made.shape[-1] % BLOCK:
+    elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:
         kind = dtypes.f16
-    return Tensor(made.shape, kind, partial(stream, made.recipe, reader))
+    return Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
 
 
-def _facts(model: Model, kinds: list[DType]) -> dict[str, Any]:
-    """Metadata on the file, whose matrices are of `kinds`; one that most of them have is that of the file."""
+def _file_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
+    """Return metadata of a file whose matrices have the dtypes `kinds`; the most common one describes the file."""
     kind = Counter(kinds).most_common(1)[0][0]
     quantized = {"general.quantization_version": 2} if any(kind.is_block for kind in kinds) else {}
     return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
@@ -124,23 +124,23 @@ def _facts(model: Model, kinds: list[DType]) -> dict[str, Any]:
 
 def _write(
     path: Path,
-    found: Fit,
+    result: Fit,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     blocks: Mapping[str, Callable[[], Iterator[Array]]],
     progress: Progress,
 ) -> None:
-    """Write the file; the bytes of some tensors come from `blocks`."""
+    """Write the file; `blocks` yields the bytes of the tensors that store codes."""
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType
 
-    writer = GGUFWriter(path, found.family)
+    writer = GGUFWriter(path, result.family)
     try:
         for key, value in metadata.items():
-            _add(writer, key, value)
-        for key, value in found.config.items():
+            _add_metadata(writer, key, value)
+        for key, value in result.config.items():
             if key not in INTERNAL:
-                _add(writer, f"{found.family}.{key}", value)
+                _add_metadata(writer, f"{result.family}.{key}", value)
         for name, tensor in tensors.items():
             raw = GGMLQuantizationType[tensor.dtype.name.upper()]
             # The writer would take uint8 for a shape in bytes; the stored type is `raw`.
@@ -161,7 +161,7 @@ def _write(
 
 
 def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
-    """The bytes of a tensor."""
+    """Yield the bytes of a tensor that does not store codes."""
     if tensor.dtype != dtypes.q8_0:
         yield from stored_blocks(name, tensor)
         return
@@ -170,7 +170,7 @@ def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
 
     for values in tensor.blocks():
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, tensor.shape[-1])
-        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        with np.errstate(over="ignore", invalid="ignore"):  # check_finite raises below
             blocks = quantize(rows, GGMLQuantizationType.Q8_0)
             largest = np.abs(rows).reshape(-1, BLOCK).max(-1)
         scales = np.ascontiguousarray(blocks.reshape(len(largest), -1)[:, :2]).view(np.float16)[:, 0]
@@ -178,18 +178,18 @@ def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
         yield blocks.reshape(-1)
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    """A key of the type that its value says: whole numbers are unsigned, of 32 bits.
+def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Add a key; its value determines its type. Integers are unsigned 32-bit values, in lists signed ones.
 
     Raises:
-        WeftError: if a number does not fit that.
+        WeftError: if a value does not fit in 32 bits.
     """
-    several = isinstance(value, (list, tuple))
-    least, most = (-(1 << 31), 1 << 31) if several else (0, 1 << 32)  # lists have a sign
-    for number in value if several else (value,):
-        wide = isinstance(number, int) and not least <= number < most
-        if wide or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MOST):
-            raise WeftError(f"{key} is {shown(number)}, which the numbers of 32 bits in a GGUF file cannot hold")
+    is_list = isinstance(value, (list, tuple))
+    low, high = (-(1 << 31), 1 << 31) if is_list else (0, 1 << 32)  # list elements are signed
+    for number in value if is_list else (value,):
+        too_large = isinstance(number, int) and not low <= number < high
+        if too_large or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MAX_F32):
+            raise WeftError(f"{key} is {shown(number)}, which the 32-bit values of a GGUF file cannot represent")
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

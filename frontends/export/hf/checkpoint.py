@@ -1,4 +1,4 @@
-"""A model back into a Hugging Face folder: config.json, safetensors in shards, tokenizer files."""
+"""A model written back into a Hugging Face folder: config.json, sharded safetensors, tokenizer files."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ def write_folder(
     params: Mapping[str, Array] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write `model`, loaded from a Hugging Face folder, as such a folder: transformers loads it as before.
+    """Write `model`, which was loaded from a Hugging Face folder, as such a folder that transformers loads as before.
 
-    The tensors are computed from the parameters, whose values the recipes or `params` (by name) say. Of those that the
-    model does not read, the ones that transformers asks for are copied; masks and heads of other tasks are left out.
-    `dtype` is f32, f16, bf16, or as the source stores each tensor (f32 for quantized ones). Memory is needed for the
-    tensors that hang together, not for the model. The folder appears whole.
+    The tensors are computed from the parameters, whose values come from the recipes or from `params` (by name). Of the
+    tensors that the model does not read, those that transformers asks for are copied; masks and heads of other tasks
+    are left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized ones).
+    Memory is needed for one group of tensors that depend on each other, not for the model. The folder is written in one
+    step.
 
     Raises:
-        WeftError: if the model comes from elsewhere, is not understood in full, or does not determine its tensors; or
-            if a number exceeds the range of `dtype`.
+        WeftError: if the model has another source, is not fully described by its graph, or does not determine its
+            tensors; or if a value exceeds the range of `dtype`.
     """
     origin = model.graph.meta.get("source")
     if not isinstance(origin, Mapping) or origin.get("format") != "safetensors":
-        raise WeftError(f"{model.description} comes from no Hugging Face folder, so it cannot be written as one")
+        raise WeftError(f"{model.description} is not from a Hugging Face folder, so it cannot be written as one")
     if origin.get("adapters"):
-        raise WeftError(f"{model.description} has merged weights, which its base has not: `weft export` writes them")
+        raise WeftError(f"{model.description} has merged weights, unlike its base: `weft export` writes them")
     if model.unread:
         raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
     stored = None if dtype is None else parse_stored(dtype)
     source = Folder.open(Path(origin["path"]))
     config = dict(source.config)
-    config.pop("quantization_config", None)  # what is written are the numbers
+    config.pop("quantization_config", None)  # the written tensors are dequantized
     if stored is not None:
-        config.pop("torch_dtype", None)  # its older name
+        config.pop("torch_dtype", None)  # the older name of dtype
         config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_json(folder / "config.json", config)
@@ -69,16 +70,16 @@ def write_folder(
 
 
 def copy_generation(source: Path, folder: Path) -> bool:
-    """Copy generation_config.json of the folder `source`, if it has one; return whether it has."""
+    """Copy generation_config.json from the folder `source`; return whether it exists."""
     file = source / "generation_config.json"
-    if there := file.is_file():
+    if exists := file.is_file():
         check_inside(source, file)
         shutil.copyfile(file, folder / file.name)
-    return there
+    return exists
 
 
 def _tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
-    """The checkpoint's tensors by key, to be written in this order: groups are restored as they come."""
+    """Return the checkpoint's tensors by key, to be written in this order: groups are restored on demand."""
     graph, reader = model.graph, model.graph.reader
     restored = itertools.chain(
         restore(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)

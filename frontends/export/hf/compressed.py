@@ -1,7 +1,7 @@
-"""Codes in the formats of compressed-tensors: its tensors, and what config.json says of them.
+"""Codes in the formats of compressed-tensors: its tensors, and its quantization_config in config.json.
 
-Integers are written as ``pack-quantized``, floats of 8 bits in tiles of 128 · 128 as ``float-quantized``, floats of 4
-bits as ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized``.
+Integers are written as ``pack-quantized``, 8-bit floats in tiles of 128 · 128 as ``float-quantized``, 4-bit floats as
+``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from weft.ir.types.dtypes import DType
 from ..codes import Codes
 
 PACK, FLOAT, SMALL = "pack-quantized", "float-quantized", "{}-pack-quantized"
-MULTIPLIED = ("linear", "experts")  # matrices that layers of the class Linear have
+MULTIPLIED = ("linear", "experts")  # matrices of layers of the class Linear
 
 
 def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
-    """Return why the format does not take the `codes` of tensor `key`; "" if it does."""
+    """Return the reason why the format cannot store the `codes` of tensor `key`, or ""."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
         return "compressed-tensors packs matrices of linear layers"
     if layout.small_floats:
         if width % layout.group:
-            return f"rows of {width} numbers are not whole groups of {layout.group}, those of {layout}"
-        several = layout.tensor_scale and len(_whole(codes, reader)) > 1
-        return f"its rows are counted in several scales, of which {layout} has one" if several else ""
+            return f"rows of {width} values are not whole groups of {layout.group}, as in {layout}"
+        has_many_scales = layout.tensor_scale and len(_tensor_scales(codes, reader)) > 1
+        return f"its rows have several tensor scales, of which {layout} has one" if has_many_scales else ""
     if layout.floats:
-        return "" if _is_tiled(codes, reader) else f"rows of {TALL} have scales of their own in {layout}"
+        return (
+            "" if _is_tiled(codes, reader) else f"rows in a tile of {TALL} have different scales, but not in {layout}"
+        )
     if layout.has_minimum:
-        return f"codes of {layout} are no integers with zero points"
+        return f"codes of {layout} are not integers with zero points"
     if width % layout.group or width * layout.bits % 32:
         return (
             f"rows of {width} codes of {layout.bits} bits are not whole groups of {layout.group}, in words of 32 bits"
@@ -54,14 +56,14 @@ def _is_tiled(codes: Codes, reader: TensorReader) -> bool:
     return bool((scales == scales[np.arange(len(scales)) // TALL * TALL]).all())
 
 
-def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
-    """The tensors that stand in place of the weight `key`, in a folder of `dtype`."""
-    # Loaders multiply in the dtype of the scales: in one of f32, numbers are then exact.
+def pack_weight(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
+    """Return the tensors that replace the weight `key` in a folder of `dtype`, by name."""
+    # Loaders multiply in the dtype of the scales: with f32 scales, the values are exact.
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
     name, layout = key.removesuffix("weight"), codes.layout
     (rows, width), groups = codes.shape, codes.groups
     if layout.small_floats:
-        return {f"{name}{part}": tensor for part, tensor in _small(codes, reader).items()}
+        return {f"{name}{part}": tensor for part, tensor in _pack_small_floats(codes, reader).items()}
     if layout.floats:
         return {
             key: Tensor((rows, width), dtypes.f8e4m3, partial(_bytes, codes, reader)),
@@ -78,8 +80,8 @@ def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[s
     return {f"{name}weight_{part}": tensor for part, tensor in tensors.items()}
 
 
-def _small(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
-    """Floats of 4 bits, two to a byte, and the bytes of their scales; readers divide these by the global scale."""
+def _pack_small_floats(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
+    """Return 4-bit floats, two per byte, the bytes of their scales, and the divisor of these; by suffix."""
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {
@@ -87,7 +89,7 @@ def _small(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
         "weight_scale": Tensor((rows, codes.groups), scale, partial(_small_scales, codes, reader, scale)),
     }
     if layout.tensor_scale:
-        tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _whole(codes, reader)])
+        tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _tensor_scales(codes, reader)])
     return tensors
 
 
@@ -96,13 +98,13 @@ def _small_scales(codes: Codes, reader: TensorReader, dtype: DType) -> Iterator[
         yield rows.view(dtype.numpy)
 
 
-def _whole(codes: Codes, reader: TensorReader) -> Array:
-    """The scales that the rows of a matrix are counted in, f32: one, if it is one matrix."""
+def _tensor_scales(codes: Codes, reader: TensorReader) -> Array:
+    """Return the distinct tensor scales of the rows of a matrix, f32: one, if it is a single matrix."""
     return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
 def _words(codes: Codes, reader: TensorReader) -> Iterator[Array]:
-    # Bytes of codes from the lowest bits on are the words of a little-endian file.
+    # The bytes of codes, lowest bits first, are the words of a little-endian file.
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
 
@@ -120,21 +122,23 @@ def _tile_scales(codes: Codes, reader: TensorReader) -> list[Array]:
 
 
 def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
-    """The zero points, packed along the outputs."""
+    """Return the zero points, packed along the outputs."""
     bits = codes.layout.bits
     zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
-    whole = pack_codes(np.ascontiguousarray(zeros.T), bits)
-    whole = np.pad(whole, ((0, 0), (0, -whole.shape[1] % 4)))
-    return [np.ascontiguousarray(whole).view("<i4").astype(np.int32, copy=False).T]
+    packed = pack_codes(np.ascontiguousarray(zeros.T), bits)
+    packed = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 4)))
+    return [np.ascontiguousarray(packed).view("<i4").astype(np.int32, copy=False).T]
 
 
 def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any]:
-    """The quantization_config of a folder whose tensors `kept` are codes; `modules` are all that have a matrix, but for
-    tables."""
+    """Return the quantization_config of a folder that stores the codes `kept`, by tensor name.
+
+    `modules` are the names of all modules with a matrix, except tables.
+    """
     counts = Counter(codes.layout for codes in kept.values())
     names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
     quantized = {name for group in names.values() for name in group}
-    # transformers calls every head so: also one without a weight of its own, or of another name in the checkpoint.
+    # transformers calls every head so, including tied heads and those with another name in the checkpoint.
     ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
     formats = set(map(_format, counts))
     return {
@@ -143,7 +147,7 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{i}": {
-                # One group is that of all layers of a class; of several, each lists its own.
+                # A single group applies to all layers of a class; each of several groups lists its layers.
                 "targets": ["Linear"] if len(counts) == 1 else names[layout],
                 "weights": _scheme(layout),
                 "input_activations": None,

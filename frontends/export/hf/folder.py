@@ -24,15 +24,15 @@ from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
 from ...models.heads import GENERATES, base_class, head_config, suffix_of, with_head
-from ..codes import choose, counted_layouts, shortened
+from ..codes import choose_codes, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
-from ..inversion import Made, Shape
+from ..inversion import Shape, ShapedRecipe
 from . import compressed
 from .checkpoint import CONFIG_NAMES, copy_generation
-from .configs import exported, propose
+from .configs import list_families, propose
 
-UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # whose code reads `weight` of its layers, which those of codes lack
+UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # their code reads `weight`, which quantized layers lack
 
 
 def write_huggingface(
@@ -44,107 +44,109 @@ def write_huggingface(
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Fit:
-    """Write `model` as the Hugging Face folder `out`, which appears whole, and say as what.
+    """Write `model` as the Hugging Face folder `out`, in one step, and return the family that fits.
 
-    The weights are stored in `dtype` (f32, f16, bf16), or in the one that holds all of them exactly, f32 if there is
-    none smaller; they are evaluated a block at a time. Quantized weights of linear layers keep their codes, in the
-    format of compressed-tensors, as `weights` says (`weft.frontends.export.codes.choose`); `note` is told of others.
+    The weights are stored in `dtype` (f32, f16, bf16), or in the smallest that represents all of them exactly; they are
+    evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in the format
+    of compressed-tensors (`weft.frontends.export.codes.choose_codes`); `note` reports those written as floats.
 
     Raises:
         WeftError: if no family expresses the graph, naming the nearest and where it differs; if `out` cannot be
-            written; or if a number exceeds the range of `dtype`.
+            written; or if a value exceeds the range of `dtype`.
     """
-    wanted = None if dtype is None else parse_stored(dtype)
+    requested = None if dtype is None else parse_stored(dtype)
     try:
-        found = fit(model, partial(_candidates, model), "Hugging Face family")
+        result = fit(model, partial(_candidates, model), "Hugging Face family")
     except WeftError as none:
         raise WeftError(f"{none}; `weft compile --target transformers` writes it with code of its own") from None
     reader = model.graph.reader
-    aside = [key for key, of in found.kinds.items() if of not in compressed.MULTIPLIED]
-    if found.family in UNLOADABLE and weights == "auto":
+    aside = [key for key, kind in result.kinds.items() if kind not in compressed.MULTIPLIED]
+    if result.family in UNLOADABLE and weights == "auto":
         weights = "float"
-        if any(made.recipe.has(BlockRecipe) for made in found.tensors.values()):
-            note(f"all weights are written as floats: transformers loads no codes of {found.family} models")
-    kept = choose(found.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
-    # transformers 5 (`CompressedTensorsDequantize`) gives the scales of groups alone to what widens experts.
-    if weights == "auto" and any(c.layout.tensor_scale and found.kinds[key] == "experts" for key, c in kept.items()):
-        weights, kept = "float", {}
+        if any(tensor.recipe.has(BlockRecipe) for tensor in result.tensors.values()):
+            note(f"all weights are written as floats: transformers cannot load codes of {result.family} models")
+    codes = choose_codes(result.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
+    # `CompressedTensorsDequantize` of transformers 5 passes only group scales to the step that dequantizes experts.
+    if weights == "auto" and any(c.layout.tensor_scale and result.kinds[key] == "experts" for key, c in codes.items()):
+        weights, codes = "float", {}
         note(
             "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
             "--weights codes keeps the codes, for loaders that do not"
         )
-    kind = wanted or exact_dtype(model.graph, (made for key, made in found.tensors.items() if key not in kept))
+    kind = requested or exact_dtype(model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes))
     tensors: dict[str, Tensor] = {}
-    for key, made in found.tensors.items():
-        if key in kept:
-            tensors |= compressed.packed(key, kept[key], kind, reader)
+    for key, tensor in result.tensors.items():
+        if key in codes:
+            tensors |= compressed.packed(key, codes[key], kind, reader)
         else:
-            tensors[key] = Tensor(made.shape, kind, partial(stream, made.recipe, reader))
-    config = {**found.config, "dtype": CONFIG_NAMES[kind]}
-    if kept:
-        config["quantization_config"] = compressed.config(kept, _modules(found))
-        note(f"weights that keep their codes: {counted_layouts(kept)}")
-        scales = {codes.layout.scale for codes in kept.values() if not codes.layout.small_floats}
+            tensors[key] = Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
+    config = {**result.config, "dtype": CONFIG_NAMES[kind]}
+    if codes:
+        config["quantization_config"] = compressed.config(codes, _matrix_modules(result))
+        note(f"weights that keep their codes: {counted_layouts(codes)}")
+        scales = {c.layout.scale for c in codes.values() if not c.layout.small_floats}
         if scales and kind not in (dtypes.f32, *scales):
             listed = ", ".join(sorted(map(str, scales)))
             note(f"scales stay {listed}: a loader that rounds them to {kind} changes weights")
-    quantized = {key for key, made in found.tensors.items() if made.recipe.has(BlockRecipe)}
-    numbers = [key for key in aside if key in quantized]
-    if weights != "float" and numbers and (kept or len(numbers) == len(quantized)):
-        note(f"{shortened(numbers)}: the numbers that codes stand for are written, in {kind}")
+    quantized = {key for key, tensor in result.tensors.items() if tensor.recipe.has(BlockRecipe)}
+    dequantized = [key for key in aside if key in quantized]
+    if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
+        note(f"{shortened(dequantized)}: dequantized values are written instead of codes, in {kind}")
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         write_json(folder / "config.json", config)
-        write_embedding(folder, model.graph, wanted)
+        write_embedding(folder, model.graph, requested)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         seal(folder, PROVENANCE, provenance(model, hashes()))
-    return found
+    return result
 
 
-def _modules(found: Fit) -> list[str]:
-    """The modules with a matrix that is not looked up."""
-    matrices = [key for key, made in found.tensors.items() if key.endswith(".weight") and len(made.shape) == 2]
-    return [key.removesuffix(".weight") for key in matrices if found.kinds.get(key) != "table"]
+def _matrix_modules(result: Fit) -> list[str]:
+    """Return the modules with a matrix that is not a lookup table."""
+    matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
+    return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]
 
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    """Yield the source's own config, then configs inferred from the graph for every family that can express it.
+    """Yield the source's config, then configs inferred from the graph for every family that can express it.
 
     Raises:
-        WeftError: if nothing can be read off the graph.
+        WeftError: if no settings can be inferred from the graph.
     """
-    gone = "quantization_config", "torch_dtype"  # what is written are numbers, in another dtype
+    dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)
-        config, weights = {key: value for key, value in source.config.items() if key not in gone}, source.weights()
+        config, weights = {key: value for key, value in source.config.items() if key not in dropped}, source.weights()
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
-            idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
+            idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}
             yield replace(_candidate(config["model_type"], config, shapes, source), besides=idle)
         elif (side := one_side(source, model.family)) is not None:
             with contextlib.suppress(WeftError):
-                text = {key: value for key, value in side[1].items() if key not in gone}
-                yield _text_alone(side[0], {**text, **_tokens(model)}, shapes)
+                text = {key: value for key, value in side[1].items() if key not in dropped}
+                yield _text_candidate(side[0], {**text, **_token_keys(model)}, shapes)
     sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
 
     def unlikely(name: str) -> tuple[bool, bool]:
         return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
-    for name, settings in proposals(model, graph, family, sorted(exported(), key=unlikely)):
+    for name, settings in proposals(model, graph, family, sorted(list_families(), key=unlikely)):
         config = propose(name, settings) | head_config(FAMILIES[name], graph.meta)
-        with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
-            yield _candidate(name, {**config, **_tokens(model)}, {})
+        with contextlib.suppress(WeftError):  # a family that cannot express these settings
+            yield _candidate(name, {**config, **_token_keys(model)}, {})
 
 
-def _text_alone(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    """The language model of a model of texts and more, its tensors called as where it is alone."""
+def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
+    """Return the language model of a multimodal model as a candidate, with tensor names of a text-only checkpoint."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
-    own = {begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)}
-    own |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
-    return _candidate(name, {**text, "model_type": name}, own)
+    text_shapes = {
+        begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)
+    }
+    text_shapes |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
+    return _candidate(name, {**text, "model_type": name}, text_shapes)
 
 
 def _candidate(
@@ -156,12 +158,12 @@ def _candidate(
         table = source.sentence.table(FAMILIES[name], config)
     loaded = describe(table, config, keys, title)
     if (suffix := suffix_of(config)) and suffix not in GENERATES and "task" not in loaded.graph.meta:
-        config = {**config, "architectures": base_class(config)}  # of a class whose head is left out
+        config = {**config, "architectures": base_class(config)}  # the class had a head that is left out
     return Candidate(name, config, loaded, shapes)
 
 
-def _tokens(model: Model) -> dict[str, Any]:
-    """Special tokens in a config; null, where there is none, keeps a class from its own."""
+def _token_keys(model: Model) -> dict[str, Any]:
+    """Return the special tokens of a config; null values override the defaults of a class."""
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     return {
@@ -174,5 +176,5 @@ def _tokens(model: Model) -> dict[str, Any]:
 def _write_generation(model: Model, folder: Path) -> None:
     origin = model.origin("safetensors")
     if origin is None or not copy_generation(origin, folder):
-        said = {key: value for key, value in _tokens(model).items() if value is not None}
-        write_json(folder / "generation_config.json", said)
+        token_keys = {key: value for key, value in _token_keys(model).items() if value is not None}
+        write_json(folder / "generation_config.json", token_keys)

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models
 
 from weft.backends.runtime.text.tokenizer import Tokenizer
-from weft.frontends.export.gguf.tokens import _tokens
+from weft.frontends.export.gguf.tokens import _read_tokens
 from weft.ir.errors import WeftError
 from weft.ir.readable import count, size
 
@@ -48,4 +48,4 @@ def test_a_token_far_beyond_the_others_makes_no_gigabytes_of_fillers() -> None:
 
     source: Any = Source
     with pytest.raises(WeftError, match=r"folder: its tokenizer has a token 2147483647, beyond the 16777216"):
-        _tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)
+        _read_tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)

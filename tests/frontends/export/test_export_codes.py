@@ -76,7 +76,7 @@ def test_codes_of_a_folder(bits: int, group: int, zeros: bool, save: Save, tmp_p
     layout = f"{'u' if zeros and bits < 8 else ''}int{bits}_{group}"
     assert notes == [
         f"weights that keep their codes: 21 as {layout}",
-        "model.embed_tokens.weight, lm_head.weight: the numbers that codes stand for are written, in f32",
+        "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in f32",
     ]
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for i, (ours, theirs) in enumerate([("attn.k", "self_attn.k_proj"), ("ffn.down", "mlp.down_proj")]):
@@ -213,13 +213,13 @@ def test_codes_that_do_not_fit(save: Save, tmp_path: Path) -> None:
     for name in ("auto", "codes"):
         np.testing.assert_array_equal(meaning(load_source(tmp_path / name).graph), meaning(model.graph))
     (note,) = exported(model, tmp_path / "out.gguf")
-    assert "blk.0.ffn_down.weight" in note and "(its rows of 72 numbers are not whole blocks of 32)" in note
+    assert "blk.0.ffn_down.weight" in note and "(its rows of 72 values are not whole blocks of 32)" in note
     _, other = save("gpt2")
     with pytest.raises(
-        WeftError, match=r"--weights codes finds no weights whose codes can be kept: transformer\.h\.0\.attn"
+        WeftError, match=r"--weights codes has no weights whose codes can be stored: transformer\.h\.0\.attn"
     ):
         export(quantized(other), tmp_path / "gpt2", weights="codes")
-    with pytest.raises(WeftError, match=r"--weights codes finds no weights whose codes can be kept$"):
+    with pytest.raises(WeftError, match=r"--weights codes has no weights whose codes can be stored$"):
         export(other, tmp_path / "gpt2", weights="codes")
     assert not (tmp_path / "gpt2").exists()
 
@@ -228,7 +228,7 @@ def test_tables_alone_are_told(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", **GQA)
     model = rewrite(load_source(folder), 'quantize{method=rtn, keep="layers.*"}')
     (note,) = exported(model, tmp_path / "out")
-    assert note == "model.embed_tokens.weight, lm_head.weight: the numbers that codes stand for are written, in f32"
+    assert note == "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in f32"
     assert exported(model, tmp_path / "out.gguf", dtype="f16") == ["weights that keep their codes: 2 as int8_32"]
 
 
@@ -237,7 +237,7 @@ def test_codes_that_transformers_does_not_load(save: Save, tmp_path: Path) -> No
     _, folder = save("falcon", new_decoder_architecture=True, num_kv_heads=2)
     model = quantized(folder, group=16)
     (note,) = exported(model, tmp_path / "out")
-    assert note == "all weights are written as floats: transformers loads no codes of falcon models"
+    assert note == "all weights are written as floats: transformers cannot load codes of falcon models"
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     assert exported(model, tmp_path / "codes", weights="codes")[0] == "weights that keep their codes: 12 as uint4_16"
 
@@ -286,7 +286,7 @@ def test_codes_of_a_checkpoint_on_request(save: Save, tmp_path: Path) -> None:
 def test_act_order_is_told(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", hidden_size=64, num_attention_heads=4, **GQA)
     source = gptq_folder(folder, act_order=True)
-    with pytest.raises(WeftError, match="finds no weights whose codes can be kept"):
+    with pytest.raises(WeftError, match="has no weights whose codes can be stored"):
         export(source, tmp_path / "out", weights="codes")
     assert not (tmp_path / "out").exists()
 
@@ -424,5 +424,5 @@ def test_the_command(save: Save, tmp_path: Path) -> None:
         done("export", folder, "-p", RTN % (4, 32, "false"), "--weights", "float", "-o", tmp_path / "f").exit_code == 0
     )
     line = refused("export", folder, "--weights", "codes", "-o", tmp_path / "new")
-    assert line.endswith("--weights codes finds no weights whose codes can be kept")
+    assert line.endswith("--weights codes has no weights whose codes can be stored")
     assert not (tmp_path / "new").exists()

@@ -51,7 +51,7 @@ def test_a_folder_of_compressed_tensors(form: str, group: int, packed: str, save
     plain = rewrite(load_source(folder), f"quantize{{format={form}}}")
     model = rewrite(load_source(folder), f"quantize{{format={form}}}{packed}")
     notes = exported(model, tmp_path / "out", dtype="bf16")
-    told = "model.embed_tokens.weight, lm_head.weight: the numbers that codes stand for are written, in bf16"
+    told = "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in bf16"
     assert notes == [f"weights that keep their codes: 21 as {form}", told]
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for ours, theirs in (("attn.q", "self_attn.q_proj"), ("attn.v", "self_attn.v_proj"), ("ffn.down", "mlp.down_proj")):
@@ -121,7 +121,7 @@ def test_one_tensor_of_several_matrices(save: Save, tmp_path: Path) -> None:
     np.testing.assert_allclose(again, want, rtol=0, atol=1e-5 * np.abs(want).max())
     apart = rewrite(load_source(folder), 'quantize{format=nvfp4, keep="q"}, quantize{format=nvfp4}')
     (note,) = exported(apart, tmp_path / "apart")
-    assert "its rows are counted in several scales, of which nvfp4 has one" in note
+    assert "its rows have several tensor scales, of which nvfp4 has one" in note
 
 
 @pytest.mark.parametrize(("form", "width", "group"), [("mxfp4", 80, 32), ("nvfp4", 72, 16)])
@@ -129,7 +129,7 @@ def test_rows_that_are_no_whole_groups(form: str, width: int, group: int, save: 
     _, folder = save("llama", num_key_value_heads=2, intermediate_size=width)
     model = rewrite(load_source(folder), f"quantize{{format={form}}}")
     (note,) = exported(model, tmp_path / "auto")
-    assert f"rows of {width} numbers are not whole groups of {group}, those of {form}" in note
+    assert f"rows of {width} values are not whole groups of {group}, as in {form}" in note
     np.testing.assert_array_equal(meaning(load_source(tmp_path / "auto").graph), meaning(model.graph))
 
 

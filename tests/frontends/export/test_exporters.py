@@ -16,9 +16,9 @@ from weft.frontends.app.cli import cli
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.frontends.export.gguf import keys
-from weft.frontends.export.hf.configs import exported
+from weft.frontends.export.hf.configs import list_families
 from weft.frontends.export.infer_settings import read_settings
-from weft.frontends.export.inversion import Made, inverted
+from weft.frontends.export.inversion import ShapedRecipe, invert_recipes
 from weft.frontends.export.matching import match
 from weft.frontends.models.families import FAMILIES
 from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError, ops
@@ -63,8 +63,8 @@ def test_recipes_are_undone(name: str, rng: np.random.Generator) -> None:
     stored = rng.uniform(0.5, 1.5, shape).astype(np.float32)
     reader = MemoryReader({"stored": stored})
     values = {f"v{i}": recipe.evaluate(reader) for i, recipe in enumerate(recipes)}
-    wanted = [(r, Made(Source(n), v.shape)) for r, (n, v) in zip(recipes, values.items(), strict=True)]
-    found = inverted(wanted)["stored"]
+    wanted = [(r, ShapedRecipe(Source(n), v.shape)) for r, (n, v) in zip(recipes, values.items(), strict=True)]
+    found = invert_recipes(wanted)["stored"]
     got = found.recipe.evaluate(MemoryReader(values))
     assert (found.shape, got.shape) == (shape, shape)
     np.testing.assert_allclose(got, stored, rtol=1e-6)
@@ -76,8 +76,8 @@ def test_several_tensors_and_known_shapes(rng: np.random.Generator) -> None:
     heads = [rng.standard_normal(3) for _ in range(2)]
     recipes = Concat((Source("head.0"), Source("head.1"))), Reshape(Source("flat"), (-1,))
     values = {"a": np.concatenate(heads), "b": rng.standard_normal(6)}
-    wanted = [(r, Made(Source(n), (6,))) for r, n in zip(recipes, values, strict=True)]
-    found = inverted(wanted, lambda key, count: (2, 3) if key == "flat" else None)
+    wanted = [(r, ShapedRecipe(Source(n), (6,))) for r, n in zip(recipes, values, strict=True)]
+    found = invert_recipes(wanted, lambda key, count: (2, 3) if key == "flat" else None)
     reader = MemoryReader(values)
     assert [found[f"head.{i}"].recipe.evaluate(reader).tolist() for i in range(2)] == [h.tolist() for h in heads]
     assert np.array_equal(found["flat"].recipe.evaluate(reader), values["b"].reshape(2, 3))
@@ -100,7 +100,7 @@ def test_known_tensors(recipe: Recipe, rng: np.random.Generator) -> None:
     """Parts have the lengths they have; terms and factors beside what takes the change stay as they are stored."""
     tensors = {key: rng.uniform(0.5, 1.5, shape) for key, shape in STORED.items() if key in recipe.sources()}
     value = rng.standard_normal(recipe.shape(MemoryReader(tensors)))
-    found = inverted([(recipe, Made(Source("value"), value.shape))], shapes=STORED)
+    found = invert_recipes([(recipe, ShapedRecipe(Source("value"), value.shape))], shapes=STORED)
     reader = MemoryReader(tensors | {"value": value})
     made = {key: tensor.recipe.evaluate(reader) for key, tensor in found.items()}
     assert {key: array.shape for key, array in made.items()} == {key: array.shape for key, array in tensors.items()}
@@ -109,12 +109,12 @@ def test_known_tensors(recipe: Recipe, rng: np.random.Generator) -> None:
 
 def test_parts_of_unknown_lengths() -> None:
     with pytest.raises(WeftError, match="the sizes of a, b, which are read as one, are not known"):
-        inverted([(Concat((Source("a"), Source("b"))), Made(Source("value"), (7, 3)))])
+        invert_recipes([(Concat((Source("a"), Source("b"))), ShapedRecipe(Source("value"), (7, 3)))])
 
 
 def test_what_was_added_by_recipe_goes_without_rounding() -> None:
     """1 + (w − 1) is not w in f32: from a family that adds 1 to one that does, the tensor stays what it is."""
-    (found,) = inverted([(Add((S,), 1.0), Made(Add((Source("theirs"),), 1.0), (4,)))]).values()
+    (found,) = invert_recipes([(Add((S,), 1.0), ShapedRecipe(Add((Source("theirs"),), 1.0), (4,)))]).values()
     assert found.recipe == Source("theirs")
 
 
@@ -122,15 +122,15 @@ def test_what_was_added_by_recipe_goes_without_rounding() -> None:
     ("wanted", "told"),
     [
         ([(MeanPool(S, 4, 2), (4, 2))], "the recipe mean_pool, which reads stored, has no inverse"),
-        ([(Slice(S, 0, 1, 3), (2, 2))], "the slices of stored do not make it whole"),
-        ([(Slice(S, 0, 0, 4, 2), (2, 2))], "the slices of stored do not make it whole"),
+        ([(Slice(S, 0, 1, 3), (2, 2))], "the slices of stored do not cover it"),
+        ([(Slice(S, 0, 0, 4, 2), (2, 2))], "the slices of stored do not cover it"),
         ([(S, (2, 2)), (S, (2, 2))], "tensor 'stored' is shared by parameters that differ"),
     ],
 )
 def test_what_cannot_be_undone_is_said(wanted: list[Any], told: str) -> None:
-    pairs = [(recipe, Made(Full(float(i), shape), shape)) for i, (recipe, shape) in enumerate(wanted)]
+    pairs = [(recipe, ShapedRecipe(Full(float(i), shape), shape)) for i, (recipe, shape) in enumerate(wanted)]
     with pytest.raises(WeftError, match=told):
-        inverted(pairs)
+        invert_recipes(pairs)
 
 
 # -- graphs compared
@@ -177,7 +177,7 @@ def test_what_is_missing_is_neutral() -> None:
     [
         ({"attention": {"window": 3}}, ("layers.0.attn.attention", "window=3", "window=none")),
         ({"attention": {"scale": 0.3}}, ("layers.0.attn.attention", "scale=0.3", "scale=0.5")),
-        ({"attention": {"rope": RoPE(500.0)}}, ("rope.frequencies", "other numbers", "those of its rope.frequencies")),
+        ({"attention": {"rope": RoPE(500.0)}}, ("rope.frequencies", "other values", "those of its rope.frequencies")),
         (
             {"attention": {"rope": RoPE(interleaved=True)}},
             ("layers.0.attn.q_rope", "interleaved=true", "interleaved=false"),
@@ -215,7 +215,7 @@ def test_an_order_of_additions_is_no_difference() -> None:
 def test_classes_are_those_of_transformers() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    classes = {name: FAMILIES[name].transformers for name in exported()}
+    classes = {name: FAMILIES[name].transformers for name in list_families()}
     assert {name: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in classes} == classes
 
 
@@ -226,9 +226,9 @@ def test_the_plainest_family_is_proposed_first() -> None:
         nemotron cwm internlm3 iquestcoder cohere2 flex_olmo minimax_m2"""
     architectures = """llama qwen2 qwen3 gemma gemma2 gemma3 phi2 phi3 gpt2 gptneox starcoder2 stablelm olmo2 olmo
         granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe arcee seed_oss hunyuan-dense nemotron cohere2"""
-    assert exported() == families.split()
-    assert keys.exported(None) == (None, architectures.split())
-    assert keys.exported("gemma3_text")[1][:2] == ["gemma3", "llama"]
+    assert list_families() == families.split()
+    assert keys.list_architectures(None) == (None, architectures.split())
+    assert keys.list_architectures("gemma3_text")[1][:2] == ["gemma3", "llama"]
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)

@@ -160,7 +160,7 @@ def test_a_number_that_gguf_cannot_hold(exported: Path, tmp_path: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**40}))
     found = refused("export", exported, "--format", "gguf", "-o", tmp_path / "x.gguf")
-    assert "context_length is 1099511627776, which the numbers of 32 bits in a GGUF file cannot hold" in found
+    assert "context_length is 1099511627776, which the 32-bit values of a GGUF file cannot represent" in found
 
 
 def test_recipes_of_unlike_ranks() -> None:
