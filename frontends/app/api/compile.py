@@ -1,4 +1,4 @@
-"""`weft.compile`: a source becomes a folder of ONNX models or of readable PyTorch, which weft's runtime runs too."""
+"""`weft.compile`: a source becomes a folder of ONNX models or of readable PyTorch, which weft's runtime also runs."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .rewriting import pipeline_text
 from .source.sources import load_source
 from .weights import weights_pipeline
 
-MAX_LENGTH = 4096  # where neither the model nor the user says
-LONGEST = 1 << 24  # tokens: tables of positions take gigabytes beyond
+MAX_LENGTH = 4096  # if neither the model nor the user states a length
+LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
 
 
 @dataclass
 class CompileReport:
-    """Result of `compile`: the folder, the time, the passes.
+    """The result of `compile`: the folder, the time, the passes.
 
-    `trace` tells which lowerings refused and why; `notes` are what a user should know; `explain` makes the lines of a
-    target that explains what it built.
+    `trace` lists the lowerings that did not apply, with reasons; `notes` are remarks for the user; `explain` returns
+    the lines of a target that explains its models.
     """
 
     folder: Path
@@ -76,51 +76,52 @@ def compile(
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> CompileReport:
-    """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
+    """Compile `source` (anything that `load_source` accepts, a module, or a graph) into the folder `out`.
 
     Args:
-        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``, or one that a plugin adds.
-        dtype: float type of weights and activations; the first of the target's if None.
-        passes: pipeline text, or ``@path`` of a file that holds it; ``default,-last-token-logits`` keeps the logits of
+        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``, or a target that a plugin adds.
+        dtype: float dtype of weights and activations; the target's first if None.
+        passes: pipeline as a string, or ``@path`` of a file with one; ``default,-last-token-logits`` keeps the logits
+        of
             all positions.
-        weights: weights in fewer bits, ``int4`` or ``int8``, in short for passes that come before the others; arguments
-            of `quantize` may follow: ``int4{method=rtn}``.
-        max_length: positions that tables and caches can hold; the model's context if None, or else 4096.
+        weights: weights in fewer bits, ``int4`` or ``int8``, short for passes that run first; arguments of `quantize`
+            may follow: ``int4{method=rtn}``.
+        max_length: positions that tables and caches can store; the model's context if None, or else 4096.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
-        dump_ir: folder for the text form after every pass.
+        dump_ir: folder for the text form of the graph after every pass.
         verify: check every pass on small random inputs in float64.
-        adapters: folders of PEFT adapters to merge into the weights, one after the other.
-        switch_adapters: folders of LoRA adapters to store beside the model as NAME.onnx_adapter: ONNX Runtime and
-            onnxruntime-genai choose one of them, or none, when they run it.
-        family: the family that a Hugging Face folder is read as, whatever type its config says.
-        without: names of parts that may be left out although the model then computes something else.
-        progress: called with (stage, bytes done, bytes in all).
-        options: those of the target, as `weft targets NAME` lists them, among them
-            ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
-            ``keep_blocks="head"`` or ``"all"``: the output head, or every linear map, is multiplied by the quantized
-            blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
-            ``cache_dtype="int8"``: keep keys and values as integers (int8, int4; ``torch`` also fp8);
-            ``activations="fp8"``: round what many tokens multiply with FP8 blocks to FP8, too (``torch``);
+        adapters: folders of PEFT adapters to merge into the weights, in this order.
+        switch_adapters: folders of LoRA adapters to store next to the model as NAME.onnx_adapter: ONNX Runtime and
+            onnxruntime-genai select one of them, or none, at run time.
+        family: the family that a Hugging Face folder is read as, instead of its config's.
+        without: names of parts that may be left out although the model's outputs then change.
+        progress: called with (stage, bytes done, total bytes).
+        options: the target's options, as listed by `weft targets NAME`, among them
+            ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; doubles the disk space);
+            ``keep_blocks="head"`` or ``"all"``: multiply the output head, or every linear layer, by quantized blocks
+            of the source where a kernel computes them exactly (``ort-cpu``, ``torch``);
+            ``cache_dtype="int8"``: store keys and values as integers (int8, int4; ``torch`` also fp8);
+            ``activations="fp8"``: also round inputs of products with FP8 blocks to FP8, for many tokens (``torch``);
 
     Raises:
-        WeftError: on any bad input; an older `out` survives.
+        WeftError: on any bad input; an older folder `out` then survives.
     """
     clock = {"start": time.perf_counter()}
     backend = TARGETS.lookup(target)
-    chosen = backend.choose(options)
+    selected = backend.choose(options)
     dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters, family, without)
     if switch_adapters:
-        model = _with_slots(model, backend, switch_adapters)
+        model = _add_slots(model, backend, switch_adapters)
     passes = pipeline_text(passes)
     first = "" if weights is None else weights_pipeline(model.graph, weights)
-    passes = ", ".join(filter(None, (first, passes, *chosen.passes().values())))
+    passes = ", ".join(filter(None, (first, passes, *selected.passes().values())))
     check_free(Path(out), model.files)  # before long work
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
-    if (cached := getattr(chosen, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
-        raise no_effect(f"--cache-dtype {cached}", f"no attention of {model.graph.name} keeps keys and values")
+    if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
+        raise no_effect(f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values")
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
@@ -130,14 +131,14 @@ def compile(
             progress(name, done, total)
 
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
-    forms = make_forms(graph, backend.forms(graph, chosen), verify=verify, dump=dump_ir, report=report)
+    forms = make_forms(graph, backend.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
     warnings = [line for record in report.records for line in record.warnings]
     notes += warnings
     _check_table(graph, length, max_length is None, notes)
     if not any(line.startswith(f"{RopeLength.name}: ") for line in warnings):
         _note_context(graph, length, notes)
-    built = backend.build(forms, dtype, length, chosen, notes)
-    _check_effect(chosen, weights, report, getattr(built, "idle", {}))
+    built = backend.build(forms, dtype, length, selected, notes)
+    _check_effect(selected, weights, report, getattr(built, "idle", {}))
     if backend.own_code:
         _note_family(model, notes)
     clock["passes"] = time.perf_counter()
@@ -157,37 +158,39 @@ def compile(
         seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
-    explained = partial(getattr(built, "explain", lambda report: []), report)
-    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes, explained)
+    explain = partial(getattr(built, "explain", lambda report: []), report)
+    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes, explain)
 
 
-def _check_effect(chosen: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
-    """Check that `weights`, whose passes come first, and the `chosen` options, whose passes come last, change something
-    of a model of which they do not change what is `idle`.
+def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
+    """Check that `weights`, whose passes run first, and the `selected` options, whose passes run last, have an effect.
+
+    `idle` are reasons by option that leave the built model unchanged.
+
 
     Raises:
-        WeftError: naming one that does not.
+        WeftError: naming one that has none.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
         raise no_effect(f"--weights {weights}", reason)
-    if why := first.get(chosen.passes().get(CACHE_DTYPE, "").partition("{")[0]):
-        idle = {**idle, CACHE_DTYPE: why}
-    for name, option in chosen.listed().items():
-        if name in idle and (value := getattr(chosen, name)) != option.default:
+    if reason := first.get(selected.passes().get(CACHE_DTYPE, "").partition("{")[0]):
+        idle = {**idle, CACHE_DTYPE: reason}
+    for name, option in selected.listed().items():
+        if name in idle and (value := getattr(selected, name)) != option.default:
             raise no_effect(f"{option.flag} {value}", idle[name])
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
-    """Note that transformers has the architecture itself, where the source says which it is."""
+    """Note that transformers has the architecture itself, if the source names it."""
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
         notes.append(f"transformers has this architecture: `weft export` writes it as {name}, to load without trust")
 
 
-def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
-    """The model with a place for what each of `adapters` adds."""
+def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
+    """Return the model with slots for the tensors of each of `adapters`."""
     from ...formats.hf.slots import add_slots
 
     if not backend.opset:
@@ -197,7 +200,7 @@ def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) 
             "--switch-adapter is for one model, not for the two of an encoder-decoder: merge them by --adapter"
         )
     graph = model.graph.clone()
-    # Folders give the adapters their names, "." and ".." too.
+    # The last folder name names the adapter; abspath resolves "." and "..".
     add_slots(graph, model.description, [Path(os.path.abspath(expanded(adapter))) for adapter in adapters])
     return replace(model, graph=graph)
 
@@ -217,7 +220,7 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
-    """Note that `length` is more than the model was made for, passes that extend its context included."""
+    """Note that `length` exceeds the context of the model after its passes, so answers may get worse."""
     context = graph.meta.get("context")
     if context is not None and length > context:
         notes.append(
@@ -227,8 +230,8 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Texts of `length` fit the positions that `graph` has after its passes, which may have made them more."""
-    table = graph.meta.get("max_positions")  # of learned positions, which end there
+    """Raise WeftError if sequences of `length` exceed the learned positions; note a context that passes extended."""
+    table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions")
     context = graph.meta.get("context") or length

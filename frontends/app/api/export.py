@@ -1,4 +1,4 @@
-"""`weft.export`: a model, rewritten or not, as a checkpoint that others load."""
+"""`weft.export`: a model, rewritten or not, as a checkpoint for other tools."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ def export(
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Write `source` (whatever `load_source` takes), rewritten by the pipeline `passes`, as a checkpoint of others.
+    """Write `source` (anything that `load_source` accepts), rewritten by the pipeline `passes`, as a checkpoint.
 
     Args:
         format: ``hf``: a Hugging Face folder, for graphs that one of its families expresses; ``gguf``: a file for
-            llama.cpp, for graphs of an architecture it has; ``safetensors``: a file of all parameters by their names.
-            If None, what the suffix of `out` says: gguf, safetensors, or else hf.
-        passes: pipeline text, or ``@path`` of a file that holds it.
-        dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None. Weights that keep their codes
-            have no such dtype.
-        weights: how quantized weights are stored: ``codes``, as far as the format takes them, those of the source's
-            checkpoint too; ``float``, the numbers that they stand for; ``auto``, the codes if the format takes those
-            of all weights that a pass quantized.
+            llama.cpp, for graphs of its architectures; ``safetensors``: a file of all parameters by their names.
+            If None, it follows from the suffix of `out`: gguf, safetensors, or else hf.
+        passes: pipeline as a string, or ``@path`` of a file with one.
+        dtype: f32, f16, bf16, and for gguf q8_0; if None, the smallest that represents the weights exactly. It does not
+            apply to weights that are stored as codes.
+        weights: the storage of quantized weights: ``codes``, all that the format supports, including blocks of the
+            source's checkpoint; ``float``, dequantized values; ``auto``, codes if the format supports them for all
+            weights that a pass quantized.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
-        adapters: folders of PEFT adapters to merge into the weights, one after the other.
-        without: names of parts that may be left out although the model then computes something else.
-        report: filled in with what the passes did.
-        progress: called with (stage, bytes done, bytes in all).
-        note: called with what is not kept as it was, a sentence each.
+        adapters: folders of PEFT adapters to merge into the weights, in this order.
+        without: names of parts that may be left out although the model's outputs then change.
+        report: receives the records of the passes.
+        progress: called with (stage, bytes done, total bytes).
+        note: called with a sentence per change of stored values.
 
     Returns:
-        The family or architecture that the graph was found to be of; "" for safetensors.
+        The family or architecture that expresses the graph; "" for safetensors.
 
     Raises:
-        WeftError: if the format is unknown, not that of the suffix, or cannot express the graph, or on any bad input;
-            an older `out` survives.
+        WeftError: if the format is unknown, differs from the suffix, or cannot express the graph, or on any bad input;
+            an older `out` then survives.
     """
     from ...export.codes import check_weights
 
-    format = _format(out, format)
+    format = _select_format(out, format)
     check_weights(weights)
     if weights != "auto" and format == "safetensors":
         raise WeftError(
@@ -90,21 +90,25 @@ def export(
     return ""
 
 
-def _format(out: str | Path, kind: str | None) -> str:
-    """The format to write, `kind` or by the suffix of `out`; a folder that is there, or a name that ends in /, is one.
+def _select_format(out: str | Path, kind: str | None) -> str:
+    """Return the format to write: `kind`, or that of the suffix of `out`; hf for a folder or a name ending in /.
 
     Raises:
-        WeftError: if there is no such format, or the suffix says another.
+        WeftError: if the format is unknown, or the suffix is that of another.
     """
     if kind is not None and kind not in FORMATS:
         raise WeftError(f"unknown format {kind!r}; weft exports {', '.join(FORMATS)}")
     suffix = Path(out).suffix.lower()
     if str(out).endswith(os.sep) or Path(out).is_dir():
         return kind or "hf"
-    named = _FILES.get(suffix)
-    if kind is None and named is None and suffix in _OTHERS:
-        raise WeftError(f"{out} is called what {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors")
-    if kind is not None and named not in (None, kind):
-        what = "a folder" if kind == "hf" else f"a file .{kind}"
-        raise WeftError(f"{out} is called a file of {named}, but --format {kind} writes {what}: change one of them")
-    return kind or named or "hf"
+    by_suffix = _FILES.get(suffix)
+    if kind is None and by_suffix is None and suffix in _OTHERS:
+        raise WeftError(
+            f"{out} has the suffix of files that {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors"
+        )
+    if kind is not None and by_suffix not in (None, kind):
+        output = "a folder" if kind == "hf" else f"a file .{kind}"
+        raise WeftError(
+            f"{out} is called a file of {by_suffix}, but --format {kind} writes {output}: change one of them"
+        )
+    return kind or by_suffix or "hf"

@@ -1,4 +1,4 @@
-"""`weft.heal`: the scales, norms and biases of a quantized model, refitted to what the original says about texts."""
+"""`weft.heal`: scales, norms and biases of a quantized model, refitted to the original's predictions on a text."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS, BATCH, CONTEXT, RATE = 32768, 4, 256, 5e-4
-HELD_BACK = 10  # of so many windows one is held back
-MOST_HELD_BACK = 8  # windows: looks at them should not cost more than the training
-PROMPT = 8  # tokens of the text that a sampled text begins with
-TOGETHER = 64  # texts that are sampled together
+HELD_BACK = 10  # one of 10 windows is held back for validation
+MOST_HELD_BACK = 8  # windows: validation should not cost more than training
+PROMPT = 8  # tokens of the text at the start of a sampled sequence
+TOGETHER = 64  # sequences sampled in one batch
 
 
 @dataclass(frozen=True)
 class Healing:
-    """The `model` that was made of a quantized one, and the KL divergence from the original, in nats a token, that the
-    quantized one had (`before`) and that this one has (`after`) on windows of the text that were not trained on.
+    """The healed `model`, and its KL divergence from the original in nats per token on held-back windows of the text.
 
-    `scales`, `norms_and_biases`: the numbers that trained. If no training made the divergence smaller, `model` is the
-    one that was given.
+    `before` is the divergence of the quantized model, `after` that of the result. `scales` and `norms_and_biases` count
+    the trained parameters. If training did not reduce the divergence, `model` is the input.
     """
 
     model: Model
@@ -47,7 +46,7 @@ class Healing:
 
     @property
     def improved(self) -> bool:
-        """Return whether the divergence has become smaller."""
+        """Return whether the divergence has decreased."""
         return self.after < self.before
 
 
@@ -67,23 +66,23 @@ def heal(
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
 ) -> Model:
-    """Refit scales, norms and biases of the quantized `model` to the original `against`; codes stay as they are.
+    """Refit scales, norms and biases of the quantized `model` to the original `against`; codes stay unchanged.
 
-    The model is trained until its distributions over the next token are the original's on a text (distillation). What
-    it is worth is measured on windows of the text that are held back: if it has not come closer to the original there,
-    it is returned as it was. `healing` also returns those measurements.
+    The model is trained by distillation: its next-token distributions should be the original's on a text. The result is
+    validated on held-back windows of the text: if it is not closer to the original there, the input is returned
+    unchanged. `healing` also returns these measurements.
 
     Args:
-        text: a text, or token ids (.npy, .json); a mixture of prose, code and languages that comes with weft if None.
-        tokens: to train on, with repetitions.
-        samples: tokens of further texts, which the original samples itself.
-        seconds: the longest that the training may take; it then takes fewer steps.
+        text: a text, or token ids (.npy, .json); if None, a mixture of prose, code and languages that comes with weft.
+        tokens: number of training tokens, with repetitions.
+        samples: number of tokens of additional sequences, sampled from the original.
+        seconds: time limit of the training, which then takes fewer steps.
         rate: relative size of the first steps of Adam.
-        batch: windows of a step.
-        context: tokens of a window.
-        bf16: compute the matrix products of the training in bf16: on many CPUs, and on GPUs, in half the time.
+        batch: windows per step.
+        context: tokens per window.
+        bf16: compute the matrix products of the training in bf16: half the time on many CPUs, and on GPUs.
         device: "auto", "cpu" or "cuda".
-        seed: of the order of the windows, and of samples.
+        seed: of the order of the windows, and of the samples.
 
     Raises:
         WeftError: if the model is not quantized, the two are not decoders with the same tokens, the text is too short
@@ -122,10 +121,10 @@ def healing(
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
 ) -> Healing:
-    """Heal `model` as `heal` does, and return what it was worth, too."""
-    for name, number, least in (("tokens", tokens, 1), ("samples", samples, 0), ("batch", batch, 1)):
-        if number < least:
-            raise WeftError(f"{name} is {number}, but it must be at least {least}")
+    """Heal `model` as `heal` does, and return it with the measurements."""
+    for name, number, minimum in (("tokens", tokens, 1), ("samples", samples, 0), ("batch", batch, 1)):
+        if number < minimum:
+            raise WeftError(f"{name} is {number}, but it must be at least {minimum}")
     if context < 2:
         raise WeftError(f"context is {context}, but a window has at least 2 tokens")
     for name, size in (("rate", rate), ("seconds", 1.0 if seconds is None else seconds)):
@@ -142,29 +141,29 @@ def healing(
     from weft.backends.torch.healing.sampling import continued
     from weft.backends.torch.healing.student import dense, open_student
 
-    from .modules import module_forms, trained
+    from .modules import module_forms, simplify_trainable
     from .modules import torch as module_of
 
     teacher = module_of(original, device=place.device).requires_grad_(False)
-    numbers = dense(quantized.graph)
-    student = open_student(quantized.graph, numbers, module_forms(trained(numbers.graph)), place.device)
+    trainable = dense(quantized.graph)
+    student = open_student(quantized.graph, trainable, module_forms(simplify_trainable(trainable.graph)), place.device)
     if not student.trained:
         raise WeftError(f"{quantized.description} has no scales, norms or biases that can be trained")
     texts = torch.from_numpy(windows).to(place.device)
     held_back = torch.arange(len(texts)) % HELD_BACK == min(HELD_BACK, len(texts)) // 2
-    known = texts[~held_back]
+    training = texts[~held_back]
     if samples:
         count = -(-samples // context)
-        prompts = _prompts(known, count, min(PROMPT, context - 1), seed)
+        prompts = _prompts(training, count, min(PROMPT, context - 1), seed)
         sampled = [
             continued(teacher, part, context, seed=seed + i, progress=progress)
             for i, part in enumerate(torch.split(prompts, TOGETHER))
         ]
-        known = torch.cat([known, *sampled])
+        training = torch.cat([training, *sampled])
     outcome = distill(
         student,
         teacher,
-        known,
+        training,
         texts[held_back][:MOST_HELD_BACK],
         steps=-(-tokens // (batch * context)),
         batch=batch,
@@ -182,18 +181,18 @@ def healing(
 
 
 def _check(quantized: Model, original: Model) -> None:
-    """Check that one model is quantized, and that both are decoders of the same tokens.
+    """Check that `quantized` is quantized, and that both models are decoders of the same tokens.
 
     Raises:
-        WeftError: saying which is not.
+        WeftError: naming the model that is not.
     """
     for name, graph in ((model.description, model.graph) for model in (quantized, original)):
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
-            raise WeftError(f"{name} is an {kind}, and heal compares the next tokens that decoders expect")
+            raise WeftError(f"{name} is an {kind}, and heal compares the next-token predictions of decoders")
         if "logits" not in graph.outputs:
             raise WeftError(f"{name} has no output logits, which heal compares")
         if has_cache(graph):
-            raise WeftError(f"{name} has caches, and heal reads texts from their beginning: run kv-cache afterwards")
+            raise WeftError(f"{name} has caches, and heal needs complete sequences: run kv-cache afterwards")
     if not any(map(is_quantized, quantized.graph.params.values())):
         raise WeftError(
             f"{quantized.description} is not quantized: heal refits scales; make some with weft opt -p quantize"
@@ -207,7 +206,7 @@ def _check(quantized: Model, original: Model) -> None:
 
 
 def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
-    """Cut the beginnings [count, length] of texts out of `windows`, at random places."""
+    """Return prompts [count, length] cut out of `windows` at random places."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -218,17 +217,17 @@ def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Read windows [n, context] of a text, with the tokenizer of either model.
+    """Return windows [n, context] of a text, read with the tokenizer of either model.
 
     Raises:
-        WeftError: if there is none, the text cannot be read, or it is too short.
+        WeftError: if neither has one, the text cannot be read, or it is too short.
     """
     graphs = [quantized.graph, original.graph]
     longest = min((n for g in graphs if (n := g.meta.get("max_positions"))), default=context)
     if context > longest:
         raise WeftError(f"a context of {context} tokens is more than the {longest} that the model takes")
     graph = next((g for g in graphs if g.tokenize is not None), graphs[0])
-    # One stream of tokens: a window may hold the end of a text and the beginning of the next.
+    # One stream of tokens: a window may contain the end of a document and the beginning of the next.
     limit = tokens * HELD_BACK // (HELD_BACK - 1) + context
     ids = np.concatenate([ids.reshape(-1) for ids in read_tokens(graph, text, limit)])
     if len(ids) < 2 * context:

@@ -41,22 +41,23 @@ def torch(
     passes: str = "default",
     keep_blocks: str = "",
 ) -> nn.Module:
-    """`source` (whatever `load_source` takes, a module, or a graph) as a PyTorch module with its weights.
+    """Return `source` (anything that `load_source` accepts, a module, or a graph) as a PyTorch module with its weights.
 
-    `model(input_ids)` gives what the graph's only output is, [batch, seq, vocab] logits for a language model;
-    ``cache = model.new_cache(batch, length)`` and `model(input_ids, cache=cache)` continue texts call by call. The
-    module trains, pickles, and shows its source (`inspect.getsource`).
+    `model(input_ids)` returns the graph's only output, [batch, seq, vocab] logits for a language model. ``cache =
+    model.new_cache(batch, length)`` and `model(input_ids, cache=cache)` continue sequences call by call. The module
+    trains, pickles, and shows its source (`inspect.getsource`).
 
     Args:
-        dtype: of the weights: "f32" (where None), "bf16" or "f16", or a dtype of torch.
-        device: where they lie; the CPU if None.
+        dtype: of the weights: "f32" (if None), "bf16" or "f16", or a dtype of torch.
+        device: of the weights; the CPU if None.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
-        passes: pipeline text, or ``@path`` of a file that holds it; the default only simplifies.
-        keep_blocks: ``head`` or ``all``: weights of the output head, or of every linear map, stay in the 4- or 8-bit
-            blocks of the source, where it has them. Such weights are buffers, which training leaves as they are.
+        passes: pipeline as a string, or ``@path`` of a file with one; the default only simplifies.
+        keep_blocks: ``head`` or ``all``: weights of the output head, or of all linear layers, stay in the source's 4-
+        or
+            8-bit blocks. Such weights are buffers, which training does not change.
 
     Raises:
-        WeftError: on any bad input, and where PyTorch is not installed.
+        WeftError: on any bad input, and if PyTorch is not installed.
     """
     kind = _dtype(dtype)
     from weft.backends.torch.package.module import build_module
@@ -73,10 +74,10 @@ def state_dict(
     passes: str = "default",
     keep_blocks: str = "",
 ) -> dict[str, Tensor]:
-    """The weights of `source` under the names that the module `torch` makes of it has, on the CPU.
+    """Return the weights of `source` under the names of the module that `torch` builds from it, on the CPU.
 
-    So a module takes those of another checkpoint of its architecture, whatever that calls them:
-    ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as of `torch`.
+    Thus a module can load another checkpoint of its architecture, whatever its tensor names:
+    ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as in `torch`.
     """
     kind = _dtype(dtype)
     from weft.backends.torch.lower.lower import lower
@@ -87,26 +88,24 @@ def state_dict(
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:
-    """A dtype of torch."""
+    """Return a dtype of torch for its name, f32 if None; raise WeftError for integer dtypes."""
     framework = pytorch()
     if dtype is not None and not isinstance(dtype, str):
         if not dtype.is_floating_point:
-            raise WeftError(
-                f"dtype {dtype} is for whole numbers, which no weights are: torch.float32, torch.bfloat16, …"
-            )
+            raise WeftError(f"dtype {dtype} is for integers, but weights are floats: torch.float32, torch.bfloat16, …")
         return dtype
     torch_dtype: Dtype = getattr(framework, NAMES[TARGETS["torch"].dtype(dtype)])
     return torch_dtype
 
 
 def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
-    """The forms of `source` after the pipeline of the target, with the parameters that `source` declares."""
+    """Return the forms of `source` after the target's pipeline, and with the parameters that `source` declares."""
     from weft.backends.torch.program.quantized import widens_all
 
     target = TARGETS["torch"]
     options = target.choose({"keep_blocks": keep_blocks})
     model = load_source(source, seed=seed)
-    model.notices()  # which refuse a part without which it computes something else
+    model.notices()  # raises an error for missing parts that change the outputs
     verify(model.graph, recipes=True)
     passes = ", ".join(filter(None, (pipeline_text(passes), *options.passes().values())))
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", passes, trains=True))
@@ -127,36 +126,36 @@ def step_forms(graph: Graph) -> dict[str, Graph]:
     return make_forms(graph, target.forms(graph, target.choose({})))
 
 
-def trained(graph: Graph) -> Graph:
-    """Return `graph` simplified as far as parameters stay that train."""
+def simplify_trainable(graph: Graph) -> Graph:
+    """Return `graph` simplified by passes that keep trainable parameters."""
     simplify, *_ = default_pipeline(graph, trains=True).phases
     return run_passes(graph, Pipeline((simplify,)))
 
 
 def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
-    """`graph` with the tensors of the `state_dict` of its module as weights, in float32 (float64 stays).
+    """Return `graph` with the tensors of its module's `state_dict` as weights, in float32 (float64 stays).
 
-    They are copied. Tables that nobody trains stay as they are, and so does what the module leaves out: the noise of
-    routers. Sharded tensors are gathered, for which every process must call this.
+    The tensors are copied. Tables that are not trained keep their values, as do parameters that the module leaves out:
+    the noise of routers. Sharded tensors are gathered, so every process must call this.
 
     Raises:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
-        raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
-    declared, read = _keys(module_forms(graph)), _keys(module_forms(trained(graph)))
+        raise WeftError("weights that stay in blocks are not trained: pass the graph of a module without keep_blocks")
+    declared, read = _keys(module_forms(graph)), _keys(module_forms(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
-        raise WeftError(f"the state_dict holds {name}, which graph {graph.name} has not ({len(unknown)} unknown)")
-    # Equal parameters are one in the module (pass cse), so of tied names the state_dict has one only.
+        raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown)")
+    # Equal parameters are one in the module (pass cse), so the state_dict has only one of several tied names.
     ties = {_tie(graph.params[name]): key for name, key in declared.items() if key in state_dict}
     arrays, recipes = {key: _array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
-    for name, own in declared.items():
+    for name, declared_key in declared.items():
         param = graph.params[name]
         if param.recipe.constant:
             continue
-        keys = [read[name], own] if name in read else [own, ties.get(_tie(param), own)]
-        key = next((key for key in keys if key in arrays), own)
+        keys = [read[name], declared_key] if name in read else [declared_key, ties.get(_tie(param), declared_key)]
+        key = next((key for key in keys if key in arrays), declared_key)
         if key not in arrays and name in read:
             raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
         if key not in arrays:
@@ -170,24 +169,24 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
 
 
 def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
-    """Return the names of the parameters that a module of `forms` holds, each with its key in the state_dict."""
+    """Return the names of the parameters of a module built from `forms`, each with its key in the state_dict."""
     from weft.backends.torch.lower.identifiers import parameter_names
     from weft.backends.torch.lower.lower import lower
 
-    own = parameter_names(forms[""])
-    return {own[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
+    names = parameter_names(forms[""])
+    return {names[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
 
 
 def _tie(param: Param) -> Hashable:
-    """Return what parameters have in common that a module holds as one: see the pass cse."""
+    """Return the identity that tied parameters share, which the pass cse merges."""
     return param.type, param.recipe
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A copy of a tensor, on the CPU and whole."""
+    """Return a copy of a tensor, gathered and on the CPU, as a numpy array."""
     import torch
 
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    # numpy has no bf16; f32 holds every number of the 16-bit types.
-    small = whole.is_floating_point() and whole.dtype != torch.float64
-    return np.array(whole.detach().to("cpu", torch.float32 if small else None).numpy())
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    # numpy has no bf16; f32 represents every value of the 16-bit types.
+    small = gathered.is_floating_point() and gathered.dtype != torch.float64
+    return np.array(gathered.detach().to("cpu", torch.float32 if small else None).numpy())

@@ -1,4 +1,4 @@
-"""Pages that document the passes: one for each, made of its docstring and of its example, which is run."""
+"""Pages that document the passes: one per pass, from its docstring and its example, which is run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.passes.core.base import Purpose
 
 INDEX = "README.md"
 PROMISES = {
-    "exact": "the same numbers",
-    "conditional": "the same numbers, under its condition",
-    "lossy": "nearly the same numbers; `weft eval` measures the price",
-    "changing": "other numbers, on purpose",
+    "exact": "the same outputs",
+    "conditional": "the same outputs, under its condition",
+    "lossy": "nearly the same outputs; `weft eval` measures the loss",
+    "changing": "other outputs, on purpose",
 }
 
 
 def by_purpose() -> dict[str, list[str]]:
-    """The names of all passes by what they are for."""
+    """Return the names of all passes by purpose."""
     groups: dict[str, list[str]] = {purpose: [] for purpose in typing.get_args(Purpose)}
     for name, cls in all_passes().items():
         groups[cls.purpose].append(name)
@@ -28,16 +28,16 @@ def by_purpose() -> dict[str, list[str]]:
 
 
 def signature(pass_type: type[Pass]) -> str:
-    """The arguments of a pass with their defaults, as a pipeline spells them."""
+    """Return the arguments of a pass with their defaults, as a pipeline spells them."""
     arguments = pass_type.arguments()
     return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in arguments)
 
 
 def write_pages(folder: Path) -> int:
-    """Write the page of every pass, and an index, into `folder`; how many there are.
+    """Write the page of every pass, and an index, into `folder`; return the number of pages.
 
     Raises:
-        WeftError: if the example of a pass does not do what its effect promises.
+        WeftError: if the example of a pass contradicts its effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = {f"{name}.md": page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: index()}
@@ -47,10 +47,10 @@ def write_pages(folder: Path) -> int:
 
 
 def page(pass_type: type[Pass]) -> str:
-    """The page of one pass, in Markdown.
+    """Return the page of one pass, in Markdown.
 
     Raises:
-        WeftError: if its example does not do what its effect promises.
+        WeftError: if its example contradicts its effect.
     """
     parts = pass_type.documentation()
     before = str(parse(parts.graph, f"the example of {pass_type.name}"))
@@ -66,30 +66,30 @@ def page(pass_type: type[Pass]) -> str:
         parts.source and f"**Source**: {_sentence(parts.source)}",
         pass_type.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in pass_type.see)}",
         *_arguments(pass_type),
-        f"## Example\n\n`{parts.pipeline}` makes of",
+        f"## Example\n\n`{parts.pipeline}` rewrites",
         f"```weft\n{before}```",
-        "this:",
+        "into:",
         f"```weft\n{after}```",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def index() -> str:
-    """The page that lists all passes by purpose, in Markdown."""
+    """Return the page that lists all passes by purpose, in Markdown."""
     sections = [
         "# Passes",
         "Every rewrite that weft knows. [How to use them, and how to write one](../passes.md); these pages are made by "
         "`weft passes --write-docs docs/passes` from the docstrings, and their examples are run by a test.",
     ]
-    known = all_passes()
+    passes = all_passes()
     for purpose, names in by_purpose().items():
-        rows = [f"| [{n}]({n}.md) | {known[n].effect} | {_cell(known[n].documentation().summary)} |" for n in names]
+        rows = [f"| [{n}]({n}.md) | {passes[n].effect} | {_cell(passes[n].documentation().summary)} |" for n in names]
         sections.append("\n".join([f"## {purpose}\n", "| pass | effect | what it does |", "|---|---|---|", *rows]))
     return "\n\n".join(sections) + "\n"
 
 
 def _arguments(pass_type: type[Pass]) -> list[str]:
-    """A table of the arguments, if there are any."""
+    """Return a table of the arguments, or [] if there are none."""
     arguments = pass_type.arguments()
     rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in arguments]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
@@ -100,10 +100,10 @@ def _default(required: bool, default: object) -> str:
 
 
 def _cell(text: str) -> str:
-    """`text` in a table."""
+    """Return `text` escaped for a table."""
     return text.replace("|", "&#124;")
 
 
 def _sentence(text: str) -> str:
-    """`text` with a full stop."""
+    """Return `text` with a full stop."""
     return text if text.endswith((".", "!", "?", ")")) else f"{text}."

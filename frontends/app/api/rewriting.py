@@ -1,4 +1,4 @@
-"""Rewriting a model by a pipeline, whose text may stand in a file."""
+"""Rewriting of a model by a pipeline, given as a string or in a file."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from weft.passes.runner import Hook, Progress
 from ...model import Model
 
 SUFFIX = ".pipeline"
-PUBLISHED = {  # pipelines that a name stands for; every pass but the last is exact
+PUBLISHED = {  # pipelines by name; every pass except the last is exact
     f"best-int{bits}": f"fold-norm-scale, rotate-residual, rotate-heads, quantize{{bits={bits}}}" for bits in (4, 3)
 }
-MOST = 1 << 20  # bytes of a pipeline
+MOST = 1 << 20  # maximum bytes of a pipeline file
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|#.*')
 _PHASE = re.compile(r"[\w-]+\s*:")
 
 
-def pipeline_text(given: str) -> str:
-    """The pipeline that `given` spells, that weft publishes (``@name``), or that is in the file it names: ``@path``, or
-    a path ending in .pipeline.
+def pipeline_text(pipeline: str) -> str:
+    """Return the pipeline of the string `pipeline`: itself, a published one (``@name``), or the contents of a file.
 
-    In a file ``#`` begins a comment; the end of a line is a comma, or a semicolon before a phase, but within braces.
+    A file is ``@path`` or a path ending in .pipeline. In it ``#`` begins a comment; outside of braces the end of a line
+    is a comma, or a semicolon before a phase.
 
     Raises:
         WeftError: if the file cannot be read.
     """
-    given = given.strip()
-    if not (given.startswith("@") or re.fullmatch(rf"[^,{{]+{re.escape(SUFFIX)}", given)):
-        return given
-    name = given.removeprefix("@")
+    pipeline = pipeline.strip()
+    if not (pipeline.startswith("@") or re.fullmatch(rf"[^,{{]+{re.escape(SUFFIX)}", pipeline)):
+        return pipeline
+    name = pipeline.removeprefix("@")
     if name in PUBLISHED:
         return PUBLISHED[name]
     try:
@@ -44,7 +44,7 @@ def pipeline_text(given: str) -> str:
         raise WeftError(f"the pipeline file {e}; @{' and @'.join(PUBLISHED)} are published with weft") from e
     joined, depth = "", 0
     for line in text.splitlines():
-        line = _COMMENT.sub(lambda found: found[1] or "", line).strip()
+        line = _COMMENT.sub(lambda match: match[1] or "", line).strip()
         if line:
             if joined and not depth and joined[-1] not in ",;:" and line[0] not in ",;":
                 joined += ";" if _PHASE.match(line) else ","
@@ -63,17 +63,17 @@ def rewrite(
     hooks: Iterable[Hook] = (),
     progress: Progress = lambda name, done, total: None,
 ) -> Model:
-    """`model` with its graph rewritten by the pipeline `passes` (text, or a file as of `pipeline_text`).
+    """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `pipeline_text`).
 
-    `verify`, `dump`, `report`, `hooks` and `progress` are those of `run_passes`.
+    `verify`, `dump`, `report`, `hooks` and `progress` are arguments of `run_passes`.
 
     Raises:
-        WeftError: if the pipeline is wrong, or a pass cannot do its work.
+        WeftError: if the pipeline is invalid, or a pass cannot be applied.
     """
     pipeline = parse_pipeline(pipeline_text(passes), default_pipeline(model.graph))
     if not pipeline.passes:
         return model
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)
-    done = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
+    pipelines = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
     exact = all(step.effect == "exact" for step in pipeline.passes)
-    return replace(model, graph=graph, module=None, pipeline=done, settings=model.settings if exact else None)
+    return replace(model, graph=graph, module=None, pipeline=pipelines, settings=model.settings if exact else None)

@@ -97,11 +97,11 @@ def viz_command(
 def _prompted(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
     """The model that is drawn, and what it does with a prompt."""
     from ... import load_source
-    from ..api.draw.prompting import attended
+    from ..api.draw.prompting import run_prompt
 
     model = load_source(source)
     with progress("running the prompt", unit="operations") as step:
-        return model, {"prompt": attended(model, prompt, lambda done, count: step("running the prompt", done, count))}
+        return model, {"prompt": run_prompt(model, prompt, lambda done, count: step("running the prompt", done, count))}
 
 
 @click.command("gallery", short_help="A page of models side by side.")

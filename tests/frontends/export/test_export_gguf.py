@@ -25,7 +25,9 @@ from ..formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
 IDS = np.random.default_rng(2).integers(0, 97, (2, 24))
 FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(24), (2, 1))}
 SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-CASES = [(arch, i) for arch, models in MODELS.items() if arch in list_architectures(None)[1] for i in range(len(models))]
+CASES = [
+    (arch, i) for arch, models in MODELS.items() if arch in list_architectures(None)[1] for i in range(len(models))
+]
 # Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
 # LongRoPE's short factors reach.
 UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")

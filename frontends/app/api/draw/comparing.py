@@ -1,4 +1,4 @@
-"""Pictures of a difference: two sources side by side, or the passes that made one model of another."""
+"""Pictures of a difference: two sources side by side, or the passes that rewrote a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.passes.runner import Step as Ran
 
 from ....model import Model
 from ..inspect.counting import USUAL, usual_tokens
-from .drawable import described, loaded
+from .drawable import load_model, read_network
 from .drawing import Drawing, Look
 
 PAGE = ".html"
@@ -27,11 +27,11 @@ PAGE = ".html"
 
 @dataclass(frozen=True)
 class Difference(Drawing):
-    """Picture of two networks: their shapes side by side, with marks."""
+    """A picture of two networks: their shapes side by side, with marks."""
 
     @cached_property
     def opened(self) -> set[str]:
-        """The keys of the open parts: without a depth, also of those in which something changed."""
+        """Return the keys of the open parts; without a depth, parts with changes are open as well."""
         return diff.opened(self.root, self.look.depth, self.look.parts)
 
 
@@ -41,18 +41,18 @@ def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool
     Raises:
         WeftError: if one of them cannot be read.
     """
-    models = [loaded(s) for s in (source, other)]
-    networks = [described(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
+    models = [load_model(s) for s in (source, other)]
+    networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
     comparison = compare(*networks)
     before, after = (totals(n, tokens) for n in networks)
-    more = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
+    data = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
     sheet = diff.sheet(comparison, before, after)
-    return Difference(diff.side_by_side(comparison), sheet, look or Look(), more)
+    return Difference(diff.side_by_side(comparison), sheet, look or Look(), data)
 
 
 class Steps:
-    """The graphs that a pipeline makes of a model, to draw them when it is done; `hook` is for `run_passes`."""
+    """The graphs after every pass of a pipeline, to be drawn at the end; `hook` is for `run_passes`."""
 
     def __init__(self, model: Model) -> None:
         self.start = network(model.graph)
@@ -60,11 +60,11 @@ class Steps:
         self.after: list[Network] = []
 
     def hook(self, ran: Ran) -> None:
-        """Keep the graph that a pass has left."""
+        """Record the graph after a pass."""
         self.after.append(network(ran.after))
 
     def page(self, report: Report) -> str:
-        """The page of the passes in `report`.
+        """Return the page of the passes in `report`.
 
         Raises:
             WeftError: if there are none.
@@ -75,12 +75,12 @@ class Steps:
 
 
 def check_page(out: Path) -> None:
-    """Raise WeftError if `out` is not called a page."""
+    """Raise WeftError if `out` does not end in .html."""
     if out.suffix != PAGE:
         raise WeftError(f"the passes are drawn as a page; name a file that ends in {PAGE}, not {out.name}")
 
 
 def write_page(text: str, out: Path) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page to `out` in one step."""
     with whole_file(out) as path:
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Networks to draw: from every source, ONNX files of any exporter, and compiled folders."""
+"""Networks to draw: from all sources, ONNX files of any exporter, and compiled folders."""
 
 from __future__ import annotations
 
@@ -24,61 +24,61 @@ from ..source.sources import load_source
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
 
 
-def described(source: Any, trust: bool = False) -> Network:
-    """Read `source` as a network to draw: anything `load_source` takes, an ONNX file, or a compiled folder.
+def read_network(source: Any, trust: bool = False) -> Network:
+    """Read `source` as a network to draw: anything that `load_source` accepts, an ONNX file, or a compiled folder.
 
     Raises:
-        WeftError: if it cannot be read, or is a folder of code whose source is gone, or is code that needs `trust`.
+        WeftError: if it cannot be read, is a folder of code whose source is missing, or is code and `trust` is false.
     """
-    path = _built(source)
+    path = _output_path(source)
     if path is None:
         return network(load_source(source).graph)
     if path.suffix == ".onnx":
         return onnx_network(path)
     if (path / MANIFEST).is_file():
-        return _compiled(path, trust)
+        return _read_compiled(path, trust)
     return replace(onnx_network(path / MODEL), name=path.name)
 
 
-def loaded(source: Any) -> Model | None:
-    """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
-    return load_source(source) if _built(source) is None else None
+def load_model(source: Any) -> Model | None:
+    """Return the model that `source` is or names; None for an ONNX file or a compiled folder."""
+    return load_source(source) if _output_path(source) is None else None
 
 
-def _built(source: Any) -> Path | None:
-    """The ONNX file or compiled folder that `source` names, if it names one."""
+def _output_path(source: Any) -> Path | None:
+    """Return the path of the ONNX file or compiled folder that `source` names, or None for other sources."""
     path = expanded(source) if isinstance(source, (str, Path)) else None
-    if path is None or (path / GRAPH).is_file():  # of target transformers: a source, with its graph beside the weights
+    if path is None or (path / GRAPH).is_file():  # a folder of target transformers is a source: it contains its graph
         return None
     return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path) else None
 
 
 def named_files(*sources: Any) -> list[Path]:
-    """Return the files that are named by `sources`, or read for them: nothing may be written in their place."""
-    named = (s.files if isinstance(s, Model) else (expanded(s),) for s in sources if isinstance(s, (str, Path, Model)))
-    return [path for paths in named for path in paths if path.is_file()]
+    """Return the files that `sources` name or read: outputs must not overwrite them."""
+    paths = (s.files if isinstance(s, Model) else (expanded(s),) for s in sources if isinstance(s, (str, Path, Model)))
+    return [path for group in paths for path in group if path.is_file()]
 
 
 def _is_onnx(folder: Path) -> bool:
-    """Return whether a folder holds an ONNX model, and no other weights that it was exported from."""
+    """Return whether a folder contains an ONNX model, and no safetensors that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
-def _compiled(folder: Path, trust: bool) -> Network:
-    """The model in a folder of `weft compile`, with the name of what it came from."""
+def _read_compiled(folder: Path, trust: bool) -> Network:
+    """Read the model in a folder of `weft compile` as a network with the name of its source."""
     manifest = read_manifest(folder)
     spec = manifest.record("source", {}).text("spec", None)
     target = TARGETS.get(manifest.text("target", ""))
     if target is not None and not target.opset:
-        return network(_rebuilt(folder, manifest, trust))
+        return network(_rebuild_graph(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
-        raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
-    whole = joined([onnx_network(file) for file in files])
-    return replace(whole, name=_name(spec)) if spec else whole
+        raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is incomplete; compile it again")
+    merged = joined([onnx_network(file) for file in files])
+    return replace(merged, name=_name(spec)) if spec else merged
 
 
-def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:
+def _rebuild_graph(folder: Path, manifest: Record, trust: bool) -> Graph:
     """Return the graph that a folder was compiled from: its source, rewritten by its pipeline."""
     pipeline = manifest.text("pipeline", "")
     try:
@@ -89,6 +89,6 @@ def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:
 
 
 def _name(spec: str) -> str:
-    """A source by the last word of its name: of a file or folder, or of an object in one."""
+    """Return the last component of a source's name: of a file or folder, or of an object in a file."""
     last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
     return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)

@@ -1,4 +1,4 @@
-"""A drawing: the shapes of a network, its facts, and how they are to look."""
+"""A drawing: the shapes of a network, its facts, and options of the picture."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from weft.backends.viz.web.page import page
 
 @dataclass(frozen=True)
 class Look:
-    """Options of a picture: levels of open parts (None: down to the layers), `parts` to open as well, dark or light,
-    and pixels of a .png per unit."""
+    """Options of a picture.
+
+    `depth` is the number of levels of open parts (None: down to the layers), `parts` are more parts to open, `dark`
+    selects a dark picture, `scale` is the number of .png pixels per unit.
+    """
 
     depth: int | None = None
     parts: tuple[str, ...] = ()
@@ -28,7 +31,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Shapes of a network, its facts and the look; `more` is further page data by name."""
+    """The shapes of a network, its facts and the look; `more` is additional page data by name."""
 
     root: Shape
     sheet: Sheet
@@ -37,18 +40,18 @@ class Drawing:
 
     @cached_property
     def opened(self) -> set[str]:
-        """The keys of the open parts."""
+        """Return the keys of the open parts."""
         return opened(self.root, self.look.depth, self.look.parts)
 
     @cached_property
     def placed(self) -> Placed:
-        """Layout of the picture."""
+        """Return the layout of the picture."""
         return layout(self.root, self.opened)
 
     def page(self) -> str:
-        """The page to click through."""
+        """Return the interactive page, as HTML."""
         return page(self.root, self.opened, self.more)
 
     def svg(self) -> str:
-        """The picture to print."""
+        """Return the picture, as SVG."""
         return svg(self.root, self.opened, self.sheet, self.look.dark)

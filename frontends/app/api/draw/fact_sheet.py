@@ -1,4 +1,4 @@
-"""The facts of a model as rows to read: the numbers of `weft inspect --json`."""
+"""The facts of a model as rows of a table: the values of `weft inspect --json`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..inspect.counting import inspect
 from ..inspect.dimensions import Dimensions
 from ..inspect.inspection import Inspection
 
-MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # others are called as their ops
+MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # other recurrences have the names of their ops
 
 
 def fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
-    """Write the fact sheet beside a picture of `model`, from its `inspection`."""
+    """Return the fact sheet for a picture of `model`, from its `inspection`."""
     inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
-    return Sheet(titled(model), f"{about} · {inspection.kind}", (*_rows(inspection), *_packed(model.graph)))
+    return Sheet(title_of(model), f"{about} · {inspection.kind}", (*_rows(inspection), *_quantized_rows(model.graph)))
 
 
-def titled(model: Model) -> str:
-    """Name a model by its preset, its file or folder, or its graph."""
+def title_of(model: Model) -> str:
+    """Return the name of a model: of its preset, its file or folder, or its graph."""
     file, _, name = model.spec.partition(".py:")
     if name:
         return Path(file).name if name == "model" else f"{Path(file).name} · {name}"
-    known = Path(model.spec).suffix in (".py", ".gguf", ".weft")
-    return (Path(model.spec).stem if known else Path(model.spec).name) or model.graph.name
+    has_suffix = Path(model.spec).suffix in (".py", ".gguf", ".weft")
+    return (Path(model.spec).stem if has_suffix else Path(model.spec).name) or model.graph.name
 
 
 def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
@@ -45,60 +45,60 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "Active for a token", f"{inspection.active_parameters:,}"
     yield "Layers", str(inspection.layers)
     facts = {
-        "Width": _numbers(sizes.width),
+        "Width": _join_numbers(sizes.width),
         "Attention": _attention(sizes),
-        "Window": _numbers(sizes.windows),
+        "Window": _join_numbers(sizes.windows),
         "Recurrence": ", ".join(MIXERS.get(name, name.replace("_", " ")) for name in sizes.recurrences),
-        "Feed-forward": _numbers(sizes.hidden),
+        "Feed-forward": _join_numbers(sizes.hidden),
         "Experts": "; ".join(
             f"{e.count} of {e.hidden:,}" + (f", {e.active} active" if e.active else "") for e in sizes.experts
         ),
-        "Shared expert": _numbers(sizes.shared),
+        "Shared expert": _join_numbers(sizes.shared),
         "Vocabulary": f"{inspection.vocab:,}" if inspection.vocab else "",
         "Context": f"{inspection.context:,}" if inspection.context else "",
         "Positions": "; ".join(sizes.positions),
     }
     yield from ((name, value) for name, value in facts.items() if value)
     sizes_by_dtype = inspection.json()
-    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
-        if taken := (sizes_by_dtype[key] or {}).get("f16"):
-            yield name, f"{size(taken)} in f16"
+    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a sequence", "state_bytes")):
+        if n_bytes := (sizes_by_dtype[key] or {}).get("f16"):
+            yield name, f"{size(n_bytes)} in f16"
     yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
 
 
-def _packed(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Count the bytes of weights in quantized blocks, and of all others as they are stored."""
+def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yield rows about quantized weights: their number and bits, and the bytes of all weights."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
-    found = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
-    if not found:
+    layouts = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
+    if not layouts:
         return
-    packed, numbers = sum(packed_bytes(p, layout) for p, layout in found.items()), sum(elements(p) for p in found)
-    rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in found)
-    words = {f"{'fp' if one.floats else 'int'}{one.bits} groups of {one.group}" for one in found.values()}
+    packed, n_weights = sum(packed_bytes(p, layout) for p, layout in layouts.items()), sum(elements(p) for p in layouts)
+    rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in layouts)
+    words = {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in layouts.values()}
     kinds = " and ".join(sorted(words))
-    yield "Quantized", f"{count(numbers)} weights of {8 * packed / numbers:.3g} bits, {kinds}"
+    yield "Quantized", f"{count(n_weights)} weights of {8 * packed / n_weights:.3g} bits, {kinds}"
     yield "Weights", f"{size(packed + rest)}: {size(packed)} quantized, {size(rest)} of others"
 
 
 def _attention(sizes: Dimensions) -> str:
     names = []
     if sizes.heads:
-        names.append(f"{_numbers(sizes.heads)} heads")
+        names.append(f"{_join_numbers(sizes.heads)} heads")
     if sizes.kv_heads and sizes.kv_heads != sizes.heads:
-        names.append(f"{_numbers(sizes.kv_heads)} KV heads")
+        names.append(f"{_join_numbers(sizes.kv_heads)} KV heads")
     if sizes.head_dim:
-        names.append(f"{_numbers(sizes.head_dim)} wide")
+        names.append(f"{_join_numbers(sizes.head_dim)} wide")
     if sizes.latent:
-        names.append(f"latent of {_numbers(sizes.latent)}")
+        names.append(f"latent of {_join_numbers(sizes.latent)}")
     return ", ".join(names)
 
 
-def _numbers(numbers: Iterable[int]) -> str:
+def _join_numbers(numbers: Iterable[int]) -> str:
     return " and ".join(f"{n:,}" for n in numbers)
 
 
 def short_sheet(network: Network) -> Sheet:
-    """The same for what is no model of weft: its name, and what can be counted of it."""
+    """Return the fact sheet of a network without a weft model: its name, and the counts that are possible."""
     parameters = sum(w.learned for v in network.vertices for w in v.weights)
     rows = (("Operations", f"{len(network.vertices):,}"), ("Parameters", f"{parameters:,}"))
     return Sheet(network.name, f"{network.name} as it was compiled or exported", rows)

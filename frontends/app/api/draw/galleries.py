@@ -23,26 +23,26 @@ from .fact_sheet import fact_sheet
 def write_gallery(
     out: Path, sources: Sequence[Any] = (), step: Callable[[str, int, int], None] = lambda stage, done, total: None
 ) -> int:
-    """Write the page of `sources`, all presets if there are none, to `out`, whole or not at all; how many there are.
+    """Write the page of `sources` (all presets if empty) to `out` in one step; return the number of models.
 
     Raises:
         WeftError: if a source cannot be read, or `out` does not end in .html or cannot be written.
     """
     if out.suffix != ".html":
         raise WeftError(f"a gallery is a page: {out} must end in .html")
-    chosen = list(sources) or list(PRESETS)
+    to_draw = list(sources) or list(PRESETS)
     cards = []
-    for i, source in enumerate(chosen):
-        step("drawing", i, len(chosen))
+    for i, source in enumerate(to_draw):
+        step("drawing", i, len(to_draw))
         cards.append(card(source))
-    step("drawing", len(chosen), len(chosen))
-    with whole_file(out, named_files(*chosen)) as path:
+    step("drawing", len(to_draw), len(to_draw))
+    with whole_file(out, named_files(*to_draw)) as path:
         path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 
 
 def card(source: Any) -> Card:
-    """Make the gallery card of a source."""
+    """Return the gallery card of a source."""
     model = load_source(source)
     inspection = inspect(model)
     root = scene(network(model.graph))
@@ -52,11 +52,11 @@ def card(source: Any) -> Card:
 
 
 def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
-    """Yield the properties that a gallery filters models by."""
+    """Yield the properties by which a gallery filters models, with the model's values."""
     sizes = inspection.dimensions
     yield "Kind", [inspection.kind]
-    built = {"experts": sizes.experts, "recurrent": sizes.recurrences}
-    yield "Built", [name for name, has in built.items() if has] or ["dense"]
+    features = {"experts": sizes.experts, "recurrent": sizes.recurrences}
+    yield "Built", [name for name, has in features.items() if has] or ["dense"]
     shared = any(kv < max(sizes.heads) for kv in sizes.kv_heads)
     kinds = {
         "multi-head": any(kv in sizes.heads for kv in sizes.kv_heads),
@@ -70,7 +70,7 @@ def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
-    """Yield the numbers that a gallery sorts models by, if the model has them."""
+    """Yield the numbers by which a gallery sorts models, for those that the model has."""
     numbers = {
         "parameters": inspection.parameters,
         "active parameters": inspection.active_parameters,

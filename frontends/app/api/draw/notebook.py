@@ -1,4 +1,4 @@
-"""Models that show themselves: as a page in a notebook, as a tree where there is only text."""
+"""Display of models: as a page in a notebook, as a tree in a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ....model import SourceLike
 
 
 class Picture:
-    """Result of `show`: an interactive page in a notebook, a tree elsewhere."""
+    """The result of `show`: an interactive page in a notebook, a tree elsewhere."""
 
     def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
         from .drawing import Look
@@ -31,12 +31,12 @@ class Picture:
 
 
 def show(source: SourceLike, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
-    """A picture of `source` (whatever `load_source` takes, an ONNX file, a compiled folder) for a notebook.
+    """Return a picture of `source` (anything `load_source` accepts, an ONNX file, a compiled folder) for a notebook.
 
-    It is `height` pixels high; `depth` levels of parts are open (None: layers), and `parts` by name. Printed, it is a
-    tree of the parts with their sizes and parameters.
+    It is `height` pixels high, with `depth` levels of open parts (None: layers), and the parts called `parts` open.
+    Printed, it is a tree of the parts with their sizes and parameters.
 
     Raises:
-        WeftError: if the source cannot be read, or no part is called so.
+        WeftError: if the source cannot be read, or a name of `parts` is unknown.
     """
     return Picture(source, height, depth, parts)

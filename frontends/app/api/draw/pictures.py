@@ -1,4 +1,4 @@
-"""Pictures of a source, in the format that a file's name asks for, or to be shown in a notebook."""
+"""Pictures of a source, in the format of a file name, or for a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.ir.storage import whole_file
 
 from ....model import SourceLike
 from .comparing import difference
-from .drawable import described, loaded, named_files
+from .drawable import load_model, named_files, read_network
 from .drawing import Drawing, Look
 from .fact_sheet import fact_sheet, short_sheet
 
@@ -43,37 +43,37 @@ def draw(
     trust: bool = False,
     **look: Any,
 ) -> None:
-    """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names; with another
-    source, `vs`, of both side by side, with marks for what is new, gone or changed in that.
+    """Write a picture of `source` to `out`, in one step, in the format of its suffix.
 
-    .html is a page to click through, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a
-    graph for Graphviz, .txt a tree. `depth` levels of parts are open (None: layers), and `parts` by name; `dark` and
-    `scale` (pixels of a .png for each of the picture's) are of .svg and .png. `more` is plain data for a page.
-    `trust` lets the architecture file run that a folder of PyTorch says it was compiled from.
+    .html is an interactive page, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a graph
+    for Graphviz, .txt a tree. With another source `vs`, the picture shows both side by side and marks parts that are
+    new, gone or changed in `vs`. `depth` levels of parts are open (None: layers), and the parts called `parts`. `dark`
+    and `scale` (.png pixels per unit) apply to .svg and .png. `more` is additional plain data for a page. `trust`
+    allows a folder of PyTorch to run the architecture file that it was compiled from.
 
     Raises:
-        WeftError: if the source cannot be read, the ending of `out` names no format, no part is called so, or `out`
-            cannot be written.
+        WeftError: if the source cannot be read, the suffix of `out` is not a format, a name of `parts` is unknown, or
+            `out` cannot be written.
     """
     out = Path(out)
     check_format(out)
-    drawn = drawing(source, Look(depth, tuple(parts), **look), vs, trust)
-    data = FORMATS[out.suffix](replace(drawn, more={**drawn.more, **more}) if more else drawn)
+    picture = drawing(source, Look(depth, tuple(parts), **look), vs, trust)
+    data = FORMATS[out.suffix](replace(picture, more={**picture.more, **more}) if more else picture)
     with whole_file(out, named_files(source, vs)) as path:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
 def check_format(out: Path) -> None:
-    """Raise WeftError if no picture has the ending of `out`."""
+    """Raise WeftError if the suffix of `out` is not that of a picture."""
     if out.suffix not in FORMATS:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
 def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
-    """Draw `source`, or `source` compared with `vs`."""
+    """Return the drawing of `source`, or of its comparison with `vs`."""
     if vs is not None:
         return difference(source, vs, look, trust=trust)
-    model = loaded(source)
-    network: Network = described(source if model is None else model, trust)
+    model = load_model(source)
+    network: Network = read_network(source if model is None else model, trust)
     sheet = short_sheet(network) if model is None else fact_sheet(model)
     return Drawing(scene(network), sheet, look or Look())

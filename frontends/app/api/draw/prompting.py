@@ -1,4 +1,4 @@
-"""A prompt for the picture of a model: its tokens, and what the model does with them."""
+"""A prompt for the picture of a model: its tokens, attention weights and predictions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.ir.storage import scratch_folder
 from ....model import Model
 
 
-def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
-    """Run `model` on `prompt` and return attention weights and predictions; `step` hears progress in operations.
+def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
+    """Run `model` on `prompt` and return attention weights and predictions; `step` reports progress in operations.
 
     Raises:
         WeftError: if the model has no tokenizer or no weights, or the prompt cannot be shown.

@@ -1,4 +1,4 @@
-"""A model part by part: what each has and costs, as the page of `weft viz` shows it."""
+"""Costs of a model part by part, as on the page of `weft viz`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from weft.ir import Graph
 
 @dataclass(frozen=True)
 class PartCost:
-    """A part of the picture: the parts of the model and, of layers, theirs; equal layers in a row are one part.
+    """A part of the picture: of the model or of a layer; equal layers in a row are one part.
 
-    `path` names the part, "layers.0-31" all of those layers together, and numbers are of all that it names; `times` is
-    how often the like of it comes. `flops`, `read` and `written` (bytes) are of all tokens at once, those with `step_`
-    of one token, the last of as many, with the others in a cache; None where the model does not generate. `cache` and
-    `state` are bytes that are kept for the next token.
+    `path` names the part, "layers.0-31" all of these layers together, and values are sums over them; `times` counts
+    equal parts. `flops`, `read` and `written` (bytes) are for all tokens at once, values with `step_` for one decode
+    step at the last token with the others in a cache, None if the model does not generate. `cache` and `state` are
+    bytes kept for the next token.
     """
 
     path: str
@@ -38,25 +38,23 @@ class PartCost:
 
 
 def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
-    """The parts of `graph` for a text of so many tokens, where a number takes `item` bytes; the whole comes first."""
+    """Return the parts of `graph` for a sequence of `tokens`, at `item` bytes per value; the entire model is first."""
     root = outline(network(graph))
-    whole = facts(root)
-    steps = bool(whole.cache or any(whole.state))
-    return tuple(_cost(part, times, tokens, item, steps) for part, times in [(root, 1), *_shown(root, 1)])
+    totals = facts(root)
+    steps = bool(totals.cache or any(totals.state))
+    return tuple(_cost(part, times, tokens, item, steps) for part, times in [(root, 1), *_list_parts(root, 1)])
 
 
-def _shown(part: Part, times: int) -> Iterator[tuple[Part, int]]:
-    """The parts in `part` and how often each comes, inputs and outputs left out."""
+def _list_parts(part: Part, times: int) -> Iterator[tuple[Part, int]]:
+    """Yield the parts in `part` and the number of times each occurs, without inputs and outputs."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count
             if child.layered:
-                yield from _shown(child, times * child.count)
+                yield from _list_parts(child, times * child.count)
 
 
 def _cost(part: Part, times: int, tokens: int, item: int, steps: bool) -> PartCost:
-    numbers = facts(part).to_dict(tokens, item)
-    values: dict[str, Any] = {
-        name: None if name.startswith("step_") and not steps else n for name, n in numbers.items()
-    }
+    costs = facts(part).to_dict(tokens, item)
+    values: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in costs.items()}
     return PartCost(part.path, label(part).title, times, **values)

@@ -1,4 +1,4 @@
-"""Count what a model has and costs before it is compiled: parameters, FLOPs, cache bytes, a line per distinct block."""
+"""Counts of a model before it is compiled: parameters, FLOPs, cache bytes, a line per distinct block."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ from .inspection import CACHE_DTYPES, Block, Inspection
 
 OTHER = "other"
 USUAL = 512  # tokens
-# families of ops whose attributes say little about a block
+# modules of ops whose attributes hardly characterize a block
 _PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
 
 
 def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
-    """Count what a model has and what running `tokens` tokens costs (512, or the context where that is shorter).
+    """Count parameters, caches and FLOPs of a model for `tokens` tokens (512, or the context if that is shorter).
 
-    `source` is whatever `load_source` takes: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
+    `source` is anything that `load_source` accepts: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
     ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
 
     Raises:
-        WeftError: if the source cannot be read, or its graph has sizes other than batch and seq, which have no meaning
-            here.
+        WeftError: if the source cannot be read, or its graph has symbolic sizes other than batch and seq.
     """
     if tokens is not None and tokens < 1:
         raise WeftError(f"tokens={tokens} must be positive")
@@ -57,14 +56,16 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **SECOND}
     prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
     parts = _parts(graph)
-    owned = _owners(graph, parts)
+    parameters = _count_parameters(graph, parts)
     folded: dict[Any, list[str]] = {}
     for scope, nodes in parts.items():
         folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
-    blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
+    blocks = tuple(_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
     caches = cached(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
-    whole = sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
+    context_cache = (
+        sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
+    )
     return Inspection(
         source=model.description,
         kind=str(graph.meta.get("kind", "model")),
@@ -79,7 +80,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         flops_per_token=prefill // n,
         flops_prefill=prefill,
         cache_per_token=sum(width for width, _ in caches) if decoder else None,
-        cache_at_context=whole,
+        cache_at_context=context_cache,
         cache_per_source_token=crossed(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
@@ -98,7 +99,7 @@ def usual_tokens(graph: Graph) -> int:
 
 
 def layer_of(scope: str) -> str:
-    """The scope up to its first number ("layers.3" of "layers.3.attn"); the first component where there is none."""
+    """Return the scope up to its first number ("layers.3" of "layers.3.attn"), or its first component without one."""
     numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
     return numbered.group() if numbered else scope.partition(".")[0]
 
@@ -107,14 +108,14 @@ def _is_layer(part: str) -> bool:
     return part.rpartition(".")[2].isdigit()
 
 
-def _layers(numbered: list[str]) -> int:
-    """Count the numbered parts that are called layers, or all where none is: convolutions before layers are none."""
-    called = [part for part in numbered if f".{part}".rpartition(".")[0].endswith(".layers")]
-    return len(called or numbered)
+def _layers(parts: list[str]) -> int:
+    """Count the parts called layers, or all numbered parts without such: convolutions before layers do not count."""
+    layers = [part for part in parts if f".{part}".rpartition(".")[0].endswith(".layers")]
+    return len(layers or parts)
 
 
 def _parts(graph: Graph) -> dict[str, list[Node]]:
-    """Nodes by layer; outside layers by the scope or name of what they make, and `OTHER` where no parameter is read."""
+    """Group nodes by layer; outside layers by the scope or name of their output; `OTHER` if they read no parameter."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
@@ -124,8 +125,8 @@ def _parts(graph: Graph) -> dict[str, list[Node]]:
     return groups
 
 
-def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
-    """Learned numbers by part: a parameter belongs to the first part that reads it."""
+def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
+    """Count learned elements by part: a parameter belongs to the first part that reads it."""
     unseen, counts = set(learned(graph)), Counter[str]()
     for part, nodes in parts.items():
         for node in nodes:
@@ -137,7 +138,7 @@ def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]
 
 
 def _storage(graph: Graph) -> dict[str, int]:
-    """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
+    """Count learned elements by the dtype of the checkpoint's tensor, or else by the declared dtype."""
     counts = Counter[str]()
     for p in learned(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
@@ -146,12 +147,16 @@ def _storage(graph: Graph) -> dict[str, int]:
 
 
 def _block(
-    parts: Mapping[str, list[Node]], scopes: list[str], owned: Mapping[str, int], binding: Mapping[str, int], n: int
+    parts: Mapping[str, list[Node]],
+    scopes: list[str],
+    parameters: Mapping[str, int],
+    binding: Mapping[str, int],
+    n: int,
 ) -> Block:
     nodes = parts[scopes[0]]
     return Block(
         tuple(scopes),
-        owned.get(scopes[0], 0),
+        parameters.get(scopes[0], 0),
         sizes.evaluate(total_cost(nodes).flops, binding) // n,
         sum(width for width, _ in cached(nodes)),
         tuple(_describe(nodes)),
@@ -159,9 +164,9 @@ def _block(
 
 
 def _describe(nodes: Iterable[Node]) -> Iterable[str]:
-    """The ops of a block, equal ones counted, views left out; attributes only where they characterize it."""
-    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
-    for text, times in counted.items():
+    """Yield the ops of a block with the count of equal ones, without views; with attributes that characterize them."""
+    counts = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
+    for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text
 
 

@@ -1,4 +1,4 @@
-"""The sizes that tell architectures apart: widths, heads, experts, and how a model knows positions."""
+"""The sizes that distinguish architectures: widths, heads, experts, and position encodings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from weft.passes.analysis.costs import learned
 
 T = TypeVar("T")
 ACTIVATIONS = (ops.glu, ops.gelu, ops.relu, ops.relu2, ops.swish, ops.elu, ops.tanh, ops.sigmoid)
-BETWEEN = (*ACTIVATIONS, ops.square, ops.mul, ops.split)  # the two maps of a feed-forward
+BETWEEN = (*ACTIVATIONS, ops.square, ops.mul, ops.split)  # ops between the two linear layers of a feed-forward
 LINEAR = (ops.linear, ops.norm_linear)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Alternative feed-forwards of a layer: how many, how wide inside, and how many a token is sent to (None: by no
-    fixed number)."""
+    """The experts of a layer: their count, their inner width, and the number per token (None if it is not fixed)."""
 
     count: int
     hidden: int
@@ -32,9 +31,9 @@ class Experts:
 class Dimensions:
     """Distinct sizes, in the order in which layers have them.
 
-    `width` is that of the residual stream, `head_dim` that of a query. `latent` is how many numbers latent attention
-    keeps of a token; its keys and values have no heads then. `hidden` is the inner width of feed-forwards, `shared` of
-    those beside experts.
+    `width` is the width of the residual stream, `head_dim` of a query. `latent` is the number of cached values per
+    token of latent attention, whose keys and values have no heads. `hidden` is the inner width of feed-forwards,
+    `shared` of those next to experts.
     """
 
     width: tuple[int, ...]
@@ -51,16 +50,16 @@ class Dimensions:
 
 
 def dimensions(graph: Graph) -> Dimensions:
-    """Infer the dimensions of `graph` from its operations."""
+    """Return the dimensions of `graph`, inferred from its operations."""
     nodes = list(graph.nodes)
     attentions = [node for node in nodes if Trait.ATTENTION in node.op.traits]
     latent = [node for node in attentions if node.attrs.get("value_dim")]
     with_heads = [node for node in attentions if node not in latent]
-    mixed = [node for node in nodes if node.op is ops.moe]
-    beside = {node.scope for node in mixed}
+    mixtures = [node for node in nodes if node.op is ops.moe]
+    expert_scopes = {node.scope for node in mixtures}
     maps = [(node, width) for node in nodes if node.op in LINEAR and (width := _hidden(node))]
     return Dimensions(
-        width=_distinct(_residual(nodes)),
+        width=_distinct(_layer_widths(nodes)),
         heads=_distinct(node.attrs["heads"] for node in attentions),
         kv_heads=_distinct(node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads),
         head_dim=_distinct(
@@ -69,19 +68,19 @@ def dimensions(graph: Graph) -> Dimensions:
         latent=_distinct(k.width for node in latent if (k := node.operand("k")) is not None),
         windows=_distinct(w for node in attentions if (w := node.attrs.get("window")) is not None),
         recurrences=_distinct(node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
-        hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in beside),
-        shared=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] in beside),
-        experts=_distinct(map(_experts, mixed)),
+        hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in expert_scopes),
+        shared=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] in expert_scopes),
+        experts=_distinct(map(_experts, mixtures)),
         positions=_distinct(_positions(graph)),
     )
 
 
-def _distinct(found: Iterable[T]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(found))
+def _distinct(values: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
 
 
-def _residual(nodes: Iterable[Node]) -> Iterator[int]:
-    """The width of what every layer makes."""
+def _layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
+    """Yield the width of every layer's last output."""
     last: dict[str, Value] = {}
     for node in nodes:
         words = node.scope.split(".")
@@ -93,18 +92,18 @@ def _residual(nodes: Iterable[Node]) -> Iterator[int]:
 
 
 def _hidden(node: Node) -> int | None:
-    """The inner width of the feed-forward whose last map `node` is; None if it is no such map."""
+    """Return the inner width of the feed-forward whose last linear layer is `node`; None if `node` is not one."""
     x = node.inputs[0]
     assert x is not None
-    made = [value.producer for value in _back(x)]
-    ends = [producer for producer in made if producer is None or producer.op not in BETWEEN]
-    mapped = all(end is not None and end.op in LINEAR and end.scope == node.scope for end in ends)
-    activated = any(producer is not None and producer.op in ACTIVATIONS for producer in made)
-    return x.width if mapped and activated else None
+    producers = [value.producer for value in _back(x)]
+    ends = [producer for producer in producers if producer is None or producer.op not in BETWEEN]
+    reads_linear = all(end is not None and end.op in LINEAR and end.scope == node.scope for end in ends)
+    has_activation = any(producer is not None and producer.op in ACTIVATIONS for producer in producers)
+    return x.width if reads_linear and has_activation else None
 
 
 def _back(value: Value) -> Iterator[Value]:
-    """`value`, and what it is made of by operations between maps."""
+    """Yield `value` and the values that it is computed from by ops between linear layers."""
     yield value
     if value.producer is not None and value.producer.op in BETWEEN:
         for x in value.producer.inputs:

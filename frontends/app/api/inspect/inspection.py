@@ -1,4 +1,4 @@
-"""An inspection: what a model is and costs, as data, as text and as tables of HTML."""
+"""An inspection: the sizes and costs of a model, as data, as text and as HTML tables."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from weft.ir.readable import count, printable, size
 
 from .dimensions import Dimensions
 
-CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes a number
+CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes per value
 COLUMNS = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
 NUMERIC = ("times", "parameters", "FLOPs/token", "cache")  # aligned to the right
-WIDEST = 72  # characters of a text column
+WIDEST = 72  # maximum characters of a column
 
 
 @dataclass(frozen=True)
 class Block:
-    """Structurally equal parts of a model: their scopes, and what each of them has and costs.
+    """Structurally equal parts of a model: their scopes, and the counts of each.
 
-    `flops` are those of one token that sees `Inspection.tokens` tokens, `cache` the numbers it leaves in the cache.
+    `flops` are those of one token that sees `Inspection.tokens` tokens, `cache` the values it adds to the cache.
     """
 
     scopes: tuple[str, ...]
@@ -34,13 +34,13 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """Dimensions and costs of a model. Printed, it is the tables of ``weft inspect``; a notebook shows them too.
+    """Dimensions and costs of a model. Printed, it is the tables of ``weft inspect``; notebooks show HTML tables.
 
     `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
-    with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts a token is not sent to.
-    `cache_per_token` is in numbers; `cache_at_context` counts the whole context, of which layers with a window keep
-    only that; `state_bytes`, by the model's dtype, is what recurrences keep however long the text. These are None for
-    models that do not generate. `cache_per_source_token` is what attention to an encoder keeps, if there is one.
+    with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts that a token is not routed
+    to. `cache_per_token` counts values; `cache_at_context` the full context, but only the window for layers with one;
+    `state_bytes`, by the model's dtype, are the states of recurrences, at any length. These are None for models that do
+    not generate. `cache_per_source_token` counts the values that attention to an encoder caches, if there is one.
     """
 
     source: str
@@ -74,16 +74,16 @@ class Inspection:
         return as_html(self)
 
     def json(self) -> dict[str, Any]:
-        """Everything as plain data; caches in bytes too."""
+        """Return all fields as plain data, with caches also in bytes."""
         data = asdict(self)
         for key in ("cache_per_token", "cache_at_context", "cache_per_source_token"):
-            numbers = data[key]
-            data[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
+            n_values = data[key]
+            data[f"{key}_bytes"] = n_values and {d: n_values * b for d, b in CACHE_DTYPES.items()}
         return data
 
 
 def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    """Yield facts about the whole model as (name, text)."""
+    """Yield facts about the entire model as (name, text)."""
     stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
     kind, family = inspection.kind, inspection.model_type
     yield "model", f"{inspection.source}: {f'{family} ' if family and family not in inspection.source else ''}{kind}"
@@ -103,13 +103,13 @@ def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
         "cache per source token": inspection.cache_per_source_token,
     }
     caches = {name: {d: (n or 0) * b for d, b in CACHE_DTYPES.items()} for name, n in numbers.items()}
-    for name, taken in {**caches, "constant state": inspection.state_bytes or {}}.items():
-        if any(taken.values()):
-            yield name, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())
+    for name, n_bytes in {**caches, "constant state": inspection.state_bytes or {}}.items():
+        if any(n_bytes.values()):
+            yield name, ", ".join(f"{size(b)} in {d}" for d, b in n_bytes.items())
 
 
 def rows(inspection: Inspection) -> list[tuple[str, ...]]:
-    """A row of `COLUMNS` for every distinct block."""
+    """Return a row of `COLUMNS` for every distinct block."""
     return [
         (
             ranges(b.scopes),
@@ -124,7 +124,7 @@ def rows(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
-    """Lists of what the graph does not have, by title."""
+    """Return lists of source parts that are missing from the graph, by title; empty lists are left out."""
     lists = {
         "left out": inspection.left_out,
         "checkpoint tensors that nothing reads": inspection.unread,
@@ -134,22 +134,22 @@ def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def as_text(inspection: Inspection) -> str:
-    """The facts, the blocks and the remarks as aligned text."""
-    lines = [*named_lines(facts(inspection)), "", *_aligned([COLUMNS, *rows(inspection)])]
+    """Return the facts, the blocks and the remarks as aligned text."""
+    lines = [*named_lines(facts(inspection)), "", *_align_table([COLUMNS, *rows(inspection)])]
     for title, keys in remarks(inspection):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
-    return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
+    return printable("\n".join(lines))  # names in a checkpoint may contain control sequences for terminals
 
 
 def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines of a name and a value each, the values below each other."""
-    known = list(facts)
-    width = max(len(name) for name, _ in known)
-    return [f"{name:<{width}}  {value}" for name, value in known]
+    """Return lines of a name and a value each, with the values aligned."""
+    pairs = list(facts)
+    width = max(len(name) for name, _ in pairs)
+    return [f"{name:<{width}}  {value}" for name, value in pairs]
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table whose last column has any width."""
+def _align_table(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the aligned lines of a table; its last column is not cut."""
     cells = [[*(c if len(c) <= WIDEST else f"{c[: WIDEST - 1]}…" for c in row[:-1]), row[-1]] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -158,8 +158,8 @@ def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def as_html(inspection: Inspection) -> str:
-    """The same as tables for a notebook."""
-    known = "".join(f"<tr>{_cell('th', name)}{_cell('td', value)}</tr>" for name, value in facts(inspection))
+    """Return the facts, the blocks and the remarks as HTML tables."""
+    fact_rows = "".join(f"<tr>{_cell('th', name)}{_cell('td', value)}</tr>" for name, value in facts(inspection))
     head = "".join(_cell("th", column, column) for column in COLUMNS)
     blocks = "".join(
         f"<tr>{''.join(_cell('td', *pair) for pair in zip(row, COLUMNS, strict=True))}</tr>" for row in rows(inspection)
@@ -168,7 +168,7 @@ def as_html(inspection: Inspection) -> str:
         f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
         for title, keys in remarks(inspection)
     )
-    return f"<table>{known}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
+    return f"<table>{fact_rows}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
 
 
 def _cell(tag: str, value: str, column: str = "") -> str:
@@ -177,12 +177,12 @@ def _cell(tag: str, value: str, column: str = "") -> str:
 
 
 def ranges(scopes: tuple[str, ...]) -> str:
-    """layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    """Return scopes in short: layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
     stem, _, first = scopes[0].rpartition(".")
     if not first.isdigit():
         return ", ".join(scopes)
     numbers = [int(s.rpartition(".")[2]) for s in scopes]
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
-    spelled = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{stem}.{','.join(spelled)}"
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{stem}.{','.join(parts)}"

@@ -1,4 +1,4 @@
-"""Count what devices hold and send each other when they share a model, before it is compiled."""
+"""Counts for devices that share a model, before it is compiled: memory, FLOPs and messages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ TRAFFIC = ("collective", "among", "times", "message", "bytes/token", "sent/token
 
 
 def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Parallel:
-    """Return what each device holds and sends where `model` is divided by ``tp=8,ep=8,pp=2``: linear maps, experts and
-    layers, by the plans that ``weft compile --target transformers`` writes.
+    """Return the memory, FLOPs and traffic of each device for a `model` divided by ``tp=8,ep=8,pp=2``.
+
+    Linear layers, experts and layers are divided by the plans that ``weft compile --target transformers`` writes.
+
 
     Raises:
-        WeftError: if the text cannot be parsed, naming what cannot be divided so, or if there is no PyTorch: the plans
-            are of modules.
+        WeftError: if `split` cannot be parsed, naming a part that cannot be divided so, or if PyTorch is missing: the
+            plans refer to modules.
     """
     from weft.backends.runtime.torch.folder import pytorch
 
@@ -51,7 +53,7 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
 
 
 def device_rows(costs: Parallel) -> list[tuple[str, ...]]:
-    """A row of `DEVICES` for each stage."""
+    """Return a row of `DEVICES` for each stage."""
     return [
         (
             str(number),
@@ -68,27 +70,27 @@ def device_rows(costs: Parallel) -> list[tuple[str, ...]]:
 
 
 def traffic_rows(costs: Parallel) -> Iterator[tuple[str, ...]]:
-    """A row of `TRAFFIC` for each kind of collective with messages of one size; a token passes all stages."""
+    """Yield a row of `TRAFFIC` for each kind of collective and message size; a token passes all stages."""
 
-    def alike(c: Collective) -> tuple[str, str, int, int]:
+    def group_key(c: Collective) -> tuple[str, str, int, int]:
         return c.kind, c.group, c.degree, c.size
 
-    for (kind, group, degree, message), same in groupby(sorted(costs.collectives, key=alike), alike):
-        found = [*same]
-        names = sorted({c.path.rpartition(".")[2] for c in found})
+    for (kind, group, degree, message), members in groupby(sorted(costs.collectives, key=group_key), group_key):
+        collectives = [*members]
+        names = sorted({c.path.rpartition(".")[2] for c in collectives})
         yield (
             kind,
             f"{degree} {group}",
-            f"× {len(found)}",
+            f"× {len(collectives)}",
             size(message),
-            size(message * len(found)),
-            size(round(sum(c.sent for c in found))),
+            size(message * len(collectives)),
+            size(round(sum(c.sent for c in collectives))),
             ", ".join(names),
         )
 
 
 def summary(costs: Parallel) -> str:
-    """The split in words, with the bubble of its pipeline."""
+    """Return a sentence about the split and its pipeline bubble."""
     split = costs.split
     degrees = ", ".join(f"{name}={n}" for name, n in vars(split).items() if n > 1) or "one device"
     text = f"parallel: {degrees}: {count(split.devices)} devices, {costs.tokens} tokens in {costs.dtype}"

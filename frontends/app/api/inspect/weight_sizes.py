@@ -1,8 +1,8 @@
-"""Sizes of weights before they are compiled: what a target will store, from recipes alone.
+"""Sizes of weights before they are compiled: the storage of a target, from recipes alone.
 
-The pipeline runs as it does for compiling, but codes are rounded to the nearest whatever method is asked for, and only
-when somebody reads them, which nobody does here: the size of weights does not depend on how their codes are chosen.
-Blocks of a file that stay as they are do so here, too.
+The pipeline runs as in `compile`, but codes are rounded to the nearest, whatever method is requested, and only when
+they are read, which never happens here: the size of weights does not depend on the choice of codes. Blocks of a file
+that compile keeps are kept here as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from ..weights import weights_pipeline
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes that weights take in a folder for `target`: by kind, of which `numbers` are those of the model, and `total`
-    of them all. `layers` has the bits of a number of a layer's matrices, `blocks` counts weights by block layout."""
+    """Bytes of the weights in a folder for `target`.
+
+    `kinds` are bytes by kind and storage, `total` their sum. `layers` has the bits per value of each layer's matrices,
+    `blocks` counts weights by block layout.
+    """
 
     weights: str
     target: str
@@ -40,16 +43,16 @@ class WeightSizes:
 
     @property
     def bits(self) -> float | None:
-        """Bits of a number of the linear maps and experts on average, scales and zero points included."""
+        """Return the average bits per value of linear layers and experts, including scales and zero points."""
         return bits_per_weight(self.kinds)
 
     def json(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return all fields as plain data."""
         return {**asdict(self), "bits_per_weight": self.bits}
 
 
 def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = None) -> WeightSizes:
-    """Return what the weights of `model` take after `weft compile --weights WEIGHTS` for `target` in `dtype`.
+    """Return the sizes of the weights of `model` after `weft compile --weights WEIGHTS` for `target` in `dtype`.
 
     Raises:
         WeftError: if `weights`, the target or the dtype is unknown, or the target cannot run the model.
@@ -58,25 +61,24 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     dtype = backend.dtype(dtype)
     length = int(model.graph.meta.get("context") or MAX_LENGTH)
     pipeline = backend.pipeline(model.graph, dtype, f"{weights_pipeline(model.graph, weights)}, default", length)
-    graph = run_passes(model.graph, nearest(_unscaled(pipeline)))
+    graph = run_passes(model.graph, nearest(_drop_calibrated(pipeline)))
     options = backend.choose({})
     built = backend.build(make_forms(graph, backend.forms(graph, options)), dtype, length, options, [])
     facts = built.facts.get("weights")
     if facts is None:
-        raise WeftError(f"target {target} does not say how it stores weights; choose another --target")
+        raise WeftError(f"target {target} does not report how it stores weights; choose another --target")
     blocks = built.facts.get("blocks", {})
     return WeightSizes(weights, target, dtype, facts["kinds"], facts["layers"], blocks, built.weight_bytes)
 
 
-class _Untaught(QuantizeWeights):
-    """Keep what a file has in blocks, and round other weights to the nearest, in their layouts, instead of fitting them
-    and searching for scales."""
+class _RoundedWeights(QuantizeWeights):
+    """A pass that keeps blocks of a file, and rounds other weights to the nearest without fits or searches."""
 
     fits = searches = False
 
 
-def _unscaled(pipeline: Pipeline) -> Pipeline:
-    """`pipeline` without passes that read a text and change no size."""
+def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
+    """Return `pipeline` without passes that only scale channels, which needs a text and changes no size."""
     phases = (
         replace(phase, passes=tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)))
         for phase in pipeline.phases
@@ -85,15 +87,17 @@ def _unscaled(pipeline: Pipeline) -> Pipeline:
 
 
 def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
-    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets and
-    scales of channels; `searches` leaves those alone that search for scales by the weights."""
+    """Return `pipeline` with quantization that rounds to the nearest and reads no calibration text, except for budgets.
 
-    def untaught(step: Pass) -> Pass:
+    `searches`: passes that search for scales by the weights alone stay unchanged.
+    """
+
+    def simplify(step: Pass) -> Pass:
         if not isinstance(step, QuantizeWeights) or (searches and step.searches):
             return step
         if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
-            return _Untaught(**asdict(step))
+            return _RoundedWeights(**asdict(step))
         return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 
-    phases = (replace(phase, passes=tuple(map(untaught, phase.passes))) for phase in pipeline.phases)
+    phases = (replace(phase, passes=tuple(map(simplify, phase.passes))) for phase in pipeline.phases)
     return replace(pipeline, phases=tuple(phases))

@@ -1,4 +1,4 @@
-"""Folders with weights as sources, with the PEFT adapters that are to be merged into them."""
+"""Folders with weights as sources, and the PEFT adapters to be merged into them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from ....model import Model
 
 
 def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
-    """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged; read as one of
-    `family` if given.
+    """Return the model of the folder `source`, or of the base of the adapter in it, with `adapters` merged.
 
-    The folder is a Hugging Face folder of a family that weft knows, or one that target transformers wrote.
-
-    The tokenizer is that of the last adapter that has one: it may know tokens and a template that the base does not.
+    The folder is a Hugging Face folder of a known family, or a folder of target transformers. `family` overrides the
+    family that its config names. The tokenizer is that of the last adapter that has one: it may know tokens and a
+    template that the base does not.
 
     Raises:
-        WeftError: if `source` is no such folder, the base of an adapter is not here, or one does not fit.
+        WeftError: if `source` is not such a folder, the base of an adapter is not here, or an adapter does not fit.
     """
     path = _folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
@@ -42,37 +41,39 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         raise WeftError(
             f"{spec}: an adapter needs a Hugging Face folder as base, because it refers to its weight names"
         )
-    given = [_adapter(folder) for folder in adapters]
+    adapter_folders = [_find_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
-        base = _base(path)
+        base = _find_base(path)
         if base != path and (path / MODULES).is_file():
             raise WeftError(
-                f"{path}: an adapter with a {MODULES} of its own is not supported: merge it, and save the whole"
+                f"{path}: an adapter with its own {MODULES} is not supported: merge it, and save the merged model"
             )
-        if not any(folder.samefile(path) for folder in given):
-            given = [path, *given]
-    before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))
+        if not any(folder.samefile(path) for folder in adapter_folders):
+            adapter_folders = [path, *adapter_folders]
+    stamps_before = stamps(file for home in (base, *adapter_folders) for file in (*home.iterdir(), *home.glob("*/*")))
     if (base / GRAPH).is_file():
         if family is not None:
-            raise WeftError(f"{source}: --as is for a folder whose config says what it is, and {GRAPH} says that here")
-        return _with_graph(str(source), base, given, before)
-    folder, loaded, merged = load_folder(base, given, family)
+            raise WeftError(
+                f"{source}: --as is for a folder whose config names its family, but here {GRAPH} has the graph"
+            )
+        return _load_model_folder(str(source), base, adapter_folders, stamps_before)
+    folder, loaded, merged = load_folder(base, adapter_folders, family)
     names = ", ".join(adapter.path.name for adapter in merged)
     types = "token_type_ids" in loaded.graph.inputs
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
-    home = _tokenizer_home(folder.path, given)
+    home = _tokenizer_home(folder.path, adapter_folders)
     words = tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
-    own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
-    lent = tokenizer_files(home) if home != folder.path else []
-    files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
+    base_files = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
+    adapter_files = tokenizer_files(home) if home != folder.path else []
+    files = (*base_files, *adapter_files, *(file for adapter in merged for file in adapter.files))
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
         tokenizer=partial(copy_tokenizer, home, types=types, lower=lower, plain=plain) if words else None,
         files=files,
-        stamps={file: before[file] for file in files if file in before},
+        stamps={file: stamps_before[file] for file in files if file in stamps_before},
         notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
@@ -80,8 +81,8 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     )
 
 
-def _with_graph(spec: str, base: Path, given: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
-    """The model of the folder `base`, whose graph lies beside its weights, with the adapters in `given` merged."""
+def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
+    """Return the model of the folder `base` of target transformers, with the adapters in `given` merged."""
     model, home = read_model(spec, base), _tokenizer_home(base, given)
     merged = merge_into(model.graph, str(base / GRAPH), given)
     model.graph.meta["source"] = {
@@ -90,8 +91,8 @@ def _with_graph(spec: str, base: Path, given: Sequence[Path], before: Mapping[Pa
         "adapters": [str(adapter.path.absolute()) for adapter in merged],
     }
     tokenizer = tokenizer_files(home)
-    own = [file for file in model.files if home == base or file not in tokenizer_files(base)]
-    files = (*own, *(tokenizer if home != base else []), *(file for adapter in merged for file in adapter.files))
+    base_files = [file for file in model.files if home == base or file not in tokenizer_files(base)]
+    files = (*base_files, *(tokenizer if home != base else []), *(file for adapter in merged for file in adapter.files))
     return replace(
         model,
         description=f"{model.description} with adapter {', '.join(adapter.path.name for adapter in merged)}",
@@ -103,26 +104,26 @@ def _with_graph(spec: str, base: Path, given: Sequence[Path], before: Mapping[Pa
 
 
 def _tokenizer_home(base: Path, adapters: Sequence[Path]) -> Path:
-    """The last folder that has a tokenizer; the base if none has."""
+    """Return the last folder that has a tokenizer; the base if none has one."""
     homes = [home for home in (base, *adapters) if (home / "tokenizer.json").is_file()]
     return homes[-1] if homes else base
 
 
 def _folder(source: str | Path) -> Path | None:
-    """The folder that `source` names: a path, or a repository in the local hub cache."""
+    """Return the folder that `source` names: a path, or a repository in the local hub cache."""
     path = expanded(source)
     return path if path.is_dir() else hub_snapshot(str(source))
 
 
-def _adapter(source: str | Path) -> Path:
+def _find_adapter(source: str | Path) -> Path:
     path = _folder(source)
     if path is None or not is_adapter(path):
         raise WeftError(f"{source} is not an adapter: no folder of that name contains {ADAPTER_CONFIG}")
     return path
 
 
-def _base(adapter: Path) -> Path:
-    """The folder of the base model of the adapter in the folder `adapter`.
+def _find_base(adapter: Path) -> Path:
+    """Return the folder of the base model of the adapter in the folder `adapter`.
 
     Raises:
         WeftError: if it is not here, or there are two.
@@ -131,25 +132,23 @@ def _base(adapter: Path) -> Path:
     name = config.get("base_model_name_or_path") or ""
     if not isinstance(name, str):
         raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is not a string")
-    own = (adapter / "config.json").is_file() and bool(weight_files(adapter))
-    named = (_folder(name) or _folder(adapter / name)) if name else None
-    if own and named is not None and not named.samefile(adapter):
+    has_weights = (adapter / "config.json").is_file() and bool(weight_files(adapter))
+    base = (_folder(name) or _folder(adapter / name)) if name else None
+    if has_weights and base is not None and not base.samefile(adapter):
         raise WeftError(
-            f"{adapter} holds weights of its own beside an adapter whose base is {named}: give the base that is meant "
+            f"{adapter} has weights in addition to an adapter whose base is {base}: give the intended base "
             "as SOURCE, and the adapter by --adapter"
         )
-    if own:
+    if has_weights:
         return adapter
-    if named is None:
-        told = f"whose base {name!r} is not available locally" if name else "which does not name its base"
-        raise WeftError(f"{adapter} is an adapter {told}: give the base as SOURCE, and --adapter {adapter}")
-    if named != expanded(name) and config.get("revision"):
+    if base is None:
+        fault = f"whose base {name!r} is not available locally" if name else "which does not name its base"
+        raise WeftError(f"{adapter} is an adapter {fault}: give the base as SOURCE, and --adapter {adapter}")
+    if base != expanded(name) and config.get("revision"):
         raise WeftError(
-            f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is asked for: give its folder as "
+            f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is requested: give its folder as "
             f"SOURCE, and --adapter {adapter}"
         )
-    if not (named / "config.json").is_file() or is_adapter(named):
-        raise WeftError(
-            f"{adapter} is an adapter whose base {named} is not a Hugging Face model folder; merge it first"
-        )
-    return named
+    if not (base / "config.json").is_file() or is_adapter(base):
+        raise WeftError(f"{adapter} is an adapter whose base {base} is not a Hugging Face model folder; merge it first")
+    return base

@@ -1,4 +1,4 @@
-"""The source that the manifest of a compiled folder names, read again."""
+"""The source that the manifest of a compiled folder names, loaded again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .sources import architecture_file, load_source
 
 
 def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
-    """Return the source that `folder` says it was compiled from, unchanged since.
+    """Return the source that `folder` was compiled from, after a check that it has not changed.
 
-    An architecture file is code: it runs with `trust` only, and only if it is the one that was compiled.
+    An architecture file is code: it runs only with `trust`, and only if it is the file that was compiled.
 
     Raises:
-        WeftError: if the manifest names no source, or one that cannot be read, is another one now, or is not trusted.
+        WeftError: if the manifest names no source, or the source cannot be read, has changed, or is not trusted.
     """
     source = manifest.record("source", {})
     spec, seed, hashes = source.text("spec", ""), source.integer("seed", 0), source.get("hashes", dict[str, str], {})
@@ -29,18 +29,20 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
     if not spec:
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
     if (code := architecture_file(spec)) is not None:
-        require_trust(trust, f"{folder} says it was compiled from {spec}, which is code that this would run")
+        require_trust(trust, f"{folder} names {spec} as its source, which is code that this would run")
         if code.is_file() and hashes.get(code.name) != sha256(code):
-            raise _changed(folder, spec, [code.name])
+            raise _changed_error(folder, spec, [code.name])
     try:
         model = load_source(spec, seed or None, adapters, family, without)
     except WeftError as error:
         raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
-    now = model.hashes()
-    if changed := sorted(name for name in hashes.keys() | now.keys() if hashes.get(name) != now.get(name)):
-        raise _changed(folder, spec, changed)
+    hashes_now = model.hashes()
+    if changed := sorted(
+        name for name in hashes.keys() | hashes_now.keys() if hashes.get(name) != hashes_now.get(name)
+    ):
+        raise _changed_error(folder, spec, changed)
     return model
 
 
-def _changed(folder: Path, spec: str, names: list[str]) -> WeftError:
+def _changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
     return WeftError(f"{folder}: its source {spec} has changed since ({', '.join(names)}): compile it again")

@@ -1,4 +1,4 @@
-"""SOURCE: whatever a command names, as a graph: a preset, an architecture file, a checkpoint, IR text."""
+"""Sources that commands name, as graphs: a preset, an architecture file, a checkpoint, IR text."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def load_source(
     family: str | None = None,
     without: Sequence[str] = (),
 ) -> Model:
-    """The model that `source` is or names.
+    """Return the model that `source` is or names.
 
-    A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
-    repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
-    also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
-    checkpoint, parameters get their declared random initialization with `seed`, 0 if None. The PEFT adapters in the
-    folders `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote,
-    one after the other; the folder of an adapter whose base is here is a source itself. A Hugging Face folder is
-    read as a model of `family`, whatever type its config says, if given. `without` names parts that may be left out
-    although the model then computes something else (see `weft.frontends.models.left_out`).
+    A source is a preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or
+    the id of a repository in the local hub cache), the folder of an adapter whose base is local, a model folder of
+    ``weft opt``, a .gguf file, or a file of IR text; in Python also a `Decoder`, an `Encoder` or any object with such a
+    ``graph`` method, a `Graph`, or a `Model`. Without a checkpoint, parameters get their declared random initialization
+    with `seed`, 0 if None. The PEFT adapters in the folders `adapters` are merged in order into the weights of a
+    Hugging Face folder, or of a folder of target transformers. `family` overrides the family that the config of a
+    Hugging Face folder names. `without` names parts that may be left out although the model's outputs then change (see
+    `weft.frontends.models.left_out`).
 
     Raises:
-        WeftError: saying what is wrong with the source, or what can be one, or if nothing is drawn with `seed`.
+        WeftError: naming the fault of the source, or the possible sources, or if `seed` has no effect.
     """
     if seed is not None and seed < 0:
         raise WeftError(f"seed is {seed}, but it must be at least 0")
     model = _load(source, seed or 0, adapters, family)
     if seed is not None and (model is source or model.module is None or not model.random_init):
-        raise WeftError(f"seed is {seed}, but nothing is drawn with it: the weights of {model.description} are given")
+        raise WeftError(f"seed is {seed}, but it has no effect: the weights of {model.description} are not random")
     return replace(model, without=tuple(without)) if without else model
 
 
@@ -63,7 +63,7 @@ def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family:
         kind = type(source).__name__
         if not callable(getattr(source, "graph", None)) or isinstance(source, type):
             raise WeftError(f"a {kind} is not a valid source: {_POSSIBLE}")
-        return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
+        return _build_model(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
     path = expanded(spec)
     check_regular(path)
@@ -81,7 +81,7 @@ def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family:
 
 
 def architecture_file(spec: str) -> Path | None:
-    """Return the file of Python that loading `spec` runs ("model.py", "model.py:Mistral"); None where it runs none."""
+    """Return the Python file that loading `spec` runs ("model.py", "model.py:Mistral"), or None for other sources."""
     match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
     return expanded(match[1]) if match else None
 
@@ -91,14 +91,14 @@ def _from_gguf(spec: str, path: Path) -> Model:
     from ....formats.gguf.parts import part_files
     from ....formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
-    before = stamps(part_files(path))
+    stamps_before = stamps(part_files(path))
     reader, loaded = load_gguf(path)
     return Model(
         spec=spec,
         description=f"GGUF file {path.name}",
         tokenizer=partial(write_tokenizer, reader.metadata) if has_tokenizer(reader.metadata) else None,
-        files=tuple(before),
-        stamps=before,
+        files=tuple(stamps_before),
+        stamps=stamps_before,
         **vars(loaded),
     )
 
@@ -111,43 +111,43 @@ def _from_folder(spec: str, path: Path) -> Model:
     if (path / GRAPH).is_file() and not is_adapter(path):
         return read_model(spec, path)
     if (path / "weft.json").is_file():
-        raise WeftError(
-            f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
-        )
+        raise WeftError(f"{path} is compiled already: `weft run {path}` runs it; to compile again, name its source")
     return load_with_adapters(spec)
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
     from .architecture import run_file, running
 
-    before = stamps([path])
+    stamps_before = stamps([path])
     namespace = run_file(path)
     with running(path):
         models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
-    listed = ", ".join(models) or "none"
+    names = ", ".join(models) or "none"
     if name is None:
         if not models:
             raise WeftError(f"{path} defines no model: give the model a name, such as `model = Decoder(...)`")
         if "model" not in models and len(models) != 1:
-            raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {listed}")
+            raise WeftError(f"{path}: name the model, as {path}:NAME; it defines {names}")
         name = "model" if "model" in models else next(iter(models))
     if name not in namespace:
-        raise WeftError(f"{path} defines no {name!r}; its models are {listed}")
-    found = namespace[name]
+        raise WeftError(f"{path} defines no {name!r}; its models are {names}")
+    module = namespace[name]
     with running(path):
-        if name not in models and callable(found):
-            found = found()
-        is_model = callable(getattr(found, "graph", None))
+        if name not in models and callable(module):
+            module = module()
+        is_model = callable(getattr(module, "graph", None))
     if not is_model:
-        raise WeftError(f"{path}:{name} is not a model: it must be a Decoder, an Encoder, or a function that makes one")
+        raise WeftError(
+            f"{path}:{name} is not a model: it must be a Decoder, an Encoder, or a function that returns one"
+        )
     with running(path):
-        return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, before)
+        return _build_model(module, name, spec, f"architecture {path.name}:{name}", seed, stamps_before)
 
 
 def _from_text(spec: str, path: Path) -> Model:
     from weft.ir.text.parser import MOST_BYTES
 
-    before = stamps([path])
+    stamps_before = stamps([path])
     try:
         text = read_text(path, MOST_BYTES)
     except WeftError as e:
@@ -155,14 +155,16 @@ def _from_text(spec: str, path: Path) -> Model:
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = graph_of_text(text, str(path))
-    return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
+    return Model(
+        graph, spec, f"IR text {path.name}", files=(path,), stamps=stamps_before, random_init=_is_random(graph)
+    )
 
 
 def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
-    """Parse and check the IR text called `name`; its checkpoint need be there only if the graph must be `complete`.
+    """Parse and check the IR text called `name`; its checkpoint may be missing unless the graph must be `complete`.
 
     Raises:
-        WeftError: if it is no graph, or says what cannot be, or its checkpoint is missing.
+        WeftError: if it is not a graph, has impossible metadata, or its checkpoint is missing.
     """
     from weft.ir.graph.verifier import verify
     from weft.ir.text.parser import parse
@@ -178,21 +180,21 @@ def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
 
 
 def _open_reader(graph: Graph, name: str) -> None:
-    """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
+    """Open the checkpoint that the IR text called `name` refers to, if its `graph` reads one.
 
     Raises:
-        WeftError: if it names none, or one that is not there.
+        WeftError: if it names none, or one that does not exist.
     """
     key = next((key for p in graph.params.values() for key in p.recipe.sources()), None)
     if key is None:
         return
     origin = graph.meta.get("source")
-    at = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
-    if at is None or not at.exists():
-        where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
-        raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
+    path = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
+    if path is None or not path.exists():
+        named = f"{path}, which does not exist" if path else 'none (meta source = {"path": …})'
+        raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {named}")
     assert isinstance(origin, dict)
-    graph.reader = _reader(at, [Path(folder) for folder in origin.get("adapters", ())])
+    graph.reader = _reader(path, [Path(folder) for folder in origin.get("adapters", ())])
 
 
 def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
@@ -210,7 +212,7 @@ def _from_name(spec: str, seed: int) -> Model:
     from ....models.presets import PRESETS
 
     if spec in PRESETS:
-        return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
+        return _build_model(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := hub_snapshot(spec)) is not None:
         return _from_folder(spec, snapshot)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
@@ -218,8 +220,8 @@ def _from_name(spec: str, seed: int) -> Model:
             f"{spec!r} is neither a preset nor an existing file or folder; as a Hugging Face repository id, it is "
             f"not in the local cache: fetch it with `hf download {spec}`"
         )
-    near = difflib.get_close_matches(spec, PRESETS, 1)
-    hint = f"; did you mean the preset {near[0]}?" if near else ""
+    matches = difflib.get_close_matches(spec, PRESETS, 1)
+    hint = f"; did you mean the preset {matches[0]}?" if matches else ""
     raise WeftError(f"{spec!r} is neither a preset nor an existing file or folder{hint or '; ' + _POSSIBLE}")
 
 
@@ -233,19 +235,21 @@ _PICKLED = (
     "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
     "transformers, `save_pretrained` it as safetensors, and name that folder"
 )
-_INSTEAD = {  # what files that people name hold, and what to name instead
-    ".safetensors": "a file of weights, which do not say what computes with them: name the folder with its config.json",
+_INSTEAD = {  # descriptions of files that are not sources, with the source to name instead
+    ".safetensors": "a file of weights, without a description of the model: name the folder with its config.json",
     ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),
 }
 
 
-def _initialized(
-    module: Any, name: str, spec: str, description: str, seed: int, before: Mapping[Path, Stamp] | None = None
+def _build_model(
+    module: Any, name: str, spec: str, description: str, seed: int, stamps_before: Mapping[Path, Stamp] | None = None
 ) -> Model:
     graph: Graph = module.graph(seed=seed, name=name)
-    read = before or {}
-    return Model(graph, spec, description, seed, module, files=tuple(read), stamps=read, random_init=_is_random(graph))
+    stamps = stamps_before or {}
+    return Model(
+        graph, spec, description, seed, module, files=tuple(stamps), stamps=stamps, random_init=_is_random(graph)
+    )
 
 
 def _is_random(graph: Graph) -> bool:

@@ -1,6 +1,6 @@
-"""Values inside a compiled ONNX model: which ones there are, and what they are for given inputs.
+"""Values inside a compiled ONNX model: their names, and their contents for given inputs.
 
-Compiled values carry the names of the IR values they come from, so they can be set beside those of the interpreter.
+Compiled values have the names of their IR values, so they can be compared with those of the interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_
 
 
 class Internals:
-    """The graph of the model `file` in `folder`, its weights left on disk; it runs where `session` runs."""
+    """The graph of the model `file` in `folder`, without its weights; it runs on the device of `session`."""
 
     def __init__(self, folder: Path, session: Session, file: str = "model.onnx") -> None:
         import onnx
@@ -38,17 +38,17 @@ class Internals:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs that a call says, which caches and states are not."""
+        """Return the names of the inputs that a caller provides: all except caches and states."""
         return [value.name for value in self.proto.graph.input if not value.name.startswith(_PAST)]
 
     @cached_property
     def names(self) -> list[str]:
-        """The values that nodes make, in order."""
+        """Return the names of the values that nodes compute, in order."""
         return [name for node in self.proto.graph.node for name in node.output if name]
 
     @cached_property
     def boundaries(self) -> dict[str, str]:
-        """The last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
+        """Return the last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
         names: dict[str, str] = {}
         readers: dict[str, set[str]] = {}
         for node in self.proto.graph.node:
@@ -64,9 +64,9 @@ class Internals:
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
-        """The residual stream after each layer, as values that add up to it: layer to value names, in order.
+        """Return the residual stream after each layer, as values that add up to it: layer to value names, in order.
 
-        They are two where a fused norm adds them and hands on nothing but the norm of the sum, as after the last layer.
+        There are two values if a fused norm adds them and outputs only the norm of the sum, as after the last layer.
         """
         order = {name: i for i, name in enumerate(self.names)}
         fused = (
@@ -77,42 +77,44 @@ class Internals:
 
     @property
     def reduction(self) -> int:
-        """The widest sum a matrix product makes, to the smaller side of its weight."""
+        """Return the length of the longest sum in a matrix product: the smaller side of the largest weight."""
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
     def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
-        """The values called `names` in float32, for `inputs` by name (integers, or what `outputs` gave); caches start
-        empty, as long as the input.
+        """Return the values called `names` in float32 for `inputs` by name (integers, or results of `outputs`).
+
+        Caches start empty, with the length of the input.
+
 
         Raises:
-            WeftError: with ONNX Runtime's own words when it fails.
+            WeftError: with ONNX Runtime's message if it fails.
         """
         outputs = list(names)
         if not outputs:
             return {}
         with failures(str(self.folder)):
-            session = self._extended(outputs)
+            session = self._extend_session(outputs)
             binding = session.io_binding()
-            # The binding holds addresses only: `keep` owns the memory until the run is over.
-            keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
+            # The binding stores addresses only: `owners` keeps the memory alive until the run is over.
+            owners = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
             for name in self.inputs:
                 if isinstance(inputs[name], np.ndarray):
                     binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
                 else:
                     binding.bind_ortvalue_input(name, inputs[name])
             for i in range(len(outputs)):
-                binding.bind_output(_watched(i), "cpu")
+                binding.bind_output(_watched_name(i), "cpu")
             session.run_with_iobinding(binding)
             # In the order of binding: caches first, then the watched values.
             values = binding.get_outputs()[-len(outputs) :]
-            del keep
+            del owners
         return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
     def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """The outputs of a model without caches, as ONNX Runtime holds them, for another to read.
+        """Return the outputs of a model without caches, as ONNX Runtime values for another model.
 
         Raises:
-            WeftError: with ONNX Runtime's own words when it fails.
+            WeftError: with ONNX Runtime's message if it fails.
         """
         session = self.session.ort
         with failures(str(self.folder)):
@@ -125,16 +127,16 @@ class Internals:
             session.run_with_iobinding(binding)
             return dict(zip(names, binding.get_outputs(), strict=True))
 
-    def _extended(self, names: list[str]) -> Any:
-        """A session whose outputs include the named values, cast to float32."""
+    def _extend_session(self, names: list[str]) -> Any:
+        """Return a session whose outputs include the named values, cast to float32."""
         import onnx
         from onnx import TensorProto, helper
 
         extended = onnx.ModelProto()
         extended.CopyFrom(self.proto)
         for i, name in enumerate(names):
-            extended.graph.node.append(helper.make_node("Cast", [name], [_watched(i)], to=TensorProto.FLOAT))
-            extended.graph.output.append(helper.make_tensor_value_info(_watched(i), TensorProto.FLOAT, None))
+            extended.graph.node.append(helper.make_node("Cast", [name], [_watched_name(i)], to=TensorProto.FLOAT))
+            extended.graph.output.append(helper.make_tensor_value_info(_watched_name(i), TensorProto.FLOAT, None))
         ort = onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, usual_threads()
@@ -143,7 +145,7 @@ class Internals:
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
     def _bind_past(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
-        """Bind an empty cache as past and present, or an empty state as past; returns what owns its memory."""
+        """Bind an empty cache as past and present, or an empty state as past; return the owner of its memory."""
         if not value.name.startswith(_PAST):
             return None
         from onnx import TensorProto, helper
@@ -164,28 +166,28 @@ class Internals:
 
 
 def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
-    """Model inputs by name, [1, tokens], for one row of the tokens `ids`, which answers `source` in encoder-decoders.
+    """Return inputs by name, [1, tokens], for the token sequence `ids`; encoder-decoders answer `source` with it.
 
     Raises:
-        WeftError: if there is a name that no text determines.
+        WeftError: if there is a name that token ids do not determine.
     """
-    row, read = (np.asarray(x, np.int64)[None] for x in (ids, source))
-    known = {
+    row, source_row = (np.asarray(x, np.int64)[None] for x in (ids, source))
+    values = {
         "input_ids": row,
         "attention_mask": np.ones_like(row),
         "position_ids": np.arange(row.size)[None],
         "token_type_ids": np.zeros_like(row),
-        "encoder_input_ids": read,
-        "encoder_attention_mask": np.ones_like(read),
+        "encoder_input_ids": source_row,
+        "encoder_attention_mask": np.ones_like(source_row),
     }
     names = list(names)
-    if unknown := [n for n in names if n not in known]:
+    if unknown := [n for n in names if n not in values]:
         raise WeftError(f"the model has an input {unknown[0]} without a default test value")
-    return {name: known[name] for name in names}
+    return {name: values[name] for name in names}
 
 
 def internals_of(runnable: Generator | Encoder) -> list[Internals]:
-    """The ONNX models behind what `load` returned, in the order they run; none of a folder of PyTorch."""
+    """Return the ONNX models of a `runnable` from `load`, in running order; none for a folder of PyTorch."""
     from weft.backends.runtime.ort.decoder import OrtDecoder
     from weft.backends.runtime.ort.encoder import OrtEncoder
 
@@ -198,7 +200,7 @@ def internals_of(runnable: Generator | Encoder) -> list[Internals]:
 
 
 def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
-    """Return the number of layers behind `runnable`, and the longest reduction of its matrix products."""
+    """Return the number of layers of `runnable`, and the longest reduction of its matrix products."""
     if graphs := internals_of(runnable):
         return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
     module: Any = getattr(runnable, "decoder", runnable)
@@ -207,10 +209,10 @@ def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
 
 
 def layer_of(name: str) -> str:
-    """The layer a value belongs to ("layers.3" of "layers.3.attn.q"), "" if none."""
+    """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), or ""."""
     match = _LAYER.match(name)
     return match[1] if match else ""
 
 
-def _watched(index: int) -> str:
+def _watched_name(index: int) -> str:
     return f"weft.watched.{index}"

@@ -1,4 +1,4 @@
-"""An evaluation as a chart, in the format that a file's name asks for."""
+"""An evaluation as a chart, in the format of a file name."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .evaluation import Evaluation, Score
 
 
 def plot_evaluation(evaluation: Evaluation, out: str | Path, dark: bool = False) -> None:
-    """Draw what each model lost against its size, and errors and bits by layer, into the file `out`.
+    """Draw each model's loss of quality against its size, and errors and bits by layer, into the file `out`.
 
     Raises:
-        WeftError: if no chart has the suffix of `out`, matplotlib is not installed, there is nothing next to the
-            original, or `out` cannot be written.
+        WeftError: if no chart has the suffix of `out`, matplotlib is not installed, there is no model to compare with
+            the original, or `out` cannot be written.
     """
     out = Path(out)
     check_chart(out)
-    original, *others = evaluation.scores
-    if not others:
+    original, *compared = evaluation.scores
+    if not compared:
         raise WeftError("a chart compares models with the original: name one, or give --weights or -p")
     decodes = original.nll is not None
-    title = f"{Path(original.name).name or original.name} and what is made of it"
+    title = f"{Path(original.name).name or original.name} and its rewrites"
     about = f"{evaluation.tokens:,} tokens of {Path(evaluation.text).name}, in windows of {evaluation.context}"
     measure = "KL divergence from the original, in nats" if decodes else "1 − cosine to the original's embeddings"
-    picture = chart(out.suffix, title, about, measure, list(map(_candidate, evaluation.scores)), dark)
+    picture = chart(out.suffix, title, about, measure, list(map(_build_candidate, evaluation.scores)), dark)
     with whole_file(out) as path:
         path.write_bytes(picture)
 
 
-def _candidate(score: Score) -> Candidate:
-    lost = score.kl if score.cosine is None else 1 - score.cosine
+def _build_candidate(score: Score) -> Candidate:
+    loss = score.kl if score.cosine is None else 1 - score.cosine
     facts = {
         "{:.2f} bits": score.bits,
         "KL {:.3g}": score.kl,
@@ -42,5 +42,5 @@ def _candidate(score: Score) -> Candidate:
         "cosine {:.4f}": score.cosine,
         "{:.3g} ms/token": score.seconds * 1e3,
     }
-    written = " · ".join(form.format(value) for form, value in facts.items() if value is not None)
-    return Candidate(score.name, score.weight_bytes, lost, score.layers, score.layer_bits, written)
+    caption = " · ".join(form.format(value) for form, value in facts.items() if value is not None)
+    return Candidate(score.name, score.weight_bytes, loss, score.layers, score.layer_bits, caption)

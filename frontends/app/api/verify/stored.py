@@ -1,8 +1,7 @@
-"""The weights in a compiled folder held against their recipes, and the source as those of its passes that round leave
-it.
+"""Checks of the weights in a compiled folder against their recipes; the source after its last quantizing pass.
 
-Codes that are rounded to the nearest are made again and compared bit by bit, as is every other weight. Codes that are
-fitted to a text are taken from the folder (`fitted`).
+Codes that are rounded to the nearest are computed again and compared bit by bit, as is every other weight. Codes that
+were fitted to a text are taken from the folder (`fitted`).
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from .fitted import Fitted
 
 @dataclass(frozen=True)
 class WeightCheck:
-    """Comparison of a folder's weights with their recipes: `tensors` of them bit by bit, and the first that is `wrong`.
+    """Comparison of a folder's weights with their recipes: `tensors` compared bit by bit, and the first `wrong` one.
 
-    `fitted` matrices have codes that were fitted to a text. They are not made again: the reference multiplies by what
-    they stand for, and `farthest` is how far the one that lost most is from what was rounded, ‖W − Ŵ‖ / ‖W‖.
+    `fitted` matrices have codes that were fitted to a text. They are not computed again: the reference multiplies by
+    their dequantized values, and `farthest` is the largest distance of one from the original, ‖W − Ŵ‖ / ‖W‖.
     """
 
     tensors: int
@@ -49,36 +48,35 @@ class WeightCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether all tensors are as their recipes say, and all fitted matrices nearer to the original than
-        zeros."""
+        """Return whether all tensors equal their recipes, and fitted matrices are closer to the original than 0 is."""
         return self.wrong is None and (self.farthest is None or self.farthest < 1)
 
 
 def quantizes(pipeline: Pipeline) -> bool:
-    """Return whether a pass of `pipeline` rounds weights to codes."""
+    """Return whether a pass of `pipeline` quantizes weights."""
     return any(isinstance(step, QuantizeWeights) for step in pipeline.passes)
 
 
 def check_weights(
     folder: Path, manifest: Record, model: Model, progress: Progress
 ) -> tuple[Graph, Pipeline, WeightCheck]:
-    """Compare the weights in `folder` with what the source `model` and the pipeline of the manifest make them.
+    """Compare the weights in `folder` with the recipes of the source `model` after the manifest's pipeline.
 
-    Returns the source after its passes up to the last that rounds, with fitted codes as the folder has them, the passes
-    after that, and the result of the comparison.
+    Return the source after its passes up to the last that quantizes, with the folder's fitted codes; the passes after
+    that; and the result of the comparison.
 
     Raises:
-        WeftError: if the weights cannot be read, the source cannot be rewritten, or passes after the last that rounds
-            change fitted matrices so that their codes cannot be had again.
+        WeftError: if the weights cannot be read, the source cannot be rewritten, or later passes change fitted matrices
+            so that their codes cannot be recovered.
     """
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
-    first, rest = _parted(pipeline)
+    first, rest = _split_pipeline(pipeline)
     fits = any(_fits(step, model.graph) for step in first.passes)
     graph = run_passes(model.graph, nearest(first, searches=True))
     codes = Fitted(graph) if fits else None
-    tensors, reader = _tensors(folder, manifest, graph, rest)
-    arrays = _read(folder, tensors)
-    wrong = next(_misfits(tensors, arrays), None)
+    tensors, reader = _expected_tensors(folder, manifest, graph, rest)
+    arrays = _read_arrays(folder, tensors)
+    wrong = next(_find_misfits(tensors, arrays), None)
     distances: dict[str, float] = {}
     if codes is not None and wrong is None:
         try:
@@ -87,21 +85,21 @@ def check_weights(
             raise WeftError(f"{folder}: {error}, so the codes that were fitted cannot be compared") from error
         distances = dict(codes.distances())
     if wrong is None:
-        wrong = next(_differences(tensors, arrays, reader, progress), None)
+        wrong = next(_find_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=lambda name: distances[name], default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
         wrong = (
-            f"{farthest} is {distances[farthest]:.2f} of its own size away from the original, farther than zeros are"
+            f"{farthest} has a relative distance of {distances[farthest]:.2f} from the original, more than zeros would"
         )
     check = WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
     return graph, rest, check
 
 
-def _parted(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """The passes up to the last that rounds, and those after it."""
+def _split_pipeline(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
+    """Return the passes up to the last that quantizes, and those after it."""
     steps = [(phase.name, step) for phase in pipeline.phases for step in phase.passes]
-    last = max(i for i, (_, step) in enumerate(steps) if isinstance(step, QuantizeWeights)) + 1
-    parts = (tuple(Phase(name, (step,)) for name, step in part) for part in (steps[:last], steps[last:]))
+    n_first = max(i for i, (_, step) in enumerate(steps) if isinstance(step, QuantizeWeights)) + 1
+    parts = (tuple(Phase(name, (step,)) for name, step in part) for part in (steps[:n_first], steps[n_first:]))
     first, rest = map(Pipeline, parts)
     return first, rest
 
@@ -114,71 +112,74 @@ def _fits(step: Pass, graph: Graph) -> bool:
     return step.fits and (step.method == "gptq" or has_text)
 
 
-def _tensors(
+def _expected_tensors(
     folder: Path, manifest: Record, graph: Graph, rest: Pipeline
 ) -> tuple[Mapping[str, StoredTensor], TensorReader]:
-    """Return the tensors that the folder's target stores of `graph` after the passes of `rest`, and their reader."""
+    """Return the tensors that the folder's target stores for `graph` after the passes of `rest`, and their reader."""
     backend = TARGETS.lookup(manifest.text("target"))
-    known = backend.options.listed()
-    given: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
+    options_of_target = backend.options.listed()
+    recorded: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
     if "blocks" in manifest and "arithmetic" not in manifest:
-        given["arithmetic"] = "f32"
-    options = backend.choose({name: value for name, value in given.items() if name in known})
+        recorded["arithmetic"] = "f32"
+    options = backend.choose({name: value for name, value in recorded.items() if name in options_of_target})
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
     forms = make_forms(compiled, backend.forms(compiled, options))
     built = backend.build(forms, manifest.text("dtype"), length, options, [])
     tensors: Mapping[str, StoredTensor] | None = getattr(built, "tensors", None)
     if tensors is None:
-        raise WeftError(f"{folder}: target {backend.name} does not say what it stores, so weights cannot be compared")
+        raise WeftError(f"{folder}: target {backend.name} does not describe its tensors, so weights cannot be compared")
     return tensors, compiled.reader
 
 
-def _read(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
-    """The folder's tensors of these names; those of ONNX are mapped, and read when they are looked at."""
+def _read_arrays(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
+    """Return the folder's arrays with these names; those of ONNX are mapped, and read on access."""
     if any(folder.glob("*.safetensors")):
         reader = SafetensorsReader(folder)
         keys = set(reader.keys())
-        known = {name: reader.dtype(name).numpy for name in tensors if name in keys}
-        whole = {name: reader.read(name, 0, (reader.shape(name) or (1,))[0]) for name in known}
-        return {name: array.astype(known[name], copy=False) for name, array in whole.items()}  # widened exactly
+        stored_dtypes = {name: reader.dtype(name).numpy for name in tensors if name in keys}
+        widened = {name: reader.read(name, 0, (reader.shape(name) or (1,))[0]) for name in stored_dtypes}
+        return {name: array.astype(stored_dtypes[name], copy=False) for name, array in widened.items()}  # exact
     import onnx_ir as onnx
 
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for file in sorted(folder.glob("*.onnx")):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Ignoring unknown external data key")  # those of prepacked weights
             model = onnx.load(file)
         for name, value in model.graph.initializers.items():
             if name in tensors and value.const_value is not None:
-                found[name] = value.const_value.numpy()
-    return found
+                arrays[name] = value.const_value.numpy()
+    return arrays
 
 
-def _misfits(tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> Iterator[str]:
+def _find_misfits(tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> Iterator[str]:
     for name, tensor in tensors.items():
         if name not in arrays:
             yield f"{name} is not in the folder"
         elif arrays[name].shape != tensor.shape:
-            yield f"{name} has the shape {list(arrays[name].shape)}, and its recipe makes {list(tensor.shape)}"
+            yield f"{name} has the shape {list(arrays[name].shape)}, but that of its recipe is {list(tensor.shape)}"
         elif arrays[name].dtype != tensor.dtype.numpy:
-            yield f"{name} is stored as {arrays[name].dtype}, and its recipe as {tensor.dtype}"
+            yield f"{name} is stored as {arrays[name].dtype}, but its recipe as {tensor.dtype}"
 
 
-def _differences(
+def _find_differences(
     tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array], reader: TensorReader, progress: Progress
 ) -> Iterator[str]:
-    """Sentences about tensors that are not, bit by bit, what their recipes make."""
+    """Yield a sentence for each tensor that differs in a bit from its recipe."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
     for name, tensor in tensors.items():
         start, flat = 0, np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
         for block in stream(tensor.recipe, reader):
-            want = np.ascontiguousarray(np.atleast_1d(block).astype(tensor.dtype.numpy, copy=False))
-            bytes_wanted = want.reshape(-1).view(np.uint8)
-            found = flat[start : start + len(bytes_wanted)]
-            if not np.array_equal(found, bytes_wanted):
-                at = int(np.argmax(found != bytes_wanted))
-                yield f"{name} is not what its recipe makes: byte {start + at:,} is {found[at]}, not {bytes_wanted[at]}"
+            expected = np.ascontiguousarray(np.atleast_1d(block).astype(tensor.dtype.numpy, copy=False))
+            expected_bytes = expected.reshape(-1).view(np.uint8)
+            stored_bytes = flat[start : start + len(expected_bytes)]
+            if not np.array_equal(stored_bytes, expected_bytes):
+                position = int(np.argmax(stored_bytes != expected_bytes))
+                yield (
+                    f"{name} differs from its recipe: "
+                    f"byte {start + position:,} is {stored_bytes[position]}, not {expected_bytes[position]}"
+                )
                 break
-            start += len(bytes_wanted)
+            start += len(expected_bytes)
         done += tensor.nbytes
         progress("comparing weights", done, total)

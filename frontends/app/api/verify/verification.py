@@ -1,4 +1,4 @@
-"""Check that a compiled folder computes the same as its source: logits, cached decoding, and the first layer that
+"""Checks that a compiled folder computes the same as its source: logits, cached decoding, and the first layer that
 differs.
 
 The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
@@ -33,20 +33,20 @@ from weft.passes.runner import Progress
 from ....model import Model
 from ..rewriting import rewrite
 from ..source.recorded import recorded_source
-from .errors import divergences, relative_error, tolerated
+from .errors import divergences, relative_error, tolerance_of
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 from .stored import WeightCheck, check_weights, quantizes
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
-# What compiling does of itself, which is judged; what other passes change is changed in the reference too.
+# Passes of compiling itself, which are judged; changes by other passes are applied to the reference as well.
 JUDGED = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
 COMPARING = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where the compiled model leaves the reference: a layer, and in it a value where names allow."""
+    """The first place where the compiled model differs from the reference: a layer, and if possible a value in it."""
 
     layer: str
     error: float
@@ -58,10 +58,11 @@ class Divergence:
 class Verification:
     """Errors of a compiled model against its reference.
 
-    Errors are over all compared `positions`; relative ones are divided by the largest number of the reference, and the
-    largest of all outputs, whose own are `outputs`. `layers` holds the relative error of what each layer hands on,
-    `weights` what comparing those of a quantized model found. KL is Σ p ln(p/q) in nats, p the reference's. The three
-    about tokens are None for encoders. `without` names the parts of the source that the folder has not.
+    Errors are over all compared `positions`. Relative errors are divided by the largest magnitude of the reference, and
+    are the largest over all outputs; `outputs` has those of each output. `layers` has the relative error of each
+    layer's output, `weights` the comparison of a quantized model's weights. KL is Σ p ln(p/q) in nats, with p the
+    reference's. The three fields about tokens are None for encoders. `without` names the parts of the source that the
+    folder lacks.
     """
 
     folder: Path
@@ -82,28 +83,32 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Return whether the relative error is within the tolerance (a NaN never is), and the weights are right."""
+        """Return whether the relative error is within the tolerance (a NaN never is), and the weights are correct."""
         return self.max_relative <= self.tolerance and (self.weights is None or self.weights.passed)
 
 
 @dataclass(frozen=True)
-class _Texts:
-    """The tokens `ids` that are run, of which the first `watched` are compared inside the model, and for an
-    encoder-decoder the `source` that they answer."""
+class _Tokens:
+    """The token ids to run, of which the first `watched` are compared inside the model.
+
+    An encoder-decoder answers `source` with them.
+    """
 
     ids: list[int]
     source: list[int]
     watched: int
 
     def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
-        """Model inputs by name, for one row of the first `tokens` tokens, all by default."""
+        """Return model inputs by name, for one batch row of the first `tokens` tokens, all by default."""
         return stock_inputs(names, self.ids[:tokens], self.source)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width]; of an
-    encoder also its `others`, such as the scores of a head, [1, ...]."""
+    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width].
+
+    An encoder has `others`, such as the scores of a head, [1, ...].
+    """
 
     output: Array
     inside: Mapping[str, Array]
@@ -122,10 +127,10 @@ def verify_folder(
 ) -> Verification:
     """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
 
-    The checksums of its files come first. `prompt` is a text (a stock sentence, or random tokens where there is no
-    tokenizer); `tokens` greedy ones follow, but for models whose experts choose among the tokens of a call: those read
-    the prompt in one. `trust` lets code run: the model.py of a folder of PyTorch, and the architecture file that the
-    manifest names as the source.
+    The checksums of its files come first. `prompt` is a string (by default a stock sentence, or random tokens without a
+    tokenizer). Then `tokens` greedy tokens follow, except for models whose experts choose among the tokens of a call,
+    which read the prompt in one call. `trust` allows code to run: the model.py of a folder of PyTorch, and the
+    architecture file that the manifest names as the source.
 
     Raises:
         WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
@@ -137,57 +142,62 @@ def verify_folder(
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
     if not isinstance(runnable, Encoder) and runnable.decoder.sound is not None:
-        raise WeftError(f"{folder} reads sound, and weft verify compares what models make of texts")
+        raise WeftError(f"{folder} reads sound, but weft verify compares outputs for token sequences")
     if not manifest.data:
-        raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
+        raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
-    model, weights = (None, None) if against is not None else _source(folder, manifest, trust, progress)
-    graphs, others = internals_of(runnable), dict[str, Array]()
+    model, weights = (None, None) if against is not None else _load_source(folder, manifest, trust, progress)
+    graphs, head_outputs = internals_of(runnable), dict[str, Array]()
     task = runnable.task if isinstance(runnable, Encoder) else None
     ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, Encoder)
     if isinstance(runnable, Encoder):
-        got, at = runnable.hidden([ids])[0], list(range(len(ids)))
+        actual, positions = runnable.hidden([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
         if names:  # ONNX Runtime returns all outputs if none is named
-            others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
-        texts = _Texts(ids, source, len(ids))
+            head_outputs = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
+        sequence = _Tokens(ids, source, len(ids))
     else:
         if runnable.decoder.start is not None:
             ids, source = list(runnable.decoder.start), ids
-        watched = min(len(ids) if not source else tokens + 1, WATCHED)  # of what sees only the past
+        watched = min(len(ids) if not source else tokens + 1, WATCHED)  # tokens that see only earlier ones
         calls = 2
-        if model is not None and _compete(model, len(ids) + tokens):
-            watched, tokens, calls = len(ids), 0, 1  # what a token sees depends on the call it comes in
-        got, at = _teach(runnable, ids, source, tokens, calls, progress)
-        texts = _Texts(ids, source, watched)
+        if model is not None and _tokens_compete(model, len(ids) + tokens):
+            watched, tokens, calls = len(ids), 0, 1  # results depend on the other tokens of a call
+        actual, positions = _teacher_force(runnable, ids, source, tokens, calls, progress)
+        sequence = _Tokens(ids, source, watched)
     if model is not None:
-        reference, name = _interpreted(model, texts, progress), f"the float64 reference of {model.description}"
+        reference, name = _run_interpreter(model, sequence, progress), f"the float64 reference of {model.description}"
     else:
-        reference = _transformed(Path(str(against)), texts, encoder, graphs, None if task is None else task.name)
+        reference = _run_transformers(
+            Path(str(against)), sequence, encoder, graphs, None if task is None else task.name
+        )
         name = f"transformers on {against}"
-    want = reference.output[at]
-    if want.shape != got.shape:
-        raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
+    expected = reference.output[positions]
+    if expected.shape != actual.shape:
+        raise WeftError(f"{folder}: its output is {actual.shape[-1]} wide, but that of {name} is {expected.shape[-1]}")
     depth, reduction = size_of(runnable)
     rounded = manifest.choice("arithmetic", ("", "int8"), "")
     bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]
-    tolerance = tolerated(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
-    layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
-    absolute = np.abs(got - want).max()
-    outputs = {name: relative_error(got, want) for name, got, want in _shared(others, reference.others)}
+    tolerance = tolerance_of(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
+    layers, divergence = _compare_layers(graphs, sequence, reference.inside, tolerance)
+    absolute = np.abs(actual - expected).max()
+    outputs = {
+        name: relative_error(actual, expected)
+        for name, actual, expected in _pair_outputs(head_outputs, reference.others)
+    }
     if task is not None and not outputs:
-        raise WeftError(f"{folder}: {name} gives none of its outputs {', '.join(others)} to compare")
-    kl = None if encoder else divergences(want, got)
+        raise WeftError(f"{folder}: {name} has none of its outputs {', '.join(head_outputs)} to compare")
+    kl = None if encoder else divergences(expected, actual)
     return Verification(
         folder=folder,
         reference=name,
         dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
-        positions=len(at),
+        positions=len(positions),
         max_absolute=float(absolute),
-        max_relative=float(np.max([relative_error(got, want), *outputs.values()])),
+        max_relative=float(np.max([relative_error(actual, expected), *outputs.values()])),
         tolerance=tolerance,
-        argmax_agreement=float((got.argmax(-1) == want.argmax(-1)).mean()) if not encoder else None,
+        argmax_agreement=float((actual.argmax(-1) == expected.argmax(-1)).mean()) if not encoder else None,
         kl_mean=None if kl is None else float(kl.mean()),
         kl_max=None if kl is None else float(kl.max()),
         layers=layers,
@@ -198,40 +208,42 @@ def verify_folder(
     )
 
 
-def _shared(got: Mapping[str, Array], want: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    for name, array in got.items():
-        if name in want and array.shape != want[name].shape:
+def _pair_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    for name, array in actual.items():
+        if name in expected and array.shape != expected[name].shape:
             raise WeftError(
-                f"the output {name} is {list(array.shape)}, but the reference's is {list(want[name].shape)}"
+                f"the output {name} is {list(array.shape)}, but the reference's is {list(expected[name].shape)}"
             )
-        if name in want:
-            yield name, array, want[name]
+        if name in expected:
+            yield name, array, expected[name]
 
 
-def _compete(model: Model, tokens: int) -> bool:
-    """Return whether experts choose among the `tokens` tokens of a call, or have a capacity."""
+def _tokens_compete(model: Model, tokens: int) -> bool:
+    """Return whether experts choose among the `tokens` tokens of a call, or have a smaller capacity."""
     routers = (node for node in model.graph.nodes if node.op in COMPARING)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
-def _source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
-    """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
-    something else; without the noise of routers, which compiling leaves out. Of passes that round weights, and all
-    before them, it is what the folder's weights are compared with."""
+def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
+    """Return the unchanged source that the manifest names, after those passes of its pipeline that change outputs.
+
+    The noise of routers, which compiling leaves out, is removed. If a pass quantizes weights, they are compared with
+    the folder's up to that pass, and the result is returned as well.
+    """
     model, weights = recorded_source(folder, manifest, trust), None
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
-    others = [p for p in pipeline.passes if p.effect != "exact" and p.name not in JUDGED]
+    changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in JUDGED]
     if quantizes(pipeline):
         graph, rest, weights = check_weights(folder, manifest, model, progress)
-        model, later = replace(model, graph=graph), [p for p in others if p in rest.passes]
+        model, later = replace(model, graph=graph), [p for p in changing if p in rest.passes]
     else:
-        later = others
+        later = changing
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
     if later:
         model = rewrite(model, ", ".join(map(str, later)), progress=progress)
-    named = f" after {', '.join(map(str, others))}" if others else ""
-    return replace(model, description=f"{model.description}{named}"), weights
+    passes = f" after {', '.join(map(str, changing))}" if changing else ""
+    return replace(model, description=f"{model.description}{passes}"), weights
 
 
 def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:
@@ -248,19 +260,21 @@ def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> li
     return ids[:longest]
 
 
-def _teach(
+def _teacher_force(
     runnable: Generator, ids: list[int], source: list[int], tokens: int, calls: int, progress: Progress
 ) -> tuple[Array, list[int]]:
-    """Run the prompt in one or two `calls`, or read the source, then greedy steps whose tokens are added to `ids`:
-    logits and their positions."""
+    """Run the prompt in one or two `calls`, or read the source, then greedy steps whose tokens are added to `ids`.
+
+    Return the logits and their positions.
+    """
     decoder = runnable.decoder
     steps = min(tokens, decoder.max_length - len(ids))
     logits: list[Array] = []
-    at: list[int] = []
+    positions: list[int] = []
     with decoder.context(1, len(ids) + steps) as context:
         if source:
             logits.append(context.prefill([source]).copy())
-            at.append(len(ids) - 1)
+            positions.append(len(ids) - 1)
         else:
             context.reset()
         half = len(ids) // 2 if calls == 2 else 0
@@ -268,19 +282,19 @@ def _teach(
             if first < last:
                 rows = context.extend(ids[first:last])
                 logits.append(rows)
-                at += range(last - len(rows), last)
+                positions += range(last - len(rows), last)
         for i in range(steps):
             ids.append(int(logits[-1][-1].argmax()))
             logits.append(context.step(np.array(ids[-1:])).copy())
-            at.append(len(ids) - 1)
+            positions.append(len(ids) - 1)
             progress("decoding", i + 1, steps)
-    return np.concatenate(logits), at
+    return np.concatenate(logits), positions
 
 
-def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
-    """One full pass of the source's graph in float64."""
-    graph, inside, done = model.graph, dict[str, Array](), 0
-    kept = max(texts.watched, len(texts.source))
+def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Reference:
+    """Run the source's graph once over all tokens, in float64."""
+    graph, inner_values, done = model.graph, dict[str, Array](), 0
+    n_watched = max(sequence.watched, len(sequence.source))
     output = "logits" if "logits" in graph.outputs and "task" not in graph.meta else "last_hidden_state"
     if output not in graph.outputs:
         raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
@@ -289,19 +303,21 @@ def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
         nonlocal done
         done += 1
         for value, array in zip(node.outputs, results, strict=True):
-            if layer_of(value.name) and array.ndim == 3 and array.shape[1] in (len(texts.ids), len(texts.source)):
-                inside[value.name] = array[:, :kept].astype(np.float32)
+            if layer_of(value.name) and array.ndim == 3 and array.shape[1] in (len(sequence.ids), len(sequence.source)):
+                inner_values[value.name] = array[:, :n_watched].astype(np.float32)
         progress("interpreting", done, len(graph))
 
-    found = interpret(graph, texts.inputs(graph.inputs), watch=watch)
-    return _Reference(found[output][0], inside, found)
+    results = interpret(graph, sequence.inputs(graph.inputs), watch=watch)
+    return _Reference(results[output][0], inner_values, results)
 
 
-def _transformed(
-    folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[Internals], task: str | None
+def _run_transformers(
+    folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states. A model with
-    a head for `task` is of the class that its config names."""
+    """Run transformers once over all tokens, in float32 on the CPU; the values inside are its hidden states.
+
+    A model with a head for `task` is of the class that its config names.
+    """
     try:
         import torch
         import transformers
@@ -313,16 +329,16 @@ def _transformed(
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     kind: Any = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
-    arguments = {"input_ids": torch.tensor([texts.ids])}
-    if texts.source:
+    arguments = {"input_ids": torch.tensor([sequence.ids])}
+    if sequence.source:
         kind = transformers.AutoModelForSeq2SeqLM
-        arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
+        arguments = {"input_ids": torch.tensor([sequence.source]), "decoder_input_ids": torch.tensor([sequence.ids])}
     try:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if task is not None:
             kind = getattr(transformers, config.architectures[0], kind)
         if quantized := getattr(config, "quantization_config", None):
-            quantized["dequantize"] = True  # as the import does
+            quantized["dequantize"] = True  # as in the import
         net = kind.from_pretrained(
             folder,
             config=config,
@@ -336,51 +352,59 @@ def _transformed(
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     if task == "multiple-choice":  # one choice
         arguments = {name: ids[:, None] for name, ids in arguments.items()}
-    forward = getattr(net.eval(), "get_text_features", net)  # of a pair of encoders, that of texts
+    forward = getattr(net.eval(), "get_text_features", net)  # the text encoder of a pair
     with torch.no_grad():
-        found = forward(**arguments, output_hidden_states=True)
-        base = found if task is None else net.base_model(torch.tensor([texts.ids]), output_hidden_states=True)
-    halves = (
-        [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [base.get("hidden_states", ())]
+        outputs = forward(**arguments, output_hidden_states=True)
+        base = outputs if task is None else net.base_model(torch.tensor([sequence.ids]), output_hidden_states=True)
+    by_graph = (
+        [outputs.encoder_hidden_states, outputs.decoder_hidden_states]
+        if sequence.source
+        else [base.get("hidden_states", ())]
     )
-    inside: dict[str, Array] = {}
-    for graph, hidden in zip(graphs, halves, strict=bool(graphs)):
-        layers = list(graph.boundaries.values())[: len(hidden) - 1]  # an encoder's, before keys and values of another
-        # the first hidden state is the embedding; the last has been through the final norm where there is one
+    inner_values: dict[str, Array] = {}
+    for graph, hidden in zip(graphs, by_graph, strict=bool(graphs)):
+        layers = list(graph.boundaries.values())[
+            : len(hidden) - 1
+        ]  # an encoder's, before cross-attention keys and values
+        # the first hidden state is the embedding; the last follows the final norm, if there is one
         if len(hidden) == len(layers) + 1:
-            inside |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
-    others = (
-        {name: v.numpy() for name, v in {**base, **found}.items() if isinstance(v, torch.Tensor)} if encoder else {}
+            inner_values |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
+    head_outputs = (
+        {name: v.numpy() for name, v in {**base, **outputs}.items() if isinstance(v, torch.Tensor)} if encoder else {}
     )
     if forward is not net:
-        others["sentence_embedding"] = others["pooler_output"]
-    return _Reference((base.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside, others)
+        head_outputs["sentence_embedding"] = head_outputs["pooler_output"]
+    return _Reference(
+        (base.last_hidden_state if encoder else outputs.logits)[0].double().numpy(), inner_values, head_outputs
+    )
 
 
 def _compare_layers(
-    graphs: Sequence[Internals], texts: _Texts, inside: Mapping[str, Array], tolerance: float
+    graphs: Sequence[Internals], sequence: _Tokens, inside: Mapping[str, Array], tolerance: float
 ) -> tuple[dict[str, float], Divergence | None]:
-    """The relative error of what each layer hands on, and the first place beyond `tolerance`."""
+    """Return the relative error of each layer's output, and the first place beyond `tolerance`."""
     layers: dict[str, float] = {}
-    made: dict[str, Any] = {}
+    encoder_outputs: dict[str, Any] = {}
     for graph in graphs:
         last = graph is graphs[-1]
-        inputs = texts.inputs([n for n in graph.inputs if n not in made], texts.watched) | made
-        want = {name: array[:, : texts.watched if last else None] for name, array in inside.items()}
-        shared = {layer: name for layer, name in graph.boundaries.items() if name in want}
-        errors = _errors(graph.run(inputs, shared.values()), want)
+        inputs = (
+            sequence.inputs([n for n in graph.inputs if n not in encoder_outputs], sequence.watched) | encoder_outputs
+        )
+        expected = {name: array[:, : sequence.watched if last else None] for name, array in inside.items()}
+        shared = {layer: name for layer, name in graph.boundaries.items() if name in expected}
+        errors = _relative_errors(graph.run(inputs, shared.values()), expected)
         layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
-        # Not `error > tolerance`: NaN is a divergence too.
+        # Not `error > tolerance`: a NaN also counts as a divergence.
         first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
         if first is not None:
-            closer = [name for name in graph.names if layer_of(name) == first and name in want]
-            within = _errors(graph.run(inputs, closer), want)
+            names = [name for name in graph.names if layer_of(name) == first and name in expected]
+            within = _relative_errors(graph.run(inputs, names), expected)
             value = next((name for name, error in within.items() if not error <= tolerance), None)
             return layers, Divergence(first, layers[first], value, None if value is None else within[value])
-        made = {} if last else graph.outputs(inputs)
+        encoder_outputs = {} if last else graph.outputs(inputs)
     return layers, None
 
 
-def _errors(got: Mapping[str, Array], want: Mapping[str, Array]) -> dict[str, float]:
-    """The relative error of each value that has the shape of its reference."""
-    return {name: relative_error(a, want[name]) for name, a in got.items() if a.shape == want[name].shape}
+def _relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
+    """Return the relative error of each value that has the shape of its reference."""
+    return {name: relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape}

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from weft import WeftError
 from weft.backends.viz.layout.scene import Shape, scene
 from weft.backends.viz.model.network import Network
-from weft.frontends.app.api.draw.drawable import described
+from weft.frontends.app.api.draw.drawable import read_network
 
 from ....backends.viz.onnx_models import Builder, slashed, wrapped
 from ...command import TINY, done, refused
@@ -39,8 +39,8 @@ def operations(network: Network) -> list[str]:
 def test_an_onnx_folder_looks_like_its_source(arch: Path) -> None:
     """Attention, feed-forward networks and layers are those of the source; caches add no boxes, only notes."""
     done("compile", arch, "-o", "out", "--target", "onnx")
-    found = described("out")
-    root, source = scene(found), scene(described(arch))
+    found = read_network("out")
+    root, source = scene(found), scene(read_network(arch))
     assert found.name == "arch"
     assert [s.key for s in root.inner if s.label.kind == "input"] == [
         "input_ids",
@@ -61,13 +61,13 @@ def test_parameters_of_a_compiled_folder(arch: Path) -> None:
     """Those of the source, but for norms: without a checkpoint they are all ones, of which a file has one tensor."""
     done("compile", arch, "-o", "out", "--target", "onnx")
     expected = json.loads(done("inspect", arch, "--json").stdout)["parameters"]
-    assert sum(w.learned for v in described("out").vertices for w in v.weights) == expected - 6 * 32
+    assert sum(w.learned for v in read_network("out").vertices for w in v.weights) == expected - 6 * 32
 
 
 def test_a_torch_folder_is_drawn_by_its_source(arch: Path) -> None:
     done("compile", arch, "-o", "out", "--target", "torch")
     ours = done("opt", arch, "-p", json.loads(Path("out/weft.json").read_text())["pipeline"]).stdout
-    assert ours.count("rms_norm") == operations(described("out", trust=True)).count("rms_norm") > 0
+    assert ours.count("rms_norm") == operations(read_network("out", trust=True)).count("rms_norm") > 0
     arch.write_text(TINY.replace("layers=3", "layers=4"))
     assert "which is code that this would run" in refused("viz", "out", "-o", "a.svg")
     assert "has changed since (arch.py)" in refused("viz", "out", "-o", "a.svg", "--trust")
@@ -79,7 +79,7 @@ def test_a_torch_folder_is_drawn_by_its_source(arch: Path) -> None:
 
 def test_a_model_folder(arch: Path) -> None:
     done("opt", arch, "-p", "kv-cache", "-o", "smaller")
-    root, source = scene(described("smaller")), scene(described(arch))
+    root, source = scene(read_network("smaller")), scene(read_network(arch))
     assert titles(root) == titles(source)
     assert {s.key for s in root.inner} == {s.key for s in source.inner} | {"attention_mask"}
 
@@ -121,4 +121,4 @@ def test_folders_that_are_not_whole(arch: Path, tmp_path: Path) -> None:
     assert "not valid JSON" in refused("viz", "out")
     Path("out/weft.json").write_text('{"target": "torch"}')
     with pytest.raises(WeftError, match="names no source"):
-        described("out")
+        read_network("out")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft import Decoder, Mamba, load_source
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet, titled
+from weft.frontends.app.api.draw.fact_sheet import fact_sheet, title_of
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
@@ -99,5 +99,5 @@ def test_several_sizes_are_told_in_a_row() -> None:
 def test_titles(tmp_path: Path) -> None:
     (tmp_path / "arch.v2.py").write_text(TINY + "wide = model\n")
     names = {"gpt2": "gpt2", f"{tmp_path}/arch.v2.py": "arch.v2", f"{tmp_path}/arch.v2.py:wide": "arch.v2 · wide"}
-    assert {spec: titled(load_source(spec)) for spec in names} == names
-    assert titled(load_source(load_source("gpt2").graph)) == "gpt2"
+    assert {spec: title_of(load_source(spec)) for spec in names} == names
+    assert title_of(load_source(load_source("gpt2").graph)) == "gpt2"

@@ -17,7 +17,7 @@ from weft.backends.torch.healing import distillation
 from weft.backends.torch.healing.sampling import continued
 from weft.backends.torch.healing.student import dense, open_student
 from weft.frontends.app.api.healing import HELD_BACK, healing
-from weft.frontends.app.api.modules import module_forms, trained
+from weft.frontends.app.api.modules import module_forms, simplify_trainable
 from weft.frontends.app.api.rewriting import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
@@ -213,7 +213,7 @@ def test_the_gradient_of_the_divergence() -> None:
 def test_scales_stay_within_the_range_of_their_dtype() -> None:
     quantized = run_passes(original("tied"), QUANTIZE)
     numbers = dense(quantized)
-    student = open_student(quantized, numbers, module_forms(trained(numbers.graph)), "cpu")
+    student = open_student(quantized, numbers, module_forms(simplify_trainable(numbers.graph)), "cpu")
     for _, change in student.scales.values():
         change.data.fill_(1e7)
     healed = student.healed()

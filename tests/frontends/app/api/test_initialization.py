@@ -97,7 +97,7 @@ def test_a_module_may_have_its_own() -> None:
 def test_what_a_module_says_itself_stays() -> None:
     found = deviations(weft.initialize(decoder(ffn=Initialized(GatedMLP(64), weft.normal(0.5))), "plain", STD))
     assert (found["layers.0.ffn.up.weight"], found["layers.0.attn.q.weight"]) == (0.5, STD)
-    with pytest.raises(weft.WeftError, match="no matrix begins as N"):
+    with pytest.raises(weft.WeftError, match="no matrix is initialized as N"):
         weft.initialize(weft.initialize(decoder(), "fan-in", STD), "depth")
 
 

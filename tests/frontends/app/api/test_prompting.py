@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from weft import MLP, Attention, Block, BlockSparse, Encoder, FourierMixing, load_source
 from weft.backends.viz.panels import prompts
-from weft.frontends.app.api.draw.prompting import attended
+from weft.frontends.app.api.draw.prompting import run_prompt
 from weft.frontends.app.cli import cli
 from weft.ir.errors import WeftError
 
@@ -118,9 +118,9 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     with pytest.raises(WeftError, match=r"one text; .* also reads encoder_input_ids"):
         prompts.check(load_source("t5-base").graph, 3)
     with pytest.raises(WeftError, match="has no trained weights, so its attention is random"):
-        attended(load_source("gpt2"), "hello")
+        run_prompt(load_source("gpt2"), "hello")
     with pytest.raises(WeftError, match="has no tokenizer"):
-        attended(load_source(save("llama")[1]), "hello")
+        run_prompt(load_source(save("llama")[1]), "hello")
 
 
 def test_models_without_attention_have_no_limit_of_heads() -> None:

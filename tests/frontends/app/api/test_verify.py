@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.frontends.app.api.verify.errors import divergences, relative_error, tolerated
+from weft.frontends.app.api.verify.errors import divergences, relative_error, tolerance_of
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.app.cli import cli
 from weft.ir import WeftError
@@ -223,7 +223,7 @@ def test_measures() -> None:
     assert np.isnan(relative_error(np.array([np.nan]), np.array([1.0])))
     p, q = (np.exp(x) / np.exp(x).sum() for x in (want[0], got[0]))
     np.testing.assert_allclose(divergences(want, got), [(p * np.log(p / q)).sum()], rtol=1e-12)
-    assert tolerated("f32", 30, 576) < 1e-4 < tolerated("f16", 30, 576) < tolerated("bf16", 30, 576) < 0.3
+    assert tolerance_of("f32", 30, 576) < 1e-4 < tolerance_of("f16", 30, 576) < tolerance_of("bf16", 30, 576) < 0.3
 
 
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMultipleChoice", "BartForSequenceClassification"])

@@ -326,7 +326,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("compile {quantized} -o out --seed 3", "seed is 3, but nothing is drawn with it"),
     ("export {encoder} -o out.safetensors --seed 3", "seed is 3, but nothing is drawn with it"),
     ("compile {random} -o out --without x", "has no part 'x' that could be left out"),
-    ("compile {encoder} -o out --as llama", "--as is for a folder whose config says what it is"),
+    ("compile {encoder} -o out --as llama", "--as is for a folder whose config names its family"),
     ("compile {random} -o out --class-name=", "'--class-name': '' is how it is without the option"),
     ("compile {encoder} -o out --cache-dtype int8", "--cache-dtype int8 has no effect here, so leave it out"),
     ("compile {decoder} -o out --arithmetic f32", "--arithmetic f32 has no effect here, so leave it out"),

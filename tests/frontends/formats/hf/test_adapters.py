@@ -265,7 +265,7 @@ def test_an_adapter_beside_its_base_is_merged(tiny: Path, tmp_path: Path) -> Non
     shutil.copytree(tiny / "base", tmp_path / "model")
     for file in (tiny / "adapter").glob("adapter_*"):
         shutil.copy(file, tmp_path / "model")
-    assert "holds weights of its own beside an adapter" in refused("inspect", tmp_path / "model")
+    assert "has weights in addition to an adapter" in refused("inspect", tmp_path / "model")
     for name in (None, "", "someone/somewhere", str(tmp_path / "model")):
         peft.reconfigure(tmp_path / "model", base_model_name_or_path=name)
         assert error(meaning(tmp_path / "model"), np.load(tiny / "want.npy")) < 1e-5

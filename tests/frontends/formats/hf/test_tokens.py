@@ -213,7 +213,9 @@ def test_folders_without_a_tokenizer_config_open_without_a_question(save: Any, p
 def test_older_tokenizers_are_refused_with_a_remedy(name: str, save: Any, tmp_path: Path) -> None:
     folder = Path(save("llama")[1])
     (folder / name).write_bytes(b"[PAD]\n[UNK]\n")
-    with pytest.raises(WeftError, match=rf"has {name} and no tokenizer\.json, .*: make it with transformers, AutoTok"):
+    with pytest.raises(
+        WeftError, match=rf"has {name} and no tokenizer\.json, .*: create it with transformers, AutoTok"
+    ):
         weft.compile(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
