@@ -219,7 +219,7 @@ def test_the_command_line_reads_sound(tmp_path: Path) -> None:
     assert ",".join(map(str, greedy(model, row, inputs)[0])) in ran.output and "18 frames" in ran.output
     for file, told in (
         ("no.npy", "No such file or directory"),
-        ("out/weft.json", "is no .npy file, or holds no numbers"),
+        ("out/weft.json", "is not a .npy file, or has no numbers"),
     ):
         refused = CliRunner().invoke(cli, ["run", f"{tmp_path / 'out'}", "--sound", f"{tmp_path / file}"])
         assert refused.exit_code == 2 and told in refused.output and "pickle" not in refused.output

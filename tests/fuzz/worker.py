@@ -154,11 +154,11 @@ def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: conte
         kind, number = line.rstrip("\n").rsplit(" ", 1)
         if kind == "serve" and SERVER is None:
             import weft
-            from weft.frontends.app.serve.server import running
+            from weft.frontends.app.serve.server import serve_in_thread
             from weft.frontends.app.serve.settings import Settings
 
             settings = Settings("llama", drain=0.0)
-            SERVER = servers.enter_context(running(weft.load(corpus / "onnx" / "llama"), settings))
+            SERVER = servers.enter_context(serve_in_thread(weft.load(corpus / "onnx" / "llama"), settings))
         scratch, path = Path(tempfile.mkdtemp(prefix="fuzz-")), list(sys.path)
         try:
             case = case_of(seed, kind, int(number), corpus, scratch)

@@ -1,7 +1,7 @@
 """The `weft` command: compile, run, serve, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
 
-Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
-caller would want too: that lives in `weft.frontends.app.api`.
+Importing it only imports click; each command imports its needs when it runs. Never here: anything that Python callers
+also need, which is in `weft.frontends.app.api`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def cli(ctx: click.Context) -> None:
       weft heal q4/ --against model.gguf -o healed/           refit the scales of a quantized model
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
-      weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
+      weft eval out/ --against model.gguf --text notes.txt    the loss of quality
     """
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
 
 
-COMMANDS = {  # as `weft --help` groups them
+COMMANDS = {  # in the groups of `weft --help`
     "Build": (compiling.compile_command, exporting.export_command),
     "Run": (running.run_command, serving.serve_command, evaluating.eval_command),
     "Look": (
@@ -108,6 +108,6 @@ for group, commands in COMMANDS.items():
 
 
 def main() -> None:
-    """The entry point; ends the process with the exit status."""
-    gc.set_threshold(50_000, 20, 20)  # most of what a command makes lives until it ends: walks through it free little
+    """Run the command line, and end the process with its exit status."""
+    gc.set_threshold(50_000, 20, 20)  # most objects of a command live until it ends, so collections free little
     cli.main(prog_name="weft")

@@ -1,4 +1,4 @@
-"""`weft ops`, `weft targets`, `weft presets`, `weft families`: what there is, from the registries themselves."""
+"""`weft ops`, `weft targets`, `weft presets`, `weft families`: lists from the registries themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.backends.targets import Backend
     from weft.ir.op import Op
 
-SHOWN = "smollm2-135m"  # whose pipelines are shown
+SHOWN = "smollm2-135m"  # the preset whose pipelines are printed
 
 
 @click.command("ops", short_help="List the ops.")
@@ -56,7 +56,7 @@ def _signature(op: Op) -> str:
 
 
 def first_sentence(doc: str) -> str:
-    """The first sentence, or paragraph if it has no end."""
+    """Return the first sentence of `doc`, or the first paragraph if it has no full stop."""
     paragraph = " ".join(doc.partition("\n\n")[0].split())
     sentence, end, _ = paragraph.partition(". ")
     return sentence + end.rstrip()
@@ -83,7 +83,7 @@ def _show_op(op: Op) -> None:
     for name, target in TARGETS.items():
         try:
             lowerings = target.lowerings(op.name) or ["its body" if op.has_body else "nothing"]
-        except WeftError as e:  # a library is missing
+        except WeftError as e:  # for a missing library
             lowerings = [str(e)]
         echo(f"  {name}: {', '.join(lowerings)}")
     echo("cases:")
@@ -92,14 +92,14 @@ def _show_op(op: Op) -> None:
 
 
 def _cases(op: Op) -> list[str]:
-    """Each example case as operand types -> output types."""
+    """Return a line per example case: operand types -> output types."""
     from weft.ir.recipes.spelling import spell
     from weft.ir.types import TensorType, dtypes
 
     lines = []
     for case in op.cases:
-        drawn = case.draw()
-        types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in drawn]
+        arrays = case.draw()
+        types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in arrays]
         attrs = op.check_attrs(case.attrs)
         operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
@@ -114,7 +114,7 @@ def _narrow(array: Any) -> Any:
 @click.argument("name", required=False, shell_complete=complete_targets)
 @click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
 @click.option(
-    "--pipeline", is_flag=True, help=f"The passes that it compiles the preset {SHOWN} by, and the forms made."
+    "--pipeline", is_flag=True, help=f"The passes of the target for the preset {SHOWN}, and the forms it builds."
 )
 def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     """List the targets of `weft compile`, or show one of them with its facts and options.
@@ -122,31 +122,31 @@ def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     \b
     Examples:
       weft targets
-      weft targets ort-cpu                     its facts, and what each of its options does
+      weft targets ort-cpu                     its facts, and the effect of each of its options
       weft targets torch --pipeline            the passes of each form of a model that it is built from
       weft targets --json | jq '.[].name'
     """
     from weft.backends.targets import TARGETS
 
-    chosen = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
+    selected = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
     if pipeline and wants_json:
         raise WeftError("--pipeline is printed as text: leave out --json")
     if pipeline:
-        echo("\n\n".join(map(_pipelines, chosen)))
+        echo("\n\n".join(map(_pipelines, selected)))
     elif wants_json:
-        echo(as_json([target.describe() for target in chosen]))
+        echo(as_json([target.describe() for target in selected]))
     elif name is None:
         rows = []
-        for target in chosen:
+        for target in selected:
             flags = ", ".join(option.flag for option in target.options.listed().values())
             rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), target.doc, flags))
         table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
     else:
-        _show_target(chosen[0])
+        _show_target(selected[0])
 
 
 def _pipelines(target: Backend) -> str:
-    """Spell the passes of a target, phase by phase, and those that make each form."""
+    """Return the passes of a target, phase by phase, and those of each form."""
     from weft.passes import Pipeline, run_passes
 
     from ... import load_source
@@ -160,7 +160,7 @@ def _pipelines(target: Backend) -> str:
     lines = [f"{target.name}: {target.doc}", *phases(pipeline)]
     try:
         forms = target.forms(run_passes(graph, pipeline), target.options())
-    except WeftError as missing:  # a library
+    except WeftError as missing:  # a library is missing
         return "\n".join([*lines, f"its forms are not listed: {missing}"])
     for name, form in forms.items():
         lines += [f"form {name}{f', of {form.of}' * bool(form.of)}:", *phases(form.pipeline)]
@@ -190,7 +190,7 @@ def _show_target(target: Backend) -> None:
 @click.command("presets", short_help="List published architectures.")
 @click.argument("name", required=False, shell_complete=complete_presets)
 def presets_command(name: str | None) -> None:
-    """List the architectures that can be named as a SOURCE; one by name with its parameters.
+    """List the architectures that can be named as a SOURCE, or show one with its parameters.
 
     A preset has no checkpoint: its weights get their declared random initialization.
 
@@ -202,12 +202,12 @@ def presets_command(name: str | None) -> None:
     """
     from ... import PRESETS
 
-    _check_known(name, PRESETS, "preset", "presets")
-    chosen = PRESETS if name is None else [name]
+    _check_name(name, PRESETS, "preset", "presets")
+    selected = PRESETS if name is None else [name]
     columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
-    table(columns, [_preset_row(n) for n in chosen], right="parameters active KV/token state context")
+    table(columns, [_preset_row(n) for n in selected], right="parameters active KV/token state context")
     if name is None:
-        echo("\nactive: of experts only those a token is sent to; KV/token and state: bytes in f16")
+        echo("\nactive: without experts that a token is not routed to; KV/token and state: bytes in f16")
     else:
         echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
 
@@ -237,9 +237,9 @@ def _preset_row(name: str) -> tuple[str, ...]:
 @click.argument("name", required=False, shell_complete=complete_families)
 @click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
 def families_command(name: str | None, write_docs: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type): what reads and writes them, and their errors.
+    """List the families of Hugging Face folders (their model_type): libraries that load them, and their errors.
 
-    One by name: its errors in every way of running, its GGUF architecture, and what a model is exported to.
+    With a NAME, show its errors in every way of running, its GGUF architecture, and the formats for export.
 
     The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
     through the caches, in f32: the largest difference to transformers, relative to the largest value. Families from
@@ -260,7 +260,7 @@ def families_command(name: str | None, write_docs: str | None) -> None:
         with whole_file(Path(write_docs)) as file:
             file.write_text(page(FAMILIES), encoding="utf-8")
         return note(f"{write_docs}: {len(FAMILIES)} families")
-    _check_known(name, FAMILIES, "family", "families")
+    _check_name(name, FAMILIES, "family", "families")
     if name is None:
         head, *rows = overview(FAMILIES)
         return table(head, rows)
@@ -273,8 +273,8 @@ def families_command(name: str | None, write_docs: str | None) -> None:
         echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
 
 
-def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:
+def _check_name(name: str | None, names: Collection[str], kind: str, command: str) -> None:
     from weft.ir.errors import unknown
 
-    if name is not None and name not in known:
-        raise unknown(kind, name, known, f"see `weft {command}`")
+    if name is not None and name not in names:
+        raise unknown(kind, name, names, f"see `weft {command}`")

@@ -22,12 +22,12 @@ FOLDER = click.Path(file_okay=False)
 
 
 class TargetCommand(click.Command):
-    """A command that also takes the options of every target, those of plugins included."""
+    """A command with additional options: those of every target, including plugins."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if self.name not in ctx.meta:  # click asks several times, and compares the parameters by identity
-            *own, help_option = super().get_params(ctx)
-            ctx.meta[str(self.name)] = [*own, *_target_options(), help_option]
+        if self.name not in ctx.meta:  # click calls this several times, and compares the parameters by identity
+            *params_of_command, help_option = super().get_params(ctx)
+            ctx.meta[str(self.name)] = [*params_of_command, *_target_options(), help_option]
         params: list[click.Parameter] = ctx.meta[str(self.name)]
         return params
 
@@ -41,17 +41,17 @@ def _target_options() -> list[click.Option]:
         text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
         kind = click.Choice(option.choices) if option.choices else option.type
         flag = click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text)
-        flag.callback = partial(_changed, option.default)
+        flag.callback = partial(_require_change, option.default)
         options.append(flag)
     explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
     text = "List the kernel of each part of a decode step on a GPU and on this CPU, and the reasons for fallbacks"
     return [*options, click.Option(["--explain"], is_flag=True, help=f"{text} (target {explaining}).")]
 
 
-def _changed(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option of a target. Raises BadParameter on its `default`, which asks for nothing."""
+def _require_change(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of an option of a target; raise BadParameter if it is the `default`, which has no effect."""
     if value is not None and value == default and not ctx.resilient_parsing:
-        raise click.BadParameter(f"{value!r} is how it is without the option: leave it out", ctx, option)
+        raise click.BadParameter(f"{value!r} is the behaviour without the option: leave it out", ctx, option)
     return value
 
 
@@ -64,18 +64,18 @@ def _changed(default: Any, ctx: click.Context, option: click.Parameter, value: A
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=complete_targets,
-    help="What the model is for: {targets}; see `weft targets`.",
+    help="The target: {targets}; see `weft targets`.",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
 @passes_option(
-    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
+    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that contains it.",
     default="default",
     show_default=True,
 )
 @click.option(
     "--weights",
     metavar="int4 | int8 | …",
-    help="Store weights as integers of so many bits: in short for passes, see `weft passes quantize`.",
+    help="Store weights in fewer bits; short for passes, see `weft passes quantize`.",
 )
 @click.option(
     "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
@@ -92,7 +92,7 @@ def _changed(default: Any, ctx: click.Context, option: click.Parameter, value: A
     multiple=True,
     type=click.Path(),
     metavar="DIR",
-    help="A LoRA adapter to store beside the model, to be chosen when ONNX Runtime or genai runs it; may be repeated.",
+    help="A LoRA adapter to store next to the model, for ONNX Runtime or genai to select at run time; may be repeated.",
 )
 @click.option(
     "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
@@ -103,8 +103,8 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
-    files) get their declared random weights. What --as reads is then compared with transformers, if that is installed
-    and knows the type.
+    files) get their declared random weights. With --as, the result is then compared with transformers, if that is
+    installed and knows the type.
 
     \b
     Examples:
@@ -141,30 +141,30 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
 
 
 def _compare(out: str, source: str, family: str) -> None:
-    """Compare the folder `out`, whose `source` was read as one of another `family`, with transformers.
+    """Compare the folder `out`, whose `source` was read as a model of `family` by --as, with transformers.
 
     Raises:
-        WeftError: if they compute different numbers.
+        WeftError: if their outputs differ.
     """
     from ..api.verify.verification import verify_folder
 
     try:
         with progress(f"comparing {out} with transformers on {source}") as step:
-            found = verify_folder(out, against=source, trust=True, progress=step)
+            result = verify_folder(out, against=source, trust=True, progress=step)
     except WeftError as e:
-        reason = str(e).splitlines()[0]  # transformers' own errors go on
-        note(f"nothing says that {source} computes what a {family} model does: {reason}")
+        reason = str(e).splitlines()[0]  # transformers' own errors have more lines
+        note(f"not checked whether {source} computes the same as a {family} model: {reason}")
         return
-    if not found.passed:
+    if not result.passed:
         raise WeftError(
-            f"{source} is no {family} model: {out} differs from transformers by {found.max_relative:.1e} of the "
-            f"largest number, where rounding explains {found.tolerance:.1e}"
+            f"{source} is not a {family} model: {out} differs from transformers by {result.max_relative:.1e} of the "
+            f"largest value, where rounding explains {result.tolerance:.1e}"
         )
-    echo(f"equal to transformers on {source} within {found.max_relative:.1e}")
+    echo(f"equal to transformers on {source} within {result.max_relative:.1e}")
 
 
 def tell_random(report: CompileReport) -> None:
-    """Say so where weights were drawn rather than read."""
+    """Print a note if the weights are random, not a checkpoint's."""
     if report.model.random_init:
         note(f"{report.model.description} has no checkpoint: its weights are random (seed {report.model.seed})")
 
@@ -176,6 +176,6 @@ def _summary(report: CompileReport, out: str) -> str:
     parts = ", ".join(f"{name} {s:.1f} s" for name, s in report.seconds.items())
     runs = report.model.tokenizer and TARGETS.lookup(report.target).runs
     use = f"; try `weft run {shlex.quote(out)} --prompt …`" if runs else ""
-    what = f"{report.model.description}, for {report.target} in {report.dtype}"
-    much = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
-    return f"{out}: {what}: {much} in {seconds:.1f} s ({parts}){use}"
+    subject = f"{report.model.description}, for {report.target} in {report.dtype}"
+    amount = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
+    return f"{out}: {subject}: {amount} in {seconds:.1f} s ({parts}){use}"

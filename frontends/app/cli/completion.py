@@ -1,4 +1,4 @@
-"""Shell completion: the script to source, and what the shell is offered for sources, targets, passes and names."""
+"""Shell completion: the script to source, and candidates for sources, targets, passes and names."""
 
 from __future__ import annotations
 
@@ -35,60 +35,60 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     click.echo(completion(ctx.find_root().command, {}, "weft", "_WEFT_COMPLETE").source())
 
 
-def _offer(names: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:
-    return [CompletionItem(before + name) for name in names if name.startswith(typed)]
+def _offer(names: Iterable[str], typed: str, prefix: str = "") -> list[CompletionItem]:
+    return [CompletionItem(prefix + name) for name in names if name.startswith(typed)]
 
 
-def _completes(
+def _completer(
     module: str, registry: str, order: Callable[[Iterable[str]], Iterable[str]] = list
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Complete the names in a registry, which `module` has or makes; it is imported when somebody asks."""
+    """Return a function that completes the names in a registry, which `module` has or returns; imported on use."""
 
     def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-        known = getattr(importlib.import_module(module), registry)
-        return _offer(order(known() if callable(known) else known), typed)
+        names = getattr(importlib.import_module(module), registry)
+        return _offer(order(names() if callable(names) else names), typed)
 
     return complete
 
 
-complete_targets = _completes("weft.backends.targets", "TARGETS")
-complete_presets = _completes("weft.frontends", "PRESETS")
-complete_families = _completes("weft.frontends.models.families", "FAMILIES", sorted)
-complete_ops = _completes("weft.ir", "OPS", sorted)
-complete_passes = _completes("weft.passes", "all_passes")
+complete_targets = _completer("weft.backends.targets", "TARGETS")
+complete_presets = _completer("weft.frontends", "PRESETS")
+complete_families = _completer("weft.frontends.models.families", "FAMILIES", sorted)
+complete_ops = _completer("weft.ir", "OPS", sorted)
+complete_passes = _completer("weft.passes", "all_passes")
 
 
 def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     from weft.backends.targets import TARGETS
 
     target = TARGETS.get(ctx.params.get("target") or "")
-    known = target.dtypes if target else dict.fromkeys(d for t in TARGETS.values() for d in t.dtypes)
-    return _offer(known, typed)
+    candidates = target.dtypes if target else dict.fromkeys(d for t in TARGETS.values() for d in t.dtypes)
+    return _offer(candidates, typed)
 
 
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Presets by name, and any path."""
+    """Return the presets by name, and any path."""
     return [*complete_presets(ctx, param, typed), CompletionItem(typed, type="file")]
 
 
 def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The last pass of a pipeline being typed, which may have a name and = before it; inside braces the argument."""
+    """Return candidates for the last pass of a pipeline, perhaps after NAME=, or for its arguments inside braces."""
     from weft.passes import all_passes
 
     if inside := _OPEN.fullmatch(typed):
-        before, name, arguments, last = inside.groups()
+        prefix, name, arguments, last = inside.groups()
         pass_type = all_passes().get(name)
         return (
-            [] if pass_type is None else _offer(_arguments(pass_type, arguments), last, f"{before}{name}{{{arguments}")
+            [] if pass_type is None else _offer(_arguments(pass_type, arguments), last, f"{prefix}{name}{{{arguments}")
         )
-    before, comma, last = typed.rpartition(",")
+    prefix, comma, last = typed.rpartition(",")
     name_given = _NAME.match(last)
     stripped = last[name_given.end() if name_given and not comma else 0 :].lstrip(" -")
-    return _offer(("default", *all_passes()), stripped, before + comma + last[: len(last) - len(stripped)])
+    return _offer(("default", *all_passes()), stripped, prefix + comma + last[: len(last) - len(stripped)])
 
 
 def _arguments(pass_type: type[Pass], arguments: str) -> Iterable[str]:
-    """Arguments of a pass with the values they may have, but those in `arguments`."""
+    """Yield the arguments of a pass with their possible values, except those in `arguments`."""
     for argument in pass_type.arguments():
         if not re.search(rf"\b{argument.name}\s*=", arguments):
             values = typing.get_args(argument.type) if typing.get_origin(argument.type) is typing.Literal else ()

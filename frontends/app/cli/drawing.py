@@ -32,7 +32,7 @@ PRINTED = (".svg", ".png")
 @click.option(
     "--open", "parts", multiple=True, metavar="PART", help="Also open this part, such as attn or layers.0.attn."
 )
-@click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn beside SOURCE.")
+@click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn next to SOURCE.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
 @click.option(
     "--scale",
@@ -82,20 +82,20 @@ def viz_command(
         picture = drawing(source, Look(depth, parts), other, trust)
         render(tree(picture.placed, picture.sheet))
         return
-    named = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
-    out = out or Path("-vs-".join(named) + ".html")
+    names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
+    out = out or Path("-vs-".join(names) + ".html")
     check_format(out)
     if theme and out.suffix not in PRINTED:
         raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose")
     if scale and out.suffix != ".png":
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
-    asked, more = (source, None) if prompt is None else _prompted(source, prompt)
-    draw(asked, out, depth, parts, vs=other, more=more, trust=trust, dark=theme == "dark", scale=scale or 2.0)
+    subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
+    draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")
 
 
-def _prompted(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
-    """The model that is drawn, and what it does with a prompt."""
+def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
+    """Return the model to draw, and page data with its attention and predictions for a prompt."""
     from ... import load_source
     from ..api.draw.prompting import run_prompt
 

@@ -49,14 +49,20 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Window length in tokens; default: 512, or the models' context if shorter.",
 )
-@click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
+@click.option("--layers", is_flag=True, help="Also show the distance of each layer's output from the original's.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Also draw quality against size, and errors and bits by layer: .svg, .png or .pdf.",
 )
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of the chart.")
+@click.option(
+    "--theme",
+    type=click.Choice(["light", "dark"]),
+    default="light",
+    show_default=True,
+    help="The colours of the chart.",
+)
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
@@ -71,10 +77,9 @@ def eval_command(
 ) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
 
-    Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
-    often the likeliest token is the same. Encoders: the cosine between embeddings of the same lines. All: the time of a
-    token, bytes of the weights and bits of a number of the linear maps, parameters, bytes that the caches keep for a
-    token.
+    Decoders: the negative log-likelihood (NLL) per token in nats, perplexity, KL divergence from the original, the
+    share of positions with the same most likely token. Encoders: the cosine between embeddings of the same lines. All:
+    the time per token, bytes of the weights and bits per value of linear layers, parameters, cache bytes per token.
 
     \b
     Examples:
@@ -94,7 +99,7 @@ def eval_command(
         check_chart(Path(plot))
     if options["trust"]:
         check_trust([options["against"], *models])
-    rewrites = _named(pipelines)
+    rewrites = _parse_variants(pipelines)
     with progress("opening", "steps") as step:
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=note, **options)
@@ -107,12 +112,12 @@ def eval_command(
         _show(evaluation, layers)
 
 
-def _named(pipelines: Iterable[str]) -> dict[str, str]:
-    """Pipelines by name: what is before an = sign, else the pipeline itself."""
+def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
+    """Return pipelines by name: the part before an = sign, or else the pipeline itself."""
     variants: dict[str, str] = {}
     for text in pipelines:
-        named = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
-        name, pipeline = (named[1], named[2]) if named else (text, text)
+        match = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
+        name, pipeline = (match[1], match[2]) if match else (text, text)
         if name in variants:
             raise click.UsageError(f"the name {name!r} is given twice")
         variants[name] = pipeline
@@ -122,9 +127,9 @@ def _named(pipelines: Iterable[str]) -> dict[str, str]:
 def _show(evaluation: Evaluation, with_layers: bool) -> None:
     echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
-    shown = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
-    used = [i for i in range(len(columns)) if any(row[i] for row in shown)]
-    rows = [[row[i] for i in used] for row in shown]
+    cells = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
+    used = [i for i in range(len(columns)) if any(row[i] for row in cells)]
+    rows = [[row[i] for i in used] for row in cells]
     table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
     if with_layers and (layers := evaluation.scores[0].layers):
         echo("\nrelative error of the residual stream after each layer")
@@ -135,7 +140,7 @@ def _show(evaluation: Evaluation, with_layers: bool) -> None:
         table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
 
 
-_COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" where it does not apply
+_COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" if it does not apply
     "NLL": lambda score: _number(score.nll, "{:.4f}"),
     "ΔNLL": lambda score: _number(score.nll_loss, "{:+.4f}"),
     "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .completion import complete_sources
-from .opting import tell
+from .opting import report_passes
 from .options import adapter_option, passes_option, seed_option, without_option
 from .shown import note, progress
 
@@ -17,10 +17,10 @@ from .shown import note, progress
 @click.option(
     "--format",
     metavar="hf|safetensors|gguf",
-    help="What to write; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
+    help="The format; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
-@passes_option("A pipeline to rewrite it by, or @FILE that holds one.", default="")
+@passes_option("A pipeline to rewrite it by, or @FILE that contains one.", default="")
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
@@ -29,7 +29,7 @@ from .shown import note, progress
     metavar="auto|codes|float",
     default="auto",
     show_default=True,
-    help="Quantized weights: as codes, as floats, or as codes if the format takes all that a pass made.",
+    help="Quantized weights: as codes, as floats, or as codes if the format supports all that a pass quantized.",
 )
 @adapter_option
 @click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
@@ -56,7 +56,7 @@ def export_command(source: str, out: str, passes: str, trace: bool, **options: A
     report, notes = Report(priced=trace), list[str]()
     with progress(f"reading {source}") as step:
         family = export(source, out, passes=passes, report=report, progress=step, note=notes.append, **options)
-    tell(report, passes, trace)
+    report_passes(report, passes, trace)
     for line in notes:
         note(line)
     if family:

@@ -1,6 +1,6 @@
-"""Exit status of every command, and one line if something went wrong.
+"""Exit status of every command, and a one-line error message.
 
-0: done. 1: `weft verify` found a difference. 2: bad input, or something the system refused. 130, 143: interrupted.
+0: done. 1: `weft verify` found a difference. 2: bad input, or an error of the system. 130, 143: interrupted.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ LONGEST = 1400  # characters of a message
 
 
 class Terminated(SystemExit):
-    """A signal ends the process; a type of its own, so that nothing takes it for the exit() of somebody's code."""
+    """An exit by a signal; a separate type, to distinguish it from exit() calls of user code."""
 
 
 class Root(click.Group):
-    """The top command: lists its commands by group, in the order they were added, and turns every end into an exit
-    status."""
+    """The top command: it lists its commands by group, in the order of addition, and sets the exit status."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups: dict[str, list[click.Command]] = {}
 
     def add_to(self, group: str, command: click.Command) -> None:
-        """Add `command`, which the help lists under `group`; its options take numbers within reason, and are checked
-        against each other."""
+        """Add `command`, listed under `group` in the help; its options are checked for range and against each other."""
         for option in command.params:
-            option.callback = option.callback or _bounded
+            option.callback = option.callback or _check_bounds
         if command.callback is not None:
-            command.callback = _checked(command.callback)
+            command.callback = _with_checks(command.callback)
         self.add_command(command)
         self.groups.setdefault(group, []).append(command)
 
@@ -64,12 +62,12 @@ class Root(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # before click makes a 1 of it
+        except BrokenPipeError:  # before click turns it into exit status 1
             ctx.exit(_close_pipe())
-        except KeyboardInterrupt:  # and an empty line of this
-            ctx.exit(_interrupted())
+        except KeyboardInterrupt:  # before click prints an empty line for it
+            ctx.exit(_report_interrupt())
 
-    def main(  # type: ignore[override]  # click's overloads tell apart what the flag decides here too
+    def main(  # type: ignore[override]  # click's overloads distinguish types that the flag selects here as well
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
@@ -83,37 +81,37 @@ class Root(click.Group):
         sys.exit(_status(run))
 
 
-def _checked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the callback `run` wrapped such that the options of its command are checked before it is called."""
+def _with_checks(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the callback `run` wrapped so that the options of its command are checked before it is called."""
 
     @wraps(run)
-    def checked(*args: Any, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
         check_options(click.get_current_context())
         return run(*args, **options)
 
-    return checked
+    return call
 
 
-def _bounded(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option. Raises BadParameter on numbers that libraries written in C have not."""
-    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # nan is not, either
+def _check_bounds(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of an option; raise BadParameter for numbers beyond the range of C libraries."""
+    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # nan is not below either
         raise click.BadParameter(f"{value!r:.30} is not a finite number below 2**63.", ctx, option)
     return value
 
 
 def complain(message: str) -> None:
-    """One line on stderr, cut where it is longer than anybody reads."""
+    """Print an error message in one line on stderr, cut if it is too long to read."""
     line = " ".join(message.split())
-    if (more := len(line) - LONGEST) > 0:
-        line = f"{line[:LONGEST]} … ({more:,} more characters)"
+    if (excess := len(line) - LONGEST) > 0:
+        line = f"{line[:LONGEST]} … ({excess:,} more characters)"
     echo(f"weft: error: {line}", err=True)
 
 
 def _open_streams() -> None:
     """Open the standard streams that the caller has closed (`2>&-`) on the null device.
 
-    Otherwise Python has None in their place, and the next file that is opened, such as one of weights, gets their
-    number, so that a library which prints there writes into it.
+    Otherwise Python sets them to None, and the next file that is opened, such as one of weights, gets their descriptor,
+    so that a library which prints there writes into it.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is not None:
@@ -135,31 +133,31 @@ def _is_open(number: int) -> bool:
 
 
 def _status(run: Callable[[], Any]) -> int:
-    """Run a command to its exit status."""
+    """Run a command and return its exit status."""
     interrupted = threading.Event()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show × shows ?
+            stream.reconfigure(errors="replace")  # terminals that cannot show × show ?
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # so that who reads can say what is no UTF-8
+        sys.stdin.reconfigure(errors="surrogateescape")  # so that readers can report invalid UTF-8
     try:
-        with _terminable(interrupted), _remarks():
+        with _handle_signals(interrupted), _print_warnings():
             result = run()
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (WeftError, ImportError) as error:
         if interrupted.is_set() and isinstance(error.__cause__ or error, ImportError):
-            return _interrupted()  # while they load, C extensions make this of it
+            return _report_interrupt()  # an interrupt while C extensions load raises ImportError
         if isinstance(error, ImportError):
             raise
         complain(str(error))
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "weft"
-        complain(f"{error.format_message().rstrip('.')}; see `{where} --help`")
+        command = error.ctx.command_path if error.ctx else "weft"
+        complain(f"{error.format_message().rstrip('.')}; see `{command} --help`")
     except click.ClickException as error:
         complain(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return _report_interrupt()
     except BrokenPipeError:
         return _close_pipe()
     except MemoryError:
@@ -170,8 +168,8 @@ def _status(run: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def _remarks() -> Iterator[None]:
-    """Print what weft logs as remarks on stderr while the block runs."""
+def _print_warnings() -> Iterator[None]:
+    """Print warnings that weft logs as notes on stderr while the block runs."""
 
     class Remarks(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -186,10 +184,10 @@ def _remarks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminable(interrupted: threading.Event) -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP unwind the stack, so that temporary files go, and SIGINT leaves a mark besides.
+def _handle_signals(interrupted: threading.Event) -> Iterator[None]:
+    """Make SIGTERM and SIGHUP unwind the stack in the block, to remove temporary files; SIGINT sets `interrupted`.
 
-    Only the main thread can arrange it.
+    Only the main thread can install the handlers.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -197,42 +195,42 @@ def _terminable(interrupted: threading.Event) -> Iterator[None]:
         signal.default_int_handler(number, frame)
 
     def leave(number: int, _: FrameType | None) -> None:
-        for s in before:
+        for s in replaced:
             signal.signal(s, signal.SIG_IGN)
         echo("weft: terminated", err=True)
         raise Terminated(128 + number)
 
-    named = {"SIGINT": interrupt, "SIGTERM": leave, "SIGHUP": leave}
-    handlers = {getattr(signal, name): handler for name, handler in named.items() if hasattr(signal, name)}
-    usual = (signal.SIG_DFL, signal.default_int_handler)  # nohup has SIGHUP ignored, and means it
-    before = {s: signal.getsignal(s) for s in handlers if signal.getsignal(s) in usual}
+    by_name = {"SIGINT": interrupt, "SIGTERM": leave, "SIGHUP": leave}
+    handlers = {getattr(signal, name): handler for name, handler in by_name.items() if hasattr(signal, name)}
+    defaults = (signal.SIG_DFL, signal.default_int_handler)  # other handlers stay: nohup ignores SIGHUP on purpose
+    replaced = {s: signal.getsignal(s) for s in handlers if signal.getsignal(s) in defaults}
     if threading.current_thread() is not threading.main_thread():
-        before = {}
-    for s in before:
+        replaced = {}
+    for s in replaced:
         signal.signal(s, handlers[s])
     try:
         yield
     finally:
-        for s, handler in before.items():
+        for s, handler in replaced.items():
             signal.signal(s, handler)
 
 
-def _interrupted() -> int:
-    after = "\n" if sys.stderr.isatty() else ""  # the ^C that the terminal shows
-    echo(f"{after}weft: interrupted", err=True)
+def _report_interrupt() -> int:
+    newline = "\n" if sys.stderr.isatty() else ""  # the ^C that the terminal shows
+    echo(f"{newline}weft: interrupted", err=True)
     return INTERRUPTED
 
 
 def _close_pipe() -> int:
-    """Whoever read our output has had enough: end without a word, now and when Python flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):  # no such descriptor where stdout is replaced
+    """Handle a reader that closed our output: print nothing more, now or when Python flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):  # there is no such descriptor if stdout is replaced
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED
 
 
 def _sentence(error: OSError) -> str:
-    """Describe an error of the operating system in one sentence."""
-    what = (error.strerror or str(error)).lower()
+    """Return a sentence about an error of the operating system."""
+    reason = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "the disk is full; free some space or name a folder on another disk"
-    return f"{error.filename}: {what}" if error.filename is not None else what
+        reason = "the disk is full; free some space or name a folder on another disk"
+    return f"{error.filename}: {reason}" if error.filename is not None else reason

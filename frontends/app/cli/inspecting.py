@@ -34,7 +34,7 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     type=click.Choice(sorted(DTYPES)),
     default="f16",
     show_default=True,
-    help="dtype for the byte counts of parts, and of the other weights beside --weights.",
+    help="dtype for the byte counts of parts, and of weights that --weights does not quantize.",
 )
 @click.option(
     "--weights",
@@ -47,15 +47,15 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=complete_targets,
-    help="What --weights is for: {targets}.",
+    help="The target of --weights: {targets}.",
 )
 @click.option(
     "--parallel",
     metavar="DEGREES",
-    help="What devices hold and send that share the model: tp=8,ep=8,pp=2; microbatches=8 for a pipeline.",
+    help="Memory and messages of devices that share the model: tp=8,ep=8,pp=2; microbatches=8 for a pipeline.",
 )
 @adapter_option
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, including parts.")
 @click.pass_context
 def inspect_command(
     ctx: click.Context,
@@ -72,9 +72,9 @@ def inspect_command(
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
-    Also print one line per distinct block, and what of the source is left out. --weights adds the bytes of the weights
-    in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model as folders of
-    --target transformers are divided: tp devices share linear maps, ep experts, pp layers.
+    Also print one line per distinct block, and parts of the source that are left out. --weights adds the bytes of the
+    weights in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model like
+    folders of --target transformers: tp devices share linear layers, ep experts, pp layers.
 
     \b
     Examples:
@@ -96,28 +96,28 @@ def inspect_command(
     model = load_source(source, adapters=adapters)
     inspection = inspect(model, tokens)
     costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
-    given = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
-    sizes = weight_sizes(model, weights, target, dtype if given else None) if weights else None
-    divided = divide(model, parallel, inspection.tokens, dtype) if parallel else None
+    has_dtype = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
+    sizes = weight_sizes(model, weights, target, dtype if has_dtype else None) if weights else None
+    parallel_costs = divide(model, parallel, inspection.tokens, dtype) if parallel else None
     if as_json:
         document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
         if sizes is not None:
             document["weights"] = sizes.json()
-        if divided is not None:
-            document["parallel"] = divided.json()
+        if parallel_costs is not None:
+            document["parallel"] = parallel_costs.json()
         echo(json.dumps(document, indent=2))
         return
     _show(inspection)
     if sizes is not None:
         _show_sizes(sizes)
-    if divided is not None:
-        _show_parallel(divided)
+    if parallel_costs is not None:
+        _show_parallel(parallel_costs)
     if parts:
         _show_parts(costs, inspection.tokens, dtype)
 
 
 def _show_sizes(sizes: WeightSizes) -> None:
-    """Print the bytes of each kind of weight, and bits with scales and zero points."""
+    """Print the bytes of each kind of weight, and its bits with scales and zero points."""
     from weft.backends.weights import OTHER
 
     echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")
@@ -131,18 +131,18 @@ def _show_sizes(sizes: WeightSizes) -> None:
     if sizes.blocks:
         echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
     else:
-        echo(f"target {sizes.target} keeps no blocks of this model: it stores the numbers that they stand for")
+        echo(f"target {sizes.target} keeps no blocks of this model: it stores dequantized values")
 
 
-def _show_parallel(divided: Parallel) -> None:
-    """Print what a device of each stage holds, and the collectives of one token."""
+def _show_parallel(costs: Parallel) -> None:
+    """Print the memory of a device of each stage, and the collectives of one token."""
     from ..api.inspect.parallel import DEVICES, TRAFFIC, device_rows, summary, traffic_rows
 
-    echo(f"\n{summary(divided)}")
-    table(DEVICES, device_rows(divided), right=" ".join(DEVICES[2:]))
-    if divided.collectives:
+    echo(f"\n{summary(costs)}")
+    table(DEVICES, device_rows(costs), right=" ".join(DEVICES[2:]))
+    if costs.collectives:
         echo()
-        table(TRAFFIC, traffic_rows(divided), right="times message bytes/token sent/token")
+        table(TRAFFIC, traffic_rows(costs), right="times message bytes/token sent/token")
 
 
 def _show(inspection: Inspection) -> None:

@@ -1,4 +1,4 @@
-"""Models that commands run: compiled folders, and sources that are compiled for the run."""
+"""Models that commands run: compiled folders, and sources that are compiled for a single run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .shown import note, progress
 
 
 def compiled_folder(source: str) -> Path | None:
-    """Return the compiled folder that `source` names, here or in the hub's cache; None if it names none."""
+    """Return the compiled folder that `source` names, here or in the hub's cache, or None."""
     from weft.backends.runtime.folder import GENAI, MANIFEST
 
     from ...formats.hf.hub import hub_snapshot
@@ -26,18 +26,18 @@ def compiled_folder(source: str) -> Path | None:
 
 
 def check_trust(trusted: Sequence[str]) -> None:
-    """Check that a folder among those that are `trusted` has Python to run.
+    """Check that one of the `trusted` folders, if there are any, has Python to run.
 
     Raises:
-        WeftError: if none has.
+        WeftError: if none of them has.
     """
     from weft.backends.runtime.folder import read_facts
     from weft.backends.targets import TARGETS
 
     folders = filter(None, map(compiled_folder, trusted))
     if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
-        named = ", ".join(trusted)
-        raise WeftError(f"--trust is for a folder compiled for PyTorch, whose Python it runs, not for {named}")
+        names = ", ".join(trusted)
+        raise WeftError(f"--trust is for a folder compiled for PyTorch, whose Python it runs, not for {names}")
 
 
 @contextlib.contextmanager
@@ -55,12 +55,14 @@ def opened_model(
     check: bool,
     verifies: bool = False,
 ) -> Iterator[Any]:
-    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, what
-    `verifies` drafts the logits of all tokens, and a number of `experts` on the device PyTorch. Folders that are
-    `trusted` may run their Python.
+    """Load the model of a compiled folder, or of a source that is compiled while the block runs.
+
+    `text` requires a tokenizer, `verifies` (of drafts) the logits of all tokens, and a number of `experts` on the
+    device PyTorch. The `trusted` folders may run their Python.
+
 
     Raises:
-        WeftError: also on options of the command that do not apply to the model.
+        WeftError: also for options of the command that do not apply to the model.
     """
     from weft.backends.runtime import load
     from weft.backends.runtime.device import place_for
@@ -72,8 +74,8 @@ def opened_model(
     if (folder := compiled_folder(source)) is not None:
         if target is not None:
             raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
-        for option, given in (("--adapter", adapters), ("--without", without)):
-            if given:
+        for option, values in (("--adapter", adapters), ("--without", without)):
+            if values:
                 raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
         if check:
             check_contents(folder)
@@ -82,28 +84,32 @@ def opened_model(
         yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts)
         return
     if check:
-        raise WeftError(f"{source} is not compiled: --check goes with a compiled folder")
+        raise WeftError(f"{source} is not compiled: --check applies to compiled folders only")
     if experts is not None and target not in (None, "torch"):
-        raise WeftError(f"--experts-on-device goes with --target torch, not with {target}")
+        raise WeftError(f"--experts-on-device needs --target torch, not {target}")
     from ... import load_source
     from ..api.compile import compile
 
     target = target if experts is None else "torch"
-    place, model = place_for(device, target), load_source(source, adapters=adapters, without=without)
+    device_place, model = place_for(device, target), load_source(source, adapters=adapters, without=without)
     graph = model.graph
     kind = kind_of(graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND))
     check_applies(source, kind)
-    if model.tokenizer is None and text:  # said before gigabytes are written
+    if model.tokenizer is None and text:  # checked before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     for line in model.notices():
         note(line)
     with scratch_folder() as scratch:
         options = (("--adapter", adapters), ("--without", without))
-        said = "".join(f" {option} {shlex.quote(value)}" for option, values in options for value in values)
-        keep = f"weft compile {shlex.quote(source)}{said} --target {place.target} -o DIR"
-        note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
+        flags = "".join(f" {option} {shlex.quote(value)}" for option, values in options for value in values)
+        command = f"weft compile {shlex.quote(source)}{flags} --target {device_place.target} -o DIR"
+        note(f"compiling {source} with {device_place} for this run; keep the result with `{command}`")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:
-            passes = "default,-last-token-logits" if verifies and place.target != "torch" else "default"
-            tell_random(compile(model, folder, target=place.target, dtype=place.dtype, passes=passes, progress=step))
-        yield load(folder, place.device, threads, trust=True, experts_on_device=experts)  # weft's own code
+            passes = "default,-last-token-logits" if verifies and device_place.target != "torch" else "default"
+            tell_random(
+                compile(
+                    model, folder, target=device_place.target, dtype=device_place.dtype, passes=passes, progress=step
+                )
+            )
+        yield load(folder, device_place.device, threads, trust=True, experts_on_device=experts)  # weft's own code

@@ -35,16 +35,16 @@ def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 
 @click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
 @click.argument("source", shell_complete=complete_sources)
-@passes_option("The pipeline, or @FILE that holds it; without one nothing changes.", default="")
+@passes_option("The pipeline, or @FILE that contains it; without one the graph is unchanged.", default="")
 @click.option(
     "-o",
     "--out",
     default="-",
     show_default=True,
     type=click.Path(),
-    help="A .weft file gets the text, any other path becomes a folder with text, weights and tokenizer; - is stdout.",
+    help="A .weft file gets the graph's text, other paths become folders with text, weights, tokenizer; - is stdout.",
 )
-@click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
+@click.option("--dtype", help="The dtype of weights in a folder: f32, f16 or bf16; default: without rounding.")
 @adapter_option
 @without_option
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
@@ -72,7 +72,7 @@ def opt_command(
 ) -> None:
     """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
 
-    A folder is a model of its own, which every command takes as a SOURCE. Text refers to the checkpoint it came from.
+    A folder is a separate model, which every command accepts as a SOURCE. Text refers to the checkpoint of its source.
 
     \b
     Examples:
@@ -90,29 +90,29 @@ def opt_command(
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
-        raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+        raise WeftError("--dtype is for the weights of a folder; name one with -o")
     if without and not folder:
-        raise WeftError("--without accepts what a folder lacks of its source; name one with -o")
+        raise WeftError("--without accepts parts that a folder lacks; name one with -o")
     if folder:
         check_free(Path(out))
-    drawn: Any = None
+    drawing: Any = None
     if viz is not None:
-        from ..api.draw import comparing as drawn  # what draws takes longer to import than most pipelines to run
+        from ..api.draw import comparing as drawing  # importing it takes longer than most pipelines run
 
-        drawn.check_page(viz)
+        drawing.check_page(viz)
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
         piped = source == "-"
-        model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
+        model = _read_stdin(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
         notices = model.notices(strict=bool(folder))
-        steps = drawn.Steps(model) if drawn is not None else None
+        steps = drawing.Steps(model) if drawing is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
     for line in notices:
         note(line)
-    tell(report, passes, trace)
+    report_passes(report, passes, trace)
     if steps and viz is not None:
-        drawn.write_page(steps.page(report), viz)
+        drawing.write_page(steps.page(report), viz)
         note(f"{viz} written")
     if folder:
         from ...formats.weft.model_folder import write_model
@@ -120,7 +120,7 @@ def opt_command(
         with progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
         return
-    text = _text(model.graph)
+    text = _to_text(model.graph)
     if out == "-":
         echo(text.removesuffix("\n"))
     else:
@@ -128,18 +128,18 @@ def opt_command(
             partial.write_text(text, encoding="utf-8")
 
 
-def tell(report: Report, passes: str, trace: bool) -> None:
-    """Report passes on stderr: everything, or their checks and the named passes that did nothing."""
+def report_passes(report: Report, passes: str, trace: bool) -> None:
+    """Report the passes on stderr: everything with `trace`, else checks, and named passes without effect."""
     from ..api.rewriting import pipeline_text
 
     if trace and report.records:
         echo(str(report), err=True)
         return
-    named = re.findall(r"[\w.-]+", pipeline_text(passes))
+    names = re.findall(r"[\w.-]+", pipeline_text(passes))
     for record in report.records:
         for line in record.warnings:
             note(line)
-        if record.idle and record.applied.name in named:
+        if record.idle and record.applied.name in names:
             note(record.idle)
         elif record.shown:
             note(f"{record.applied} ({record.applied.effect}): {record.shown}")
@@ -153,8 +153,8 @@ def _is_folder(out: str) -> bool:
     return out.endswith(os.sep) or path.is_dir() or Path(os.path.realpath(path)).suffix != ".weft"
 
 
-def _piped(complete: bool, adapters: Sequence[str]) -> Model:
-    """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
+def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
+    """Return the model whose IR text is on stdin; its checkpoint may be missing unless the model must be `complete`."""
     from weft.ir.storage.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
@@ -167,8 +167,8 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
 
 
-def _text(graph: Graph) -> str:
-    """The text of `graph`.
+def _to_text(graph: Graph) -> str:
+    """Return the text of `graph`.
 
     Raises:
         WeftError: if it reads tensors that passes have computed.
@@ -181,5 +181,7 @@ def _text(graph: Graph) -> str:
         reader = reader.base
     for param in graph.params.values():
         if not computed.isdisjoint(param.recipe.sources()):
-            raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")
+            raise WeftError(
+                f"{param.name} was computed, which text cannot represent; name a folder, as -o {graph.name}/"
+            )
     return str(graph)

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class TargetOption(click.Option):
-    """An option that takes a target; its help lists them in the place of {targets}."""
+    """An option whose value is a target; its help lists them at {targets}."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         from weft.backends.targets import TARGETS
@@ -41,16 +41,16 @@ family_option = click.option(
     "family",
     metavar="FAMILY",
     shell_complete=complete_families,
-    help="Read a Hugging Face folder as one of this family, whatever model_type it says; see `weft families`.",
+    help="Read a Hugging Face folder as a model of this family, whatever its model_type; see `weft families`.",
 )
 without_option = click.option(
     "--without",
     multiple=True,
     metavar="NAME",
-    help="Leave out a part of SOURCE although that changes what the model computes; the refusal names it.",
+    help="Leave out a part of SOURCE although that changes the model's outputs; the error names it.",
 )
 
 
 def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
-    """The option of a pipeline."""
+    """Return the option of a pipeline."""
     return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)

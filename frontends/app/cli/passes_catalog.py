@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def passes_command(name: str | None, write_docs: str | None) -> None:
     """List the passes and the default pipelines, or show one pass in full.
 
-    A pass is exact (same numbers), conditional (same numbers under a condition it states), lossy, or changing.
+    A pass is exact (same outputs), conditional (same outputs under a condition that it names), lossy, or changing.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def passes_command(name: str | None, write_docs: str | None) -> None:
 
 
 def list_passes() -> None:
-    """Print every pass: effect, arguments, what it does, on what condition, and what it may cost."""
+    """Print every pass: effect, arguments, description, condition, and cost."""
     from weft.ir import Graph
     from weft.passes import all_passes, default_pipeline
     from weft.passes.core.pipeline import PIPELINES

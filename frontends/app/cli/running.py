@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from weft.backends.runtime.ort.encoder import Encoder
 
 
-def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
+def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
 
 
-def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
-    """The array in the file at `path`; one of several arrays that holds a single one is that."""
+def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
+    """Return the array in the file at `path`; a batch of one array is unpacked."""
     import numpy as np
 
     if path is None:
@@ -40,23 +40,23 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError):
-        raise click.BadParameter(f"{path} is no .npy file, or holds no numbers: write it with numpy.save") from None
+        raise click.BadParameter(f"{path} is not a .npy file, or has no numbers: write it with numpy.save") from None
     return array[0] if isinstance(array, np.ndarray) and array.ndim == 3 and len(array) == 1 else array
 
 
 @click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
-@click.option("--ids", callback=_token_ids, help="Token ids to continue, such as 1,15,7; the answer is ids too.")
+@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; the answer is also ids.")
 @click.option(
     "--sound",
-    callback=_sound,
+    callback=_load_sound,
     metavar="FILE.npy",
-    help="What a model that reads sound is given: a waveform [samples], or a spectrogram [bins, frames].",
+    help="The input of a model that reads sound: a waveform [samples], or a spectrogram [bins, frames].",
 )
-@click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation where there is no prompt.")
+@click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation without a prompt.")
 @click.option("--system", help="System message (with --chat).")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens of one answer.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per answer.")
 @click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 if a filter is given.")
 @click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
 @click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this total probability.")
@@ -85,16 +85,16 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
     multiple=True,
     help="A second text for a model with a head: the context of a question, a text to rank, a choice (several times).",
 )
-@click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
+@click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's embedding to unit length or not.")
 @click.option("--prompt-name", help="Put an encoder's prompt of this name before the text; default: the model's own.")
-@click.option("--truncate-dim", type=click.IntRange(1), help="Keep so many numbers of an encoder's vector.")
+@click.option("--truncate-dim", type=click.IntRange(1), help="Truncate an encoder's embedding to this many features.")
 @device_option
 @click.option(
     "--experts-on-device",
     type=click.IntRange(1),
-    help="Hold this many experts of each mixture on the device, the others on the host (with target torch).",
+    help="Keep this many experts of each mixture on the device, the others on the host (with target torch).",
 )
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one a core.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @adapter_option
@@ -131,10 +131,10 @@ def run_command(
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
 
-    The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text, or reads
-    the array of --sound (Whisper's spectrograms are made by transformers' WhisperProcessor). An encoder prints the
-    embedding of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens
-    for masks, a line each.
+    The answer streams to stdout, timings go to stderr. An encoder-decoder reads the prompt as its source text, or the
+    array of --sound (transformers' WhisperProcessor computes Whisper's spectrograms). An encoder prints the embedding
+    of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens for
+    masks, one per line.
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def run_command(
       weft run reranker/ --prompt "Who wrote Faust?" --pair "Goethe did." --pair "In 1808."   scores of both texts
       weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
-      weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
+      weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts larger than the device's memory
     """
     from weft.backends.runtime.ort.encoder import Encoder
     from weft.backends.runtime.text.tokenizer import check_text
@@ -169,62 +169,62 @@ def run_command(
     embedding: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     embedding |= {"prompt_name": prompt_name, "truncate_dim": truncate_dim}
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
-    how: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
-    how["trusted"] = [source, *filter(None, [assistant])] if trust else []
-    with opened_model(source, device, threads, target, adapters, without, experts_on_device, **how) as model:
+    requirements: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
+    requirements["trusted"] = [source, *filter(None, [assistant])] if trust else []
+    with opened_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
         if isinstance(model, Encoder):
             text = ids if prompt is None else prompt
-            assert text is not None  # a sound is refused
+            assert text is not None  # opened_model rejects a sound for encoders
             if model.task is not None and not any(v is not None for v in embedding.values()):
                 from .answering import print_task
 
                 print_task(model, text, pairs)
                 return
-            _embed(model, text, source, **embedding)
+            _print_embedding(model, text, source, **embedding)
             return
         if assistant is not None:
-            options["assistant"] = _assistant(assistant, device, threads, trust)
-        before = [] if system is None else [{"role": "system", "content": system}]
+            options["assistant"] = _load_assistant(assistant, device, threads, trust)
+        messages = [] if system is None else [{"role": "system", "content": system}]
         if talk:
-            _talk(model.conversation(before), options)
+            _run_conversation(model.conversation(messages), options)
             return
         if sound is not None:
-            _hear(model, sound, beams, options)
+            _answer_sound(model, sound, beams, options)
             return
-        if beams == 1 and (usual := _usual(model, options)):
-            note(f"greedy, as no option asks for more; the model's own defaults, as of weft serve, are {usual}")
+        if beams == 1 and (defaults := _list_defaults(model, options)):
+            note(f"greedy, as no option samples; the model's own defaults, which weft serve applies, are {defaults}")
         if chat:
-            ids = model.chat_prompt([*before, {"role": "user", "content": prompt}])
+            ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
             (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
             echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
             echo(timing(result), err=True)
         else:
-            _say(model.stream(prompt if ids is None else ids, **options))
+            _print_stream(model.stream(prompt if ids is None else ids, **options))
 
 
-def _usual(model: Generator, options: dict[str, Any]) -> str:
-    """Return the defaults of sampling that the model's source states, as options; "" if `options` has one of those."""
+def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
+    """Return the sampling defaults of the model's source, as options; "" if `options` has any of them."""
     from weft.backends.runtime.core.sampling import DEFAULTS
 
-    usual = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
-    given = options.keys() & DEFAULTS.keys()
-    return "" if given else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in usual.items())
+    defaults = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
+    stated = options.keys() & DEFAULTS.keys()
+    return "" if stated else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in defaults.items())
 
 
-def _hear(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
-    """Answer a sound, with ids where there is no tokenizer."""
+def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
+    """Print the answer to a sound, as ids if there is no tokenizer."""
     has_text = model.folder is not None and (model.folder / "tokenizer.json").is_file()
     if has_text and beams == 1:
-        _say(model.stream(sound, **options))
+        _print_stream(model.stream(sound, **options))
         return
     (result,) = model.generate([sound], beams=beams, **options)
     echo(result.text if has_text else ",".join(map(str, result.tokens)))
     echo(timing(result), err=True)
 
 
-def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
-    """The model in the compiled `folder`, which drafts tokens."""
+def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
+    """Load the model in the compiled `folder`, which drafts tokens."""
     from weft.backends.runtime import load
     from weft.backends.runtime.core import generate
 
@@ -234,17 +234,17 @@ def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Ge
     return model
 
 
-def _embed(model: Encoder, prompt: str | list[int], source: str, **options: Any) -> None:
+def _print_embedding(model: Encoder, prompt: str | list[int], source: str, **options: Any) -> None:
     import json
 
     name = options["prompt_name"]
     if name is not None and not model.prompt(name) and not model.prompt():
-        raise WeftError(f"{source} has no prompt called {name} that goes before a text: leave out --prompt-name")
+        raise WeftError(f"{source} has no prompt called {name} to put before the input: leave out --prompt-name")
     echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
 
 
-def _say(stream: Stream) -> None:
-    """Stream one answer, and its timings after it."""
+def _print_stream(stream: Stream) -> None:
+    """Print one answer as it is generated, and its timings after it."""
     for piece in stream:
         sys.stdout.write(printable(piece))
         sys.stdout.flush()
@@ -254,30 +254,33 @@ def _say(stream: Stream) -> None:
 
 
 def timing(result: Result) -> str:
-    """Format the time of an answer in one line."""
+    """Return the timings of an answer in one line."""
     t = result.timings
-    what = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
-    read = f"{t.prompt_tokens} {what} in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
+    unit = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
+    read = f"{t.prompt_tokens} {unit} in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
     count = len(result.tokens)
     rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
     drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""
     experts = ""
     if t.experts.asked:
-        moved = t.experts.bytes / 1e6 / max(t.decoded_tokens, 1)
+        megabytes = t.experts.bytes / 1e6 / max(t.decoded_tokens, 1)
         experts = (
-            f", {t.experts.found / t.experts.asked:.0%} of experts found on the device, {moved:.1f} MB moved a token"
+            f", {t.experts.found / t.experts.asked:.0%} of experts found on the device, "
+            f"{megabytes:.1f} MB moved per token"
         )
     return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted + experts
 
 
-def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
-    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends. Raises WeftError on options that no message
-    can have."""
+def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> None:
+    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends it.
+
+    Raise WeftError for invalid options before the first message.
+    """
     from weft.backends.runtime.core.sampling import Sampling, SamplingOptions
 
     Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - gives input() its line editing where the platform has it
+        import readline  # noqa: F401 - gives input() line editing on platforms that have it
     from weft.backends.runtime.text.tokenizer import check_text
 
     note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
@@ -291,8 +294,8 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
             continue
         try:
             check_text("the message", text)
-            _say(conversation.say(text, **options))
-        except WeftError as error:  # too long by now, most likely: the conversation goes on without it
+            _print_stream(conversation.say(text, **options))
+        except WeftError as error:  # most likely the conversation is too long: it goes on without this message
             complain(str(error))
         except KeyboardInterrupt:
             echo()

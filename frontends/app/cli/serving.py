@@ -21,10 +21,10 @@ KEY = "WEFT_API_KEY"
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free one.")
-@click.option("--model-name", help="Name of the model in requests; default: that of SOURCE.")
+@click.option("--model-name", help="Name of the model in requests; default: the name of SOURCE.")
 @click.option("--api-key", help=f"Key that requests must carry; better set it as {KEY}, which other users cannot see.")
 @click.option(
-    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Answers decoded at a time."
+    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Answers decoded at the same time."
 )
 @click.option("--max-queue", type=click.IntRange(1), default=256, show_default=True, help="Answers that may wait.")
 @click.option("--max-body", type=click.IntRange(1), default=4, show_default=True, help="MiB of a request.")
@@ -33,17 +33,17 @@ KEY = "WEFT_API_KEY"
     type=click.FloatRange(0.1),
     default=30,
     show_default=True,
-    help="Seconds after which a client that neither sends nor reads is dropped.",
+    help="Seconds after which a client that neither sends nor reads is disconnected.",
 )
 @click.option(
     "--drain",
     type=click.FloatRange(0),
     default=30,
     show_default=True,
-    help="Seconds that running answers have to end after Ctrl-C or SIGTERM.",
+    help="Seconds that running answers have to finish after Ctrl-C or SIGTERM.",
 )
 @device_option
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one a core.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @adapter_option
@@ -75,7 +75,7 @@ def serve_command(
 ) -> None:
     """Serve a compiled folder, or any SOURCE, with OpenAI's HTTP API: chats, completions, embeddings.
 
-    Prints the address when it answers requests. Ctrl-C or SIGTERM lets running answers end, for --drain seconds; a
+    Prints the address once it answers requests. Ctrl-C or SIGTERM lets running answers finish, for --drain seconds; a
     second one ends them.
 
     \b
@@ -93,10 +93,10 @@ def serve_command(
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
-    with listen(host, port) as listening:  # all that can be refused is, before a model is compiled
+    with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)
         settings = Settings(
-            name=model_name or _name(source),
+            name=model_name or _model_name(source),
             max_batch=max_batch,
             max_queue=max_queue,
             api_key=key,
@@ -111,14 +111,14 @@ def serve_command(
             server = Server(model, listening, settings)
             if not local and key is None:
                 note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
-            shown = f"[{host}]" if ":" in host else host
-            echo(f"weft: serving {settings.name} at http://{shown}:{server.port}/v1; Ctrl-C ends", err=True)
+            address = f"[{host}]" if ":" in host else host
+            echo(f"weft: serving {settings.name} at http://{address}:{server.port}/v1; Ctrl-C ends", err=True)
             server.run()
     note("served")
 
 
-def _name(source: str) -> str:
-    """Return the name of a source: of a path the last part, without the suffix of a file."""
+def _model_name(source: str) -> str:
+    """Return the name of a source: the last part of a path, without the suffix of a file."""
     path = Path(source)
     name = path.absolute().name if path.is_dir() else path.name
     return name.removesuffix(".gguf").removesuffix(".py") or source

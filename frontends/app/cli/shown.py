@@ -20,23 +20,23 @@ from weft.ir.readable import size as size
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-Step = Callable[[str, int, int], None]  # stage, done, in all
-MANY = 10_000  # steps that are not counted one by one
-WIDE = 100_000  # columns of a pipe: nothing is cut or wrapped for whoever reads it
+Step = Callable[[str, int, int], None]  # stage, done, total
+MANY = 10_000  # from this total on, progress is a percentage
+WIDE = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a line on stdout, or stderr; the one way by which commands print text."""
+    """Print a line on stdout, or stderr; all commands print text this way."""
     click.echo(printable(text), err=err)
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console on stdout or stderr that cuts nothing when piped and lets a closed pipe be heard."""
+    """Return a rich console on stdout or stderr that cuts nothing when piped and raises an error on a closed pipe."""
     from rich.console import Console
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            raise  # rich calls this where it handles the error; the guard ends quietly
+            raise  # rich calls this in its error handler; the guard ends quietly
 
     stream = sys.stderr if stderr else sys.stdout
     return Plain(file=stream, width=None if stream.isatty() else WIDE, highlight=False, soft_wrap=not stream.isatty())
@@ -57,7 +57,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
 
 
 def render(renderable: RenderableType) -> None:
-    """Print what rich lays out, in colours on a terminal; its text must be `printable`."""
+    """Print a layout of rich, in colours on a terminal; its text must be `printable`."""
     screen = console()
     with screen.capture() as printed:
         screen.print(renderable)
@@ -68,7 +68,7 @@ def as_json(data: Any) -> str:
     """Return `data` as JSON; infinity and NaN, which JSON does not have, become null.
 
     Raises:
-        WeftError: if a number is longer than Python writes.
+        WeftError: if an integer has more digits than Python prints.
     """
 
     def plain(value: Any) -> Any:
@@ -81,17 +81,19 @@ def as_json(data: Any) -> str:
     try:
         return json.dumps(plain(data), indent=2)
     except ValueError:
-        raise WeftError("a number has more than 4,300 digits, which sizes of a model that exists do not give") from None
+        raise WeftError("a number has more than 4,300 digits, which no real model has") from None
 
 
 def note(message: str) -> None:
-    """A remark on stderr, which leaves stdout to the result."""
+    """Print a remark on stderr, which leaves stdout for the result."""
     echo(f"weft: {message}", err=True)
 
 
 def remaining(elapsed: float | None, done: float, total: float | None) -> str:
-    """The time that is left of a stage at the speed that it had on average, as 1:05 or 2:10:00; nothing before it is
-    known. Steps of a fit may be minutes apart, in which a speed of late would be forgotten."""
+    """Return the remaining time of a stage at its average speed, as 1:05 or 2:10:00; "" before it is known.
+
+    The average is over the entire stage: steps of a fit may be minutes apart, more than recent speed would cover.
+    """
     if not elapsed or not done or not total:
         return ""
     seconds = round(elapsed * max(total - done, 0) / done)
@@ -101,10 +103,10 @@ def remaining(elapsed: float | None, done: float, total: float | None) -> str:
 
 @contextlib.contextmanager
 def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
-    """A bar on stderr with amount and remaining time while the block runs; nothing where stderr is no terminal.
+    """Show a bar on stderr with amount and remaining time while the block runs; nothing if stderr is not a terminal.
 
     `first` is shown with a spinner until the first step names a stage and its total. Weights count in bytes if that is
-    the `unit`; what counts in tens of thousands, such as the numbers that a pass fits, is shown as a share.
+    the `unit`; totals of tens of thousands, such as the elements that a pass fits, are shown as a percentage.
     """
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
@@ -137,7 +139,7 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
                 bar.reset(task, description=printable(stage), total=total)
                 current = stage
             now = time.monotonic()
-            if done >= total or now - last > 0.05:  # blocks come by the thousand
+            if done >= total or now - last > 0.05:  # blocks arrive by the thousand
                 bar.update(task, completed=done, total=total)
                 last = now
 

@@ -29,7 +29,7 @@ def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **optio
 
     The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
     for large models), or a Hugging Face folder. The prompt is read in two chunks and continued token by token, so the
-    caches are compared too.
+    caches are also compared.
 
     \b
     Examples:
@@ -67,32 +67,36 @@ def _show(verification: Verification) -> None:
         rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
     if verification.kl_max is not None:
         rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
-    rows.append(("first diverging layer", _place(verification)))
+    rows.append(("first diverging layer", _describe_divergence(verification)))
     if (weights := verification.weights) is not None:
-        rows.append(("weights", weights.wrong or f"{weights.tensors} tensors are what their recipes make"))
+        rows.append(("weights", weights.wrong or f"{weights.tensors} tensors equal their recipes"))
         if weights.fitted:
-            far = f"the farthest {weights.farthest:.3g} of its size from the original" if weights.farthest else "exact"
+            far = (
+                f"the largest relative distance from the original {weights.farthest:.3g}"
+                if weights.farthest
+                else "exact"
+            )
             rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
     echo("\n".join(named_lines(rows)))
     without = f", without: {', '.join(verification.without)}" if verification.without else ""
-    echo(f"passed{without}" if verification.passed else f"FAILED: {_failure(verification)}")
+    echo(f"passed{without}" if verification.passed else f"FAILED: {_failure_reason(verification)}")
 
 
-def _failure(verification: Verification) -> str:
+def _failure_reason(verification: Verification) -> str:
     if verification.weights is not None and not verification.weights.passed:
         return "the weights are not those of the source"
     return "the errors exceed the rounding tolerance"
 
 
-def _place(verification: Verification) -> str:
-    at = verification.divergence
-    if at is None and not verification.layers:
+def _describe_divergence(verification: Verification) -> str:
+    divergence = verification.divergence
+    if divergence is None and not verification.layers:
         return "unknown: the compiled model and the reference have no layer boundaries in common"
-    if at is None:
+    if divergence is None:
         if not verification.passed:
             layers = list(verification.layers)
             return f"none of {len(layers)}: look after {layers[-1]}, in the last layer, norm or head"
         worst, error = max(verification.layers.items(), key=lambda item: item[1])
         return f"none of {len(verification.layers)} (largest relative error {error:.3g}, after {worst})"
-    inside = f", first at {at.value} ({at.value_error:.3g})" if at.value is not None else ""
-    return f"{at.layer}, relative error {at.error:.3g}{inside}"
+    value_text = f", first at {divergence.value} ({divergence.value_error:.3g})" if divergence.value is not None else ""
+    return f"{divergence.layer}, relative error {divergence.error:.3g}{value_text}"

@@ -1,4 +1,4 @@
-"""The application: endpoints, and what every request passes before them."""
+"""The application: endpoints, and the checks that every request passes before them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import Connection, Json, JsonReply, StreamReply, error_of, read_body, watching
+from .connections import Connection, Json, JsonReply, StreamReply, error_of, read_body, watch_client
 from .engine.jobs import Channel, Closing, Full, Gone, Job
 from .protocol.errors import ApiError, invalid
 from .protocol.fields import Model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from .protocol.responses import embeddings, model, shortened
+from .protocol.responses import embeddings, model, truncate
 from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
 from .service import Answering, Service
 
 R = TypeVar("R", bound=Model)
-OPEN = ("/health",)  # for load balancers, which know no key
-SPARE = 64  # requests beyond those that run or wait: refused ones, and those for lists and metrics
+OPEN = ("/health",)  # for load balancers, which have no key
+SPARE = 64  # requests besides those that run or wait: rejected ones, and requests for lists and metrics
 _log = logging.getLogger("weft.serve")
 
 
@@ -36,7 +36,7 @@ def application(service: Service) -> ASGIApp:
     settings = service.settings
 
     async def read(kind: type[R], request: Request) -> tuple[R, int]:
-        """Return the request in a body, and the size of that."""
+        """Return the request in a body, and the size of the body in bytes."""
         raw = await read_body(request, settings.max_body, settings.client_timeout)
         return await service.read(kind, raw), len(raw)
 
@@ -50,40 +50,40 @@ def application(service: Service) -> ASGIApp:
         return reply(await service.complete(*await read(CompletionRequest, request)))
 
     async def values(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
-        """Return what `jobs` make, in their order."""
-        made: dict[int, Any] = {}
+        """Return the results of `jobs`, in their order."""
+        results: dict[int, Any] = {}
         try:
-            async with watching(request.receive, channel):
-                while len(made) < len(jobs):
+            async with watch_client(request.receive, channel):
+                while len(results) < len(jobs):
                     for piece in await channel.take():
                         if piece.error is not None:
                             raise error_of(piece.error)
-                        made[piece.index] = piece.value
+                        results[piece.index] = piece.value
         finally:
-            if len(made) < len(jobs):
+            if len(results) < len(jobs):
                 service.worker.cancel(jobs)
-        return [made[index] for index in range(len(jobs))]
+        return [results[index] for index in range(len(jobs))]
 
-    def scoring(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+    def make_scoring(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
         async def score(request: Request) -> Response:
-            wanted, _ = await read(kind, request)
-            jobs, channel, tokens = await service.score(wanted)
+            query, _ = await read(kind, request)
+            jobs, channel, tokens = await service.score(query)
             logits = np.stack(await values(request, jobs, channel))
             counts = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": settings.name, "usage": counts}
-            return Json(wanted.respond(service.model, logits, facts))
+            return Json(query.respond(service.model, logits, facts))
 
         return score
 
     async def embed(request: Request) -> Response:
-        wanted, _ = await read(EmbeddingRequest, request)
-        jobs, channel, tokens = await service.embed(wanted)
-        found = await values(request, jobs, channel)
-        if wanted.dimensions is not None:
-            if wanted.dimensions > found[0].size:
-                raise invalid(f"This model's embeddings have {found[0].size} dimensions, not more.", "dimensions")
-            found = [shortened(vector, wanted.dimensions) for vector in found]
-        return Json(embeddings(found, settings.name, tokens, wanted.encoding_format == "base64"))
+        query, _ = await read(EmbeddingRequest, request)
+        jobs, channel, tokens = await service.embed(query)
+        vectors = await values(request, jobs, channel)
+        if query.dimensions is not None:
+            if query.dimensions > vectors[0].size:
+                raise invalid(f"This model's embeddings have {vectors[0].size} dimensions, not more.", "dimensions")
+            vectors = [truncate(vector, query.dimensions) for vector in vectors]
+        return Json(embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
 
     async def list_models(request: Request) -> Response:
         return Json({"object": "list", "data": [model(settings.name, service.created, service.longest)]})
@@ -103,11 +103,11 @@ def application(service: Service) -> ASGIApp:
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/embeddings", embed, methods=["POST"]),
         *(
-            Route(f"{version}/{name}", scoring(kind), methods=["POST"])
+            Route(f"{version}/{name}", make_scoring(kind), methods=["POST"])
             for name, kind in {"rerank": RerankRequest, "score": ScoreRequest, "classify": ClassifyRequest}.items()
             for version in ("/v1", "")
         ),
-        Route("/predict", scoring(PredictRequest), methods=["POST"]),
+        Route("/predict", make_scoring(PredictRequest), methods=["POST"]),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", one_model),
         Route("/health", health),
@@ -117,7 +117,7 @@ def application(service: Service) -> ASGIApp:
 
 
 class Gate:
-    """The gate before the endpoints: limits, host, key and type of a request; and a response for every failure."""
+    """The gate in front of the endpoints: checks limits, host, key and type of requests, and answers every failure."""
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._service = router, service
@@ -126,7 +126,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no WebSockets, and nothing to do at the beginning or end of the server's life
+            return  # no WebSockets, and no work at the start or end of the server
         connection = Connection(send, self._service.settings.client_timeout)
         self._requests += 1
         try:
@@ -140,20 +140,20 @@ class Gate:
                 self._count(connection.status)
 
     async def _respond(self, scope: Scope, receive: Receive, connection: Connection) -> None:
-        """Send the response of an endpoint or of an error. Raises Gone where the client does not take it."""
+        """Send the response of an endpoint or of an error; raise Gone if the client does not read it."""
         try:
             self._check(scope)
             await self._router({**scope, "app": self}, receive, connection.send)  # as an app's, it raises HTTPException
         except Gone:
             raise
         except Exception as error:
-            refused = _no_route(scope, error) if isinstance(error, HTTPException) else error_of(error)
-            if refused.status == 500 and refused is not error:
+            failure = _route_error(scope, error) if isinstance(error, HTTPException) else error_of(error)
+            if failure.status == 500 and failure is not error:
                 _log.error("a request failed: %s: %s", type(error).__name__, error)
             if not connection.status:
-                await Json(refused.json(), refused.status, refused.headers)(scope, receive, connection.send)
+                await Json(failure.json(), failure.status, failure.headers)(scope, receive, connection.send)
             elif not connection.ended:
-                connection.abort()  # half a response must not look whole
+                connection.abort()  # half a response must not look complete
 
     def _count(self, status: int) -> None:
         state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
@@ -161,18 +161,18 @@ class Gate:
             self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
-        """Raise ApiError for requests that no endpoint should see."""
+        """Raise ApiError for requests that no endpoint should receive."""
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if settings.hosts is not None and _host(headers.get("host", "")) not in settings.hosts:
-            # A page in a browser may make a name of its own point here (DNS rebinding).
+            # A page in a browser may point a host name here (DNS rebinding).
             raise ApiError(403, "This server does not answer to that host name.", code="unknown_host")
         if settings.api_key is not None and scope["path"] not in OPEN:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-            if not given:
+            key_bytes = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+            if not key_bytes:
                 raise ApiError(401, "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
-            if not hmac.compare_digest(given, settings.api_key.encode()):
+            if not hmac.compare_digest(key_bytes, settings.api_key.encode()):
                 raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         if self._service.closing and scope["path"] not in OPEN:
             raise Closing
@@ -181,7 +181,7 @@ class Gate:
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                # What pages of other sites may send without asking has other types.
+                # Pages of other sites can only send other types without asking.
                 raise ApiError(415, "The content type of a request must be application/json.")
 
 
@@ -191,8 +191,8 @@ def _host(header: str) -> str:
     return name.strip("[]").lower()
 
 
-def _no_route(scope: Scope, error: HTTPException) -> ApiError:
-    """Return the error of a request for a path or method that there is not."""
+def _route_error(scope: Scope, error: HTTPException) -> ApiError:
+    """Return the error of a request for an unknown path or method."""
     method, path = scope["method"], scope["path"]
-    wrong = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
-    return ApiError(error.status_code, wrong)
+    message = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
+    return ApiError(error.status_code, message)

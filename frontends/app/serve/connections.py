@@ -1,4 +1,4 @@
-"""Connections: bodies that come within limits, answers to clients that may be slow or gone."""
+"""Connections: bodies within limits, and responses to clients that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .service import Answering
 
 
 class Connection:
-    """The way of a response to its client: one who takes nothing for `seconds` is cut off."""
+    """A response's connection to its client, which is cut if the client reads nothing for `seconds`."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
-        # uvicorn hands out the method of an object that has the transport; other servers may not.
+        # uvicorn passes a method of an object that has the transport; other servers may not.
         self._transport = getattr(getattr(send, "__self__", None), "transport", None)
-        self.status = 0  # of the response, once it has begun
+        self.status = 0  # of the response, once it has started
         self.ended = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response. Raises Gone where the client does not take it."""
+        """Send a part of the response; raise Gone if the client does not read it."""
         self.status = message.get("status", self.status)
         try:
             async with asyncio.timeout(self._seconds):
@@ -40,7 +40,7 @@ class Connection:
         self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def flush(self) -> None:
-        """Wait until the client has taken what the connection holds, and cut it off if it does not."""
+        """Wait until the client has read the buffered data, and cut the connection if it does not."""
         try:
             async with asyncio.timeout(self._seconds):
                 while self._transport is not None and self._transport.get_write_buffer_size():
@@ -54,23 +54,23 @@ class Connection:
             self._transport.abort()
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Return the body of a request. Raises ApiError if it has more than `most` bytes or takes more than `seconds`."""
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """Return the body of a request; raise ApiError if it has more than `most` bytes or takes more than `seconds`."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > most:
-                    raise ApiError(413, f"The body of the request is larger than the maximum of {most} bytes.")
+                if len(body) > max_bytes:
+                    raise ApiError(413, f"The body of the request is larger than the maximum of {max_bytes} bytes.")
     except TimeoutError:
         raise ApiError(408, f"The body of the request did not come within {seconds:g} seconds.") from None
     return bytes(body)
 
 
 @contextlib.asynccontextmanager
-async def watching(receive: Receive, channel: Channel) -> AsyncIterator[None]:
-    """Inside, `channel` hears of it if the client disconnects."""
+async def watch_client(receive: Receive, channel: Channel) -> AsyncIterator[None]:
+    """Notify `channel` if the client disconnects during the block."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -87,7 +87,7 @@ async def watching(receive: Receive, channel: Channel) -> AsyncIterator[None]:
 
 
 def error_of(error: Exception) -> ApiError:
-    """Return an exception as a client sees it, which learns no more of defects than that there is one."""
+    """Return an exception as the error for a client, without details of internal failures."""
     match error:
         case ApiError():
             return error
@@ -108,7 +108,7 @@ class Json(JSONResponse):
 
 
 class JsonReply:
-    """The response that waits for all answers."""
+    """A response that waits for all answers."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -116,7 +116,7 @@ class JsonReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._answering
         try:
-            async with watching(receive, answering.channel):
+            async with watch_client(receive, answering.channel):
                 while not answering.reply.done:
                     for piece in await answering.channel.take():
                         if piece.error is not None:
@@ -126,11 +126,11 @@ class JsonReply:
             return
         finally:
             answering.close()
-        await Json(answering.reply.whole())(scope, receive, send)
+        await Json(answering.reply.to_object())(scope, receive, send)
 
 
 class StreamReply:
-    """The response that sends answers as they come, as server-sent events. Errors on the way are an event."""
+    """A response that streams answers as server-sent events; errors during the stream are events as well."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -139,7 +139,7 @@ class StreamReply:
         answering = self._answering
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         try:
-            async with watching(receive, answering.channel):
+            async with watch_client(receive, answering.channel):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 while not answering.reply.done:
                     if events := self._events(await answering.channel.take()):

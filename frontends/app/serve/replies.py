@@ -1,4 +1,4 @@
-"""Replies: pieces of answers become chunks of a stream, or the one object of a response."""
+"""Replies: pieces of answers become chunks of a stream, or the single object of a response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .protocol.responses import (
     chat_logprobs,
     chat_message,
     completion_logprobs,
-    reason,
+    finish_reason,
     usage,
 )
 from .protocol.tools import ToolCall, ToolParser
@@ -26,7 +26,7 @@ from .protocol.tools import ToolCall, ToolParser
 
 @dataclass
 class Choice:
-    """One answer as far as it has come."""
+    """The parts of one answer so far."""
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -34,16 +34,16 @@ class Choice:
     tokens: int = 0
     finish: Finish | None = None
     parser: ToolParser | None = None
-    begun: bool = False
+    started: bool = False
 
     def add(self, piece: Piece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
-        """Take a piece: the content, calls and log-probabilities that it adds. Those of a stop token are left out."""
+        """Add a piece, and return its content, calls and log-probabilities, without those of stop tokens."""
         text, calls = piece.text, list[ToolCall]()
         if self.parser is not None:
             text, calls = self.parser.push(text)
             if piece.finish is not None:
-                more, last = self.parser.flush()
-                text, calls = text + more, calls + last
+                rest, last = self.parser.flush()
+                text, calls = text + rest, calls + last
         entries = [entry for entry in piece.logprobs if entry.token not in stop_ids]
         self.text += text
         self.calls += calls
@@ -73,28 +73,30 @@ class Reply(ABC):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The count of tokens."""
+        """Return the token counts."""
         return usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
 
     def add(self, piece: Piece) -> None:
-        """Take a piece."""
+        """Add a piece of an answer."""
         self.choices[piece.index].add(piece, self._stop_ids)
 
-    def whole(self) -> dict[str, Any]:
-        """Return the object of all answers."""
-        return self.envelope.whole([self._whole(i, choice) for i, choice in enumerate(self.choices)], self.usage)
+    def to_object(self) -> dict[str, Any]:
+        """Return the object with all answers."""
+        return self.envelope.to_object(
+            [self._build_choice(i, choice) for i, choice in enumerate(self.choices)], self.usage
+        )
 
     @abstractmethod
     def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Take a piece, and yield the choices of the chunks that it makes."""
+        """Add a piece, and yield the choices of the resulting chunks."""
 
     @abstractmethod
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return an ended answer."""
+    def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Return a finished answer."""
 
 
 class ChatReply(Reply):
-    """Messages; where calls of tools are parsed, `named` says that the request has chosen the tool."""
+    """Messages of a chat; `named`: the request has chosen the tool to call."""
 
     def __init__(self, *args: Any, named: bool = False) -> None:
         super().__init__(*args)
@@ -102,15 +104,15 @@ class ChatReply(Reply):
 
     def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
-        if not choice.begun:
-            choice.begun = True
+        if not choice.started:
+            choice.started = True
             yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
         before = len(choice.calls)
         text, calls, entries = choice.add(piece, self._stop_ids)
         if text or calls or entries:
             yield self._chunk(index, chat_delta(text, calls, before), None, entries)
         if choice.finish is not None:
-            yield self._chunk(index, {}, reason(choice.finish, bool(choice.calls), self._named), [])
+            yield self._chunk(index, {}, finish_reason(choice.finish, bool(choice.calls), self._named), [])
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
@@ -118,18 +120,18 @@ class ChatReply(Reply):
         logprobs = chat_logprobs(entries, self._token_bytes) if self._token_bytes and entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
         return {
             "index": index,
             "message": chat_message(choice.text, choice.calls),
             "logprobs": chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None,
-            "finish_reason": reason(choice.finish, bool(choice.calls), self._named),
+            "finish_reason": finish_reason(choice.finish, bool(choice.calls), self._named),
         }
 
 
 class CompletionReply(Reply):
-    """Texts, each behind its prompt where `echoes` has one."""
+    """Texts, each after its prompt if there are `echoes`."""
 
     def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
         super().__init__(*args)
@@ -138,18 +140,18 @@ class CompletionReply(Reply):
 
     def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
-        begun, choice.begun = choice.begun, True
+        was_started, choice.started = choice.started, True
         text, _, entries = choice.add(piece, self._stop_ids)
-        if not begun and self._echoes:
+        if not was_started and self._echoes:
             text = self._echoes[index] + text
         if text or entries or choice.finish is not None:
-            finish = None if choice.finish is None else reason(choice.finish, False, False)
+            finish = None if choice.finish is None else finish_reason(choice.finish, False, False)
             yield self._choice(index, text, entries, finish)
 
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
         text = (self._echoes[index] if self._echoes else "") + choice.text
-        return self._choice(index, text, choice.logprobs, reason(choice.finish, False, False))
+        return self._choice(index, text, choice.logprobs, finish_reason(choice.finish, False, False))
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
         logprobs = None

@@ -1,4 +1,4 @@
-"""The server: a socket, uvicorn, and an orderly end."""
+"""The server: a socket, uvicorn, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from weft.ir.errors import WeftError
 from .application import application
 from .service import Service
 from .settings import Settings
-from .transport import Sparing, log_trouble, most_connections, protocol
+from .transport import RateLimit, log_trouble, most_connections, protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOGGERS = ("asyncio", "uvicorn.error", "weft.serve")
-QUEUE = 2048  # connections that the kernel keeps until they are accepted
+QUEUE = 2048  # connections that the kernel holds until they are accepted
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `host` and `port`, 0: any free one. Raises WeftError where it cannot be had."""
+    """Return a socket that listens on `host` and `port`, 0: any free one; raise WeftError if it is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise WeftError(f"--host {host} is no address of this machine: {error.strerror}") from error
+        raise WeftError(f"--host {host} is not an address of this machine: {error.strerror}") from error
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,25 +51,25 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(listening: socket.socket) -> bool:
-    """Return whether a socket takes connections of this machine alone."""
+    """Return whether a socket accepts connections from this machine only."""
     address: str = listening.getsockname()[0]
     return address.startswith("127.") or address == "::1"
 
 
 class Server:
-    """A model behind a listening socket, from `run` to `stop` or a signal.
+    """A model served on a listening socket, from `run` to `stop` or a signal.
 
-    The first SIGINT or SIGTERM lets running answers go on for `settings.drain` seconds, and a second one ends them.
+    The first SIGINT or SIGTERM lets running answers continue for `settings.drain` seconds, a second one ends them.
     """
 
     def __init__(self, model: Generator | Encoder, listening: socket.socket, settings: Settings) -> None:
         self.service, self._listening, self._settings = Service(model, settings), listening, settings
-        most = most_connections()
-        self._protocol = protocol(settings.client_timeout, most)
+        n_connections = most_connections()
+        self._protocol = protocol(settings.client_timeout, n_connections)
         config = uvicorn.Config(
             application(self.service),
             http=self._protocol,
-            backlog=most // 8,  # asyncio accepts so many at once, before the first of them counts as a connection
+            backlog=n_connections // 8,  # asyncio accepts this many at once, before the first counts as a connection
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -78,36 +78,36 @@ class Server:
             server_header=False,
             timeout_graceful_shutdown=int(settings.drain) + 5,
         )
-        self._uvicorn = _Uvicorn(config, self._signalled)
+        self._uvicorn = _Uvicorn(config, self._on_signal)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Return the port that the server listens on."""
         number: int = self._listening.getsockname()[1]
         return number
 
     @property
     def started(self) -> bool:
-        """Return whether it answers requests."""
+        """Return whether the server answers requests."""
         return self._uvicorn.started
 
     def run(self) -> None:
-        """Serve until `stop` is called or a signal comes."""
-        sparing = Sparing()
+        """Serve until `stop` is called or a signal arrives."""
+        record_filter = RateLimit()
         for name in LOGGERS:
-            logging.getLogger(name).addFilter(sparing)
+            logging.getLogger(name).addFilter(record_filter)
         try:
             asyncio.run(self._serve())
         finally:
             for name in LOGGERS:
-                logging.getLogger(name).removeFilter(sparing)
+                logging.getLogger(name).removeFilter(record_filter)
             self.service.close()
             self._listening.close()
 
     def stop(self) -> None:
-        """End it from another thread, as a signal does."""
+        """Shut down from another thread, as a signal does."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._drain)
@@ -120,7 +120,7 @@ class Server:
         if self._end is not None:
             self._end.cancel()
 
-    def _signalled(self, again: bool) -> None:
+    def _on_signal(self, again: bool) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._end_answers if again else self._drain)
 
@@ -133,7 +133,7 @@ class Server:
 
     def _end_answers(self) -> None:
         assert self._loop is not None
-        # Its clients get an error, whereupon their connections close. Elsewhere, since it waits for the model.
+        # Clients get an error, which closes their connections. In a thread, since it waits for the model.
         threading.Thread(target=self.service.worker.stop, daemon=True).start()
         for connection in list(self._protocol.waiting):
             connection.give_up()
@@ -145,37 +145,39 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, but `signalled` hears of signals, which are not raised once more when it has ended."""
+    """uvicorn with a callback `on_signal` for signals, which are not raised again after its end."""
 
-    def __init__(self, config: uvicorn.Config, signalled: Callable[[bool], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[bool], None]) -> None:
         super().__init__(config)
-        self._signalled, self._count = signalled, 0
+        self._on_signal, self._count = on_signal, 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or ():
-            listening.listen(QUEUE)  # asyncio has made the kernel's queue as short as its own
+            listening.listen(QUEUE)  # asyncio has shortened the kernel's queue to its own
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        previous = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._count += 1
-        self._signalled(self._count > 1)
+        self._on_signal(self._count > 1)
 
 
 @contextlib.contextmanager
-def running(model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None) -> Iterator[Server]:
-    """Serve a model in a thread while the block runs; by default on a free port of this machine alone."""
+def serve_in_thread(
+    model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None
+) -> Iterator[Server]:
+    """Serve a model in a thread while the block runs; by default on a free port for this machine only."""
     server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
     failure: list[BaseException] = []
 

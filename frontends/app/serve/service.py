@@ -1,4 +1,4 @@
-"""The service behind the endpoints: a request becomes jobs of the model, and a reply that is fed by them."""
+"""The service used by the endpoints: a request becomes jobs of the model, and a reply that their pieces feed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _log = logging.getLogger("weft.serve")
 
 @dataclass
 class Answering:
-    """Jobs under way, the channel of their pieces, and the reply that these feed; closing it cancels the jobs."""
+    """Running jobs, the channel of their pieces, and the reply that these feed; closing it cancels the jobs."""
 
     worker: Worker
     jobs: list[Job]
@@ -55,22 +55,22 @@ class Answering:
     include_usage: bool
 
     def close(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel jobs that have not ended."""
         if not self.reply.done:
             self.worker.cancel(self.jobs)
 
 
 class Service:
-    """A model, its worker, and what prepares requests. Not started until `start`.
+    """A model, its worker, and the preparation of requests. It does not work before `start`.
 
-    Raises WeftError when the model's folder has no tokenizer.
+    Raises WeftError if the model's folder has no tokenizer.
     """
 
     def __init__(self, model: Generator | Encoder, settings: Settings) -> None:
         self.model, self.settings, self.metrics = model, settings, Metrics()
         if model.folder is None or not (model.folder / "tokenizer.json").is_file():
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
-        _ = model.tokenizer  # read now, and not while the first request waits
+        _ = model.tokenizer  # read now, so that the first request does not wait
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _fingerprint(model)
         vocab = model.vocab if isinstance(model, Encoder) else model.decoder.vocab
@@ -86,15 +86,15 @@ class Service:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a text."""
+        """Return the maximum number of tokens of a sequence."""
         return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to work for requests in `loop`."""
+        """Start the worker, for requests in `loop`."""
         self.worker.start(loop)
 
     def drain(self) -> None:
-        """Refuse requests from now on, and those that wait."""
+        """Reject requests from now on, and those that wait."""
         self.closing = True
         self.worker.drain()
         self.prompts.stop()
@@ -105,25 +105,27 @@ class Service:
         self.worker.stop()
         self.prompts.close()
 
-    # -- requests; all of them raise Refused, too, where the queue is full or the server ends
+    # -- requests; all of them also raise Refused if the queue is full or the server shuts down
 
     async def read(self, kind: type[R], raw: bytes) -> R:
-        """Return the request of a `kind` in a body. Raises ApiError on a wrong one."""
+        """Return the request of a `kind` in a body; raise ApiError if it is invalid."""
         self.worker.check_room(1)
         if len(raw) <= LARGE:
             return self._read(kind, raw)
-        return await self._prepared(self.prompts.run("large", lambda: self._read(kind, raw)), "body")
+        return await self._translate_errors(self.prompts.run("large", lambda: self._read(kind, raw)), "body")
 
     def _read(self, kind: type[R], raw: bytes) -> R:
-        """Return the request of a `kind` in a body, with the model's defaults of sampling."""
+        """Return the request of a `kind` in a body, with the model's sampling defaults."""
         body = read_body(raw)
         if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
-            usual = {name: v for name, v in self.model.defaults.items() if kind is ChatRequest or name != "max_tokens"}
-            body |= {name: value for name, value in usual.items() if body.get(name) is None}
+            defaults = {
+                name: v for name, v in self.model.defaults.items() if kind is ChatRequest or name != "max_tokens"
+            }
+            body |= {name: value for name, value in defaults.items() if body.get(name) is None}
         return kind.read(body)
 
     async def chat(self, request: ChatRequest, size: int) -> Answering:
-        """Begin the answers to a conversation, in a request of `size` bytes. Raises ApiError where they cannot be."""
+        """Start the answers to a conversation in a request of `size` bytes; raise ApiError if it is impossible."""
         model = self._decoder(request.model)
         if self.prompts.template is None:
             raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
@@ -134,7 +136,7 @@ class Service:
                 raise invalid(message, "tools", "unsupported_parameter")
             variables["tools"] = request.tools
         self.worker.check_room(request.n)
-        ids = await self._prepared(self.prompts.chat(request.messages, variables, size), "messages")
+        ids = await self._translate_errors(self.prompts.chat(request.messages, variables, size), "messages")
         guide = await self._guide(request.constraint, size)
         if form is not None and choice.forced:
             guide = await self._tool_guide(form, request, size)
@@ -146,7 +148,7 @@ class Service:
         return self._begin(model, [ids], request, guide, reply)
 
     async def complete(self, request: CompletionRequest, size: int) -> Answering:
-        """Begin the continuations of prompts, in a request of `size` bytes. Raises ApiError where they cannot be."""
+        """Start the continuations of prompts in a request of `size` bytes; raise ApiError if it is impossible."""
         model, count = self._decoder(request.model), len(request.prompt) * request.n
         self.worker.check_room(count)
         prompts = [await self._ids(prompt, "prompt") for prompt in request.prompt]
@@ -163,15 +165,17 @@ class Service:
         return self._begin(model, prompts, request, guide, reply)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
-        """Begin the embeddings of texts: jobs, their channel, and the number of tokens. Raises ApiError where they
-        cannot be."""
+        """Start the embeddings of a request, and return jobs, their channel, and the number of tokens.
+
+        Raises ApiError if they are impossible.
+        """
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, Encoder):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
         self.worker.check_room(len(request.input))
-        before = model.prompt()
-        texts = [before + text if isinstance(text, str) else text for text in request.input]
+        prefix = model.prompt()
+        texts = [prefix + text if isinstance(text, str) else text for text in request.input]
         rows = [await self._ids(text, "input") for text in texts]
         for ids in rows:
             _check_ids(ids, model.max_length, model.vocab, "input")
@@ -181,7 +185,7 @@ class Service:
         return jobs, channel, sum(map(len, rows))
 
     async def score(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
-        """Begin the scores of texts or pairs, as `embed` does. Raises ApiError where they cannot be."""
+        """Start the scores of texts or pairs, and return as `embed`; raise ApiError if they are impossible."""
         if request.model is not None:
             self.check_model(request.model)
         model = self.model
@@ -190,15 +194,15 @@ class Service:
                 raise WeftError("it has no head for labels")
             model.check_ranks() if request.ranks else model.needs("text-classification", "next-sentence-prediction")
         except WeftError as error:
-            told = str(error).replace(f"{model.folder} ", "it ")
-            raise invalid(f"This model scores no such texts: {told}.", "model", "unsupported_model") from error
-        texts, cut = request.texts, request.truncate or request.truncate_prompt_tokens is not None
+            reason = str(error).replace(f"{model.folder} ", "it ")
+            raise invalid(f"This model cannot score such inputs: {reason}.", "model", "unsupported_model") from error
+        texts, truncates = request.texts, request.truncate or request.truncate_prompt_tokens is not None
         self.worker.check_room(len(texts))
 
-        def encoded() -> list[Encoded]:
-            return [model.encoded(model.rendered(*text) if request.ranks else text, cut) for text in texts]
+        def encode_all() -> list[Encoded]:
+            return [model.encoded(model.rendered(*text) if request.ranks else text, truncates) for text in texts]
 
-        rows = await self._prepared(self.prompts.run("large", encoded), "input")
+        rows = await self._translate_errors(self.prompts.run("large", encode_all), "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=row.ids, encoded=row) for index, row in enumerate(rows)]
         self.worker.submit(jobs)
@@ -238,37 +242,37 @@ class Service:
         self.check_model(name)
         if isinstance(self.model, Encoder):
             raise invalid(
-                "This model encodes texts and generates none: use /v1/embeddings.", "model", "unsupported_model"
+                "This model encodes text and does not generate any: use /v1/embeddings.", "model", "unsupported_model"
             )
         return self.model
 
     async def _ids(self, prompt: Prompt, param: str) -> list[int]:
-        return await self._prepared(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
+        return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
 
-    async def _prepared(self, preparing: Coroutine[Any, Any, T], param: str) -> T:
-        """Return what was prepared of a parameter. Raises ApiError where it cannot be."""
+    async def _translate_errors(self, preparation: Coroutine[Any, Any, T], param: str) -> T:
+        """Return the result of `preparation` for a parameter; raise ApiError if it raises WeftError."""
         try:
-            return await preparing
+            return await preparation
         except WeftError as error:
             raise invalid(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
 
     async def _guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
-        return await self._prepared(self.prompts.guide(size, grammar_of, spec.kind, spec.value), spec.param)
+        return await self._translate_errors(self.prompts.guide(size, grammar_of, spec.kind, spec.value), spec.param)
 
     async def _tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
-        special = await self._prepared(self.prompts.special(form.special), "tools") if form.special else None
+        special = await self._translate_errors(self.prompts.special(form.special), "tools") if form.special else None
         guide = self.prompts.guide(size, form.grammar, request.tools, request.choice, special)
-        return await self._prepared(guide, "tools")
+        return await self._translate_errors(guide, "tools")
 
     async def _token_bytes(self, request: Generation) -> TokenBytes | None:
-        """Return what tells the bytes of tokens, where log-probabilities are asked for."""
+        """Return the function from tokens to their bytes, or None if no log-probabilities are requested."""
         if request.top_logprobs is None:
             return None
         try:
             return await self.prompts.token_bytes()
-        except WeftError:  # of a kind that llguidance cannot read: its own text of one token will do
+        except WeftError:  # llguidance cannot read the tokenizer: use the tokenizer's text of a single token
             return lambda token: self.model.tokenizer.decode([token]).encode()
 
     def _envelope(self, kind: str) -> Envelope:
@@ -292,7 +296,7 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
 
 
 def _fingerprint(model: Generator | Encoder) -> str:
-    """Return a name of the model's files and of weft's version: with it a seed means the same."""
+    """Return a hash of the model's files and weft's version, for which a seed is reproducible."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():
         digest.update(path.read_bytes())

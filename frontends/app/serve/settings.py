@@ -12,11 +12,13 @@ from weft.ir.errors import WeftError
 class Settings:
     """Settings of a server: the `name` of its model, its clients, its limits.
 
-    At most `max_batch` answers are decoded at a time while `max_queue` wait. A body has at most `max_body` bytes. A
-    client that does not send or read for `client_timeout` seconds is dropped. Running answers have `drain` seconds to
-    end after a signal. Requests must carry `api_key`, if one is set, and name one of `hosts`, if those are.
+    At most `max_batch` answers are decoded at the same time while `max_queue` wait. A body has at most `max_body`
+    bytes. A client that does not send or read for `client_timeout` seconds is disconnected. Running answers have
+    `drain` seconds to finish after a signal. Requests must carry `api_key`, if it is set, and name one of `hosts`, if
+    they are set.
 
-    Raises WeftError on a value outside its range.
+
+    Raises WeftError for a value outside its range.
     """
 
     name: str
@@ -31,12 +33,12 @@ class Settings:
     def __post_init__(self) -> None:
         for field in ("max_batch", "max_queue", "max_body"):
             check_count(field, getattr(self, field))
-        for field, least in (("client_timeout", 0.1), ("drain", 0.0)):
-            if not least <= (value := getattr(self, field)) < float("inf"):
-                raise WeftError(f"{field} is {value}, but it must be a number of seconds, of at least {least:g}")
+        for field, minimum in (("client_timeout", 0.1), ("drain", 0.0)):
+            if not minimum <= (value := getattr(self, field)) < float("inf"):
+                raise WeftError(f"{field} is {value}, but it must be a number of seconds, of at least {minimum:g}")
         if not (self.name and self.name.isprintable()):
             raise WeftError(
-                f"the model's name is {self.name!r}, which is no line of text: choose another (--model-name)"
+                f"the model's name is {self.name!r}, which is not a line of text: choose another (--model-name)"
             )
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
-            raise WeftError("the API key must be a text of printable ASCII characters, and not empty")
+            raise WeftError("the API key must be a string of printable ASCII characters, and not empty")

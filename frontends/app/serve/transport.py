@@ -1,4 +1,4 @@
-"""The transport: clients whose requests do not come, connections beyond a limit, and a log that they cannot flood."""
+"""The transport: limits for slow requests and numbers of connections, and a log that clients cannot flood."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_RECORDS, PERIOD = 5, 60.0  # of one place in the code, in so many seconds
+MOST_RECORDS, PERIOD = 5, 60.0  # log records per place in the code, in this many seconds
 _log = logging.getLogger("weft.serve")
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 by h11 for at most `most` connections, each of whose requests must come within `seconds`.
+    """HTTP/1.1 by h11 for at most `most` connections, each of whose requests must arrive within `seconds`.
 
-    uvicorn itself waits without end for the rest of a request's head. Beyond the limit a new connection replaces the
-    one that has waited for its request for longest: half-open connections cannot keep other clients out.
+    uvicorn itself waits forever for the rest of a request's head. Beyond the limit a new connection replaces the one
+    that has waited longest for its request: half-open connections cannot keep other clients out.
     """
 
     seconds: float
     most: int
-    waiting: dict[BoundedProtocol, None]  # those of a server whose timers run, the oldest first
+    waiting: dict[BoundedProtocol, None]  # connections of a server whose timers run, the oldest first
     _timer: asyncio.TimerHandle | None = None
     _stage: tuple[Any, Any] | None = None
 
@@ -31,7 +31,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn narrows it
         self._watch()
         if len(self.connections) > self.most:
-            _log.warning("more than %d connections: one that has sent no whole request is closed", self.most)
+            _log.warning("more than %d connections: one that has not sent a complete request is closed", self.most)
             next(iter(self.waiting)).give_up()
 
     def data_received(self, data: bytes) -> None:
@@ -47,20 +47,20 @@ class BoundedProtocol(H11Protocol):
         self._stop()
 
     def give_up(self) -> None:
-        """Cut the connection: its request has not come whole."""
+        """Cut the connection: its request has not arrived completely."""
         self._stop()
-        self.connections.discard(self)  # uvicorn hears of it in the next round of the loop only
+        self.connections.discard(self)  # uvicorn only notices in the next round of the loop
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Let the timer run while a request, or the rest of one, is to come; each, and each body, starts it anew."""
+        """Run the timer while a request, or the rest of one, is expected; each request, and each body, restarts it."""
         stage = (self.conn.their_state, self.cycle)
         if stage == self._stage or self.transport.is_closing():
             return
         self._stop()
         self._stage = stage
         if stage[0] in (h11.IDLE, h11.SEND_BODY):
-            # A second more: the endpoint that reads a body answers first, where it takes too long.
+            # One more second for bodies: the endpoint that reads a body reports its timeout first.
             seconds = self.seconds + (stage[0] is h11.SEND_BODY)
             self._timer = self.loop.call_later(seconds, self.give_up)
             self.waiting[self] = None
@@ -73,22 +73,22 @@ class BoundedProtocol(H11Protocol):
 
 
 def most_connections() -> int:
-    """Return how many connections leave enough file descriptors for all else: half of this process's limit."""
+    """Return a number of connections that leaves file descriptors for other uses: half of this process's limit."""
     try:
         import resource
-    except ImportError:  # Windows, where a select() takes 512
+    except ImportError:  # Windows, where select() supports 512
         return 256
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if limit == resource.RLIM_INFINITY else max(8, min(limit // 2, 4096))
 
 
 def protocol(seconds: float, most: int) -> type[BoundedProtocol]:
-    """Return the protocol of one server."""
+    """Return the protocol class of one server."""
     return type("Protocol", (BoundedProtocol,), {"seconds": seconds, "most": most, "waiting": {}})
 
 
-class Sparing(logging.Filter):
-    """Let through `MOST_RECORDS` records of a place in the code in `PERIOD` seconds, and say so with the last."""
+class RateLimit(logging.Filter):
+    """A filter for `MOST_RECORDS` log records per place in the code and `PERIOD` seconds; the last one mentions it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,15 +96,15 @@ class Sparing(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         place, now = (record.pathname, record.lineno), time.monotonic()
-        begun, count = self._counts.get(place, (now, 0))
-        begun, count = (now, 1) if now - begun > PERIOD else (begun, count + 1)
-        self._counts[place] = begun, count
+        start, count = self._counts.get(place, (now, 0))
+        start, count = (now, 1) if now - start > PERIOD else (start, count + 1)
+        self._counts[place] = start, count
         if count == MOST_RECORDS:
-            record.msg = f"{record.msg} (the next ones of this kind within {PERIOD:g} s are not logged)"
+            record.msg = f"{record.msg} (further records of this kind within {PERIOD:g} s are not logged)"
         return count <= MOST_RECORDS
 
 
 def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log in one line what the event loop could not do, such as accepting a connection: it tries again in a second."""
+    """Log an error of the event loop in one line, such as a failure to accept a connection, which it retries."""
     error = context.get("exception")
     _log.error("%s: %s: %s", context["message"], type(error).__name__, error)

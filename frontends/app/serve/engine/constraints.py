@@ -20,63 +20,63 @@ from ..protocol.tools import json_rule
 
 
 class Unfollowable(WeftError):
-    """An answer cannot go on as its constraint asks for."""
+    """An answer cannot continue as its constraint requires."""
 
 
 class Guide:
-    """A language as constraint of an answer (see `Constraint` of the runtime)."""
+    """A language as the constraint of an answer (see `Constraint` of the runtime)."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def fresh(self) -> Guide:
-        """Return another one at the beginning of the same language."""
+        """Return a guide at the beginning of the same language."""
         return Guide(self._matcher.deep_copy())
 
     @property
     def complete(self) -> bool:
-        """Return whether the text belongs to the language and nothing may follow."""
+        """Return whether the text is in the language and nothing may follow."""
         return self._matcher.is_stopped()
 
     def masked(self, logits: Floats) -> Floats:
         """Return `logits` [vocab] with minus infinity for tokens that may not follow.
 
-        Raises Unfollowable where the grammar is wrong, or llguidance gives up, as on one that takes too much work.
+        Raises Unfollowable if the grammar is wrong, or llguidance gives up, as on grammars that take too much work.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise Unfollowable(_brief(self._matcher.get_error()))
+            raise Unfollowable(_shorten(self._matcher.get_error()))
         allowed = np.unpackbits(mask, bitorder="little", count=logits.size).view(np.bool_)
         masked: Floats = np.where(allowed, logits, np.float32(-np.inf))
         return masked
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`. Raises Unfollowable where it does not belong to the language."""
+        """Advance by `token`; raise Unfollowable if the language does not allow it."""
         if not self._matcher.consume_token(token):
-            raise Unfollowable(_brief(self._matcher.get_error()))
+            raise Unfollowable(_shorten(self._matcher.get_error()))
 
 
 class Constraints:
-    """Constraints for the tokenizer of a compiled `folder`, whose model gives logits of `vocab` tokens."""
+    """Constraints for the tokenizer of a compiled `folder`, whose model outputs logits of `vocab` tokens."""
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
         self._folder, self._vocab, self._stop_ids = folder, vocab, sorted(stop_ids)
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
-        """The tokenizer as llguidance reads it. Raises WeftError where it cannot."""
+        """Return the tokenizer in llguidance's form; raise WeftError if llguidance cannot read it."""
         path = self._folder / "tokenizer.json"
         try:
             return LLTokenizer(read_text(path), n_vocab=self._vocab, eos_token=self._stop_ids or None)
         except (ValueError, RuntimeError) as error:
-            raise WeftError(f"llguidance cannot read the tokenizer of this model: {_brief(str(error))}") from error
+            raise WeftError(f"llguidance cannot read the tokenizer of this model: {_shorten(str(error))}") from error
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that `token` stands for. Raises WeftError as `tokenizer` does."""
+        """Return the bytes of `token`; raise WeftError as `tokenizer` does."""
         return self.tokenizer.decode_bytes([token])
 
     def guide(self, grammar: str) -> Guide:
-        """Return the guide of a grammar. Raises WeftError where it is wrong, or no first token can be chosen."""
+        """Return the guide of a grammar; raise WeftError if it is wrong, or allows no first token."""
         guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
         trial = guide.fresh()
         trial.accept(int(trial.masked(np.zeros(self._vocab, np.float32)).argmax()))
@@ -84,8 +84,10 @@ class Constraints:
 
 
 def grammar_of(kind: str, value: Any) -> str:
-    """Return the grammar, in llguidance's variant of Lark, of a JSON schema, a regular expression or a choice of texts;
-    a grammar itself as it is."""
+    """Return the grammar, in llguidance's variant of Lark, of a JSON schema, a regular expression or strings.
+
+    A grammar is returned unchanged.
+    """
     if kind == "json_schema":
         return f"start: {json_rule(value)}"
     if kind == "regex":
@@ -93,6 +95,6 @@ def grammar_of(kind: str, value: Any) -> str:
     return "start: " + " | ".join(json.dumps(text) for text in value) if kind == "choice" else str(value)
 
 
-def _brief(text: str) -> str:
-    """Return the words of llguidance in one line, without the frames and the state that it adds."""
+def _shorten(text: str) -> str:
+    """Return llguidance's message in one line, without its stack frames and state."""
     return " ".join(re.split("<backtrace>|<state>", text)[0].split())[:500]

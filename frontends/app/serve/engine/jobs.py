@@ -1,4 +1,4 @@
-"""Jobs of the model: one answer or one embedding each, and the channel by which a request hears of its own."""
+"""Jobs of the model: one answer or one embedding each, and the channel that sends their pieces to a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.backends.runtime.text.tokenizer import Encoded
 
 
 class Refused(Exception):
-    """A job that the model does not take or finish: its queue is full, the server ends, or the model has failed."""
+    """A job that is rejected or not finished: the queue is full, the server shuts down, or the model has failed."""
 
 
 class Full(Refused):
@@ -31,7 +31,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """The text and tokens of a job since its last piece; `finish` or `error` say that it was the last."""
+    """The text and tokens of a job since its last piece; the last piece has `finish`, `error` or `value`."""
 
     index: int
     text: str = ""
@@ -39,7 +39,7 @@ class Piece:
     tokens: int = 0  # of the answer so far
     finish: Finish | None = None
     error: Exception | None = None
-    value: Any = None  # of an embedding
+    value: Any = None  # an embedding, or scores
 
     @property
     def last(self) -> bool:
@@ -47,24 +47,24 @@ class Piece:
 
 
 class Channel:
-    """Pieces of a request's jobs, from the model's thread to the loop of the request.
+    """The pieces of a request's jobs, from the model's thread to the event loop of the request.
 
-    Pieces that nobody has taken are joined, so a slow reader holds no more than its answer.
+    Pieces that have not been read are joined, so that a slow reader needs no more memory than its answer.
     """
 
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
         self._came = asyncio.Event()
-        self._gone = False
+        self._is_gone = False
 
     def put(self, piece: Piece) -> None:
-        """Add a piece; in the loop of the request."""
-        held = self._pieces.get(piece.index)
-        if held is not None:
+        """Add a piece; call it in the request's event loop."""
+        previous = self._pieces.get(piece.index)
+        if previous is not None:
             piece = Piece(
                 piece.index,
-                held.text + piece.text,
-                [*held.logprobs, *piece.logprobs],
+                previous.text + piece.text,
+                [*previous.logprobs, *piece.logprobs],
                 piece.tokens,
                 piece.finish,
                 piece.error,
@@ -74,14 +74,14 @@ class Channel:
         self._came.set()
 
     def leave(self) -> None:
-        """Note that the client is gone: whoever waits for pieces hears of it."""
-        self._gone = True
+        """Record that the client is gone: a waiting `take` raises Gone."""
+        self._is_gone = True
         self._came.set()
 
     async def take(self) -> list[Piece]:
-        """Wait for pieces, and return all that have come. Raises Gone where the client is."""
+        """Wait for pieces, and return all that have arrived; raise Gone if the client is gone."""
         await self._came.wait()
-        if self._gone:
+        if self._is_gone:
             raise Gone
         self._came.clear()
         pieces, self._pieces = list(self._pieces.values()), {}
@@ -92,21 +92,21 @@ class Channel:
 class Job:
     """An answer, or token ids to encode or score, whose pieces go to a `channel` under an `index`.
 
-    `streams`: text is wanted as it comes; otherwise there is one piece at the end.
+    `streams`: pieces are sent as text arrives; otherwise there is one piece at the end.
     """
 
     channel: Channel
     index: int = 0
     answer: Answer | None = None
     ids: Sequence[int] = ()
-    encoded: Encoded | None = None  # a text whose labels are scored
+    encoded: Encoded | None = None  # an input whose labels are scored
     streams: bool = False
     began: float = field(default_factory=time.monotonic)
-    sent: int = 0  # log-probabilities that went out
-    started: bool = False  # it has got a token
+    sent: int = 0  # log-probabilities already sent
+    started: bool = False  # it has generated a token
 
     def piece(self) -> Piece | None:
-        """Return what the answer has given since the last call; None where there is nothing to say."""
+        """Return the new parts of the answer since the last call, or None if there is nothing to send."""
         answer = self.answer
         assert answer is not None
         result = answer.result
@@ -115,6 +115,6 @@ class Job:
         text, logprobs = answer.take(), result.logprobs[self.sent :]
         ended = result.finish is not None or answer.error is not None
         if not text and not ended:
-            return None  # log-probabilities wait for their text
+            return None  # log-probabilities are sent with their text
         self.sent += len(logprobs)
         return Piece(self.index, text, logprobs, len(result.tokens), result.finish, answer.error)

@@ -11,7 +11,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Counter:
-    """A number that grows, one for each value of a label where it has one."""
+    """A number that only grows; with a label, one number per value of the label."""
 
     kind = "counter"
 
@@ -20,7 +20,7 @@ class Counter:
         self._values: dict[str, float] = {} if label else {"": 0}
 
     def add(self, amount: float = 1, value: str = "") -> None:
-        """Count `amount`, for a `value` of the label."""
+        """Add `amount` to the counter of a `value` of the label."""
         self._values[value] = self._values.get(value, 0) + amount
 
     def lines(self) -> Iterator[str]:
@@ -31,7 +31,7 @@ class Counter:
 
 
 class Gauge:
-    """A number that is read when it is asked for."""
+    """A number that is read on request."""
 
     kind = "gauge"
 
@@ -44,7 +44,7 @@ class Gauge:
 
 
 class Histogram:
-    """Observations by upper bounds."""
+    """Counts of observations by upper bounds."""
 
     kind = "histogram"
 
@@ -72,7 +72,7 @@ def _number(value: float) -> str:
 
 
 class Metrics:
-    """The numbers that /metrics shows. Threads count under one lock, so that sums fit each other."""
+    """The metrics of /metrics. Threads update them under one lock, so that sums are consistent."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -84,20 +84,20 @@ class Metrics:
             "weft_time_to_first_token_seconds", "Time from a request to the first token of an answer.", SECONDS
         )
         self.answer_time = Histogram("weft_answer_seconds", "Time from a request to the end of an answer.", SECONDS)
-        self.batch = Histogram("weft_batch_rows", "Rows of a decoding step, or texts of a call of an encoder.", ROWS)
+        self.batch = Histogram("weft_batch_rows", "Rows of a decoding step, or sequences per call of an encoder.", ROWS)
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a number that `read` returns."""
+        """Add a gauge whose value `read` returns."""
         self._gauges.append(Gauge(name, text, read))
 
     def text(self) -> str:
-        """Return all of them in the text format."""
+        """Return all metrics in the text format."""
         fixed = (self.requests, self.answers, self.prompt_tokens, self.generated_tokens)
         with self.lock:
             lines = []
-            every: list[Counter | Gauge | Histogram] = [*fixed, *self._gauges]
-            for metric in (*every, self.first_token, self.answer_time, self.batch):
+            metrics: list[Counter | Gauge | Histogram] = [*fixed, *self._gauges]
+            for metric in (*metrics, self.first_token, self.answer_time, self.batch):
                 lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
                 lines += metric.lines()
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Prompts and constraints of requests, prepared beside the loop that serves them and the thread that decodes."""
+"""Prompts and constraints of requests, prepared outside the event loop and the decoding thread."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .jobs import Closing, Full
 T = TypeVar("T")
 Lane = Literal["prompts", "grammars", "large"]
 THREADS: dict[Lane, int] = {"prompts": 2, "grammars": 2, "large": 1}
-MOST_LARGE = 32  # requests that wait for the lane of large ones
-LARGE = 1 << 14  # characters or bytes, beyond which something is large; as tokens, a few hundredths of a second
+MOST_LARGE = 32  # requests that may wait for the lane of large ones
+LARGE = 1 << 14  # characters or bytes above which an input is large; tokenizing them takes a few hundredths of a second
 MOST_GUIDES = 32
 MOST_GRAMMAR = 1 << 18  # characters
-SOON, LATE = 0.1, 3.0  # seconds that a grammar may take among the others, and among large requests
-ENCODING = 10.0  # seconds that the tokens of a text may take
+SOON, LATE = 0.1, 3.0  # seconds per grammar, in the lane of grammars and among large requests
+ENCODING = 10.0  # seconds for the tokens of a string
 WORKER = ("-m", f"{__package__}.text_worker")
 
 
 class TooSlow(Exception):
-    """A grammar takes more time than it may here."""
+    """A grammar takes longer than its limit."""
 
 
 class Prompts:
-    """The tokenizer, chat template and constraints of a compiled `folder`, in threads and processes of their own.
+    """The tokenizer, chat template and constraints of a compiled `folder`, in separate threads and processes.
 
-    What is large goes to a lane of its own, so that other requests do not wait for it. The logits have `vocab` tokens.
+    Large inputs go to a separate lane, so that other requests do not wait for them. The logits have `vocab` tokens.
     """
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
@@ -48,7 +48,7 @@ class Prompts:
         self._renderer = _PerThread()
         self._texts = _PerThread([*WORKER, folder, json.dumps([vocab, sorted(stop_ids)])])
         self._pools = {lane: ThreadPoolExecutor(threads, f"weft-{lane}") for lane, threads in THREADS.items()}
-        self._guides: dict[str, Guide] = {}  # of the last requests: clients repeat their schemas
+        self._guides: dict[str, Guide] = {}  # a cache of the last ones: clients repeat their schemas
         self._large = 0
         self._closed = False
         self.template: ChatTemplate | None = None
@@ -56,19 +56,21 @@ class Prompts:
         try:
             self.template = ChatTemplate(folder)
             self.template.renderer = self._renderer
-        except WeftError as error:  # prompts that are no chats need none
+        except WeftError as error:  # prompts other than chats need no template
             self.no_template = str(error)
 
     async def run(self, lane: Lane, work: Callable[..., T], *arguments: Any) -> T:
-        """Return what `work` returns, in a thread of a lane. Raises Full where too much waits there, Closing where the
-        server ends."""
+        """Run `work` in a thread of a lane, and return its result.
+
+        Raises Full if too many requests wait for the lane, Closing if the server shuts down.
+        """
         large = lane == "large"
         if large and self._large > MOST_LARGE:
             raise Full(f"{self._large} large requests wait. Try again later.")
         self._large += large
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work, *arguments)
-        except BaseException:  # one that was cancelled, or whose process was killed, is another at the end
+        except BaseException:  # when the server shuts down, also for cancelled work and killed processes
             if self._closed:
                 raise Closing from None
             raise
@@ -76,16 +78,16 @@ class Prompts:
             self._large -= large
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the tokens of a text, with the ones that the tokenizer puts around it where `special`.
+        """Return the tokens of a string, with the tokenizer's special tokens around it if `special`.
 
-        Raises WeftError as `Tokenizer` does, and where that takes too long; Full and Closing as `run` does.
+        Raises WeftError as `Tokenizer` does, and if it takes too long; Full and Closing as `run` does.
         """
         if len(text) <= LARGE:
             return await self.run("prompts", self.tokenizer.encode, text, special)
         return await self.run("large", self._encode, text, special)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], size: int) -> list[int]:
-        """Return the tokens of a conversation in a request of `size` bytes. Raises as `ChatTemplate` and `encode`."""
+        """Return the tokens of a conversation in a request of `size` bytes; raise as `ChatTemplate` and `encode` do."""
         assert self.template is not None
         template = self.template
         lane: Lane = "large" if size > LARGE else "prompts"
@@ -93,18 +95,15 @@ class Prompts:
         return await self.encode(text, special=False)
 
     async def guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
-        """Return the guide of the grammar that `write` returns for `arguments` of a request of `size` bytes, in
-        llguidance's variant of Lark.
+        """Return the guide of the grammar `write(*arguments)`, in llguidance's Lark, of a request of `size` bytes.
 
-        Raises WeftError where it is wrong, too large, or takes too long; Full and Closing as `run` does.
+        Raises WeftError if it is wrong, too large, or takes too long; Full and Closing as `run` does.
         """
         grammar = await self.run("large", write, *arguments) if size > LARGE else write(*arguments)
         if len(grammar) > MOST_GRAMMAR:
-            raise WeftError(
-                f"it is a grammar of {len(grammar)} characters, more than the {MOST_GRAMMAR} that there may be"
-            )
-        if (known := self._guides.get(grammar)) is not None:
-            return known
+            raise WeftError(f"it is a grammar of {len(grammar)} characters, more than the maximum of {MOST_GRAMMAR}")
+        if (cached := self._guides.get(grammar)) is not None:
+            return cached
         try:
             if len(grammar) <= LARGE:
                 guide = await self.run("grammars", self._guide, grammar, SOON)
@@ -120,18 +119,18 @@ class Prompts:
             raise WeftError(f"its grammar takes longer than {LATE:g} seconds to prepare: make it smaller") from None
 
     async def token_bytes(self) -> Callable[[int], bytes]:
-        """Return the function from a token to its bytes. Raises WeftError where llguidance reads no such tokenizer."""
+        """Return the function from a token to its bytes; raise WeftError if llguidance cannot read the tokenizer."""
         await self.run("grammars", lambda: self.constraints.tokenizer)  # its first reading takes a while
         return self.constraints.token_bytes
 
     async def special(self, text: str) -> int | None:
-        """Return the token that a text is as a special one; None: it is none, or several. Raises as `token_bytes`."""
+        """Return the id of the special token called `text`, None unless it is a single one; raise as `token_bytes`."""
         tokenizer = await self.run("grammars", lambda: self.constraints.tokenizer)
-        found = tokenizer.tokenize_str(text, parse_special=True)
-        return found[0] if len(found) == 1 else None
+        ids = tokenizer.tokenize_str(text, parse_special=True)
+        return ids[0] if len(ids) == 1 else None
 
     def stop(self) -> None:
-        """Give up what waits and what processes work on."""
+        """Cancel waiting requests and the work of processes."""
         self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
@@ -154,19 +153,19 @@ class Prompts:
         return array("I", bytes.fromhex(reply["ids"])).tolist()
 
     def _guide(self, grammar: str, seconds: float) -> Guide:
-        self._ask(seconds, "grammar", {"grammar": grammar})  # which may end the process that tries it
+        self._ask(seconds, "grammar", {"grammar": grammar})  # tried in a process first, which it may crash
         return self.constraints.guide(grammar)
 
-    def _ask(self, seconds: float, what: str, request: dict[str, Any]) -> Any:
-        """Return the reply of a process to a request. Raises TooSlow, and WeftError where it cannot be answered."""
+    def _ask(self, seconds: float, step: str, request: dict[str, Any]) -> Any:
+        """Return a process's reply to a request; raise TooSlow, or WeftError if there is no valid reply."""
         status, reply, _ = self._texts.ask(json.dumps({"seconds": seconds, **request}).encode())
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow
         if not reply:
-            raise WeftError(f"the {what} fails on it: it is too large, or nested too deep")
-        if "error" in (found := parse_json(reply, f"the {what}'s reply", values=len(reply))):
-            raise WeftError(found["error"])
-        return found
+            raise WeftError(f"the {step} fails on it: it is too large, or nested too deep")
+        if "error" in (result := parse_json(reply, f"the {step}'s reply", values=len(reply))):
+            raise WeftError(result["error"])
+        return result
 
 
 class _PerThread(Renderer):
@@ -174,22 +173,22 @@ class _PerThread(Renderer):
 
     def __init__(self, *command: Sequence[str | Path]) -> None:
         super().__init__(*command)
-        self._own, self._all = threading.local(), list[Renderer]()
+        self._local, self._renderers = threading.local(), list[Renderer]()
 
     def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
-        if not hasattr(self._own, "renderer"):
-            self._own.renderer = Renderer(self._command)
-            self._all.append(self._own.renderer)
+        if not hasattr(self._local, "renderer"):
+            self._local.renderer = Renderer(self._command)
+            self._renderers.append(self._local.renderer)
         if self._killed:
-            self._own.renderer.kill()
-        found: tuple[int, bytes, bytes] = self._own.renderer.ask(request)
-        return found
+            self._local.renderer.kill()
+        reply: tuple[int, bytes, bytes] = self._local.renderer.ask(request)
+        return reply
 
     def kill(self) -> None:
         self._killed = True
-        for renderer in self._all:
+        for renderer in self._renderers:
             renderer.kill()
 
     def close(self) -> None:
-        for renderer in self._all:
+        for renderer in self._renderers:
             renderer.close()

@@ -1,7 +1,7 @@
-"""Tokenize long texts and try grammars; run with -m, by forks that may take little time and memory (see chat_worker).
+"""A process that tokenizes long strings and tries grammars (python -m), in forks with limits of time and memory.
 
-Tokenizers hold Python's lock while they work, which takes seconds for a text of megabytes, and a grammar of a few
-kilobytes can exhaust the stack of its parser: neither may happen in the process that serves.
+Tokenizers hold Python's lock while they work, for seconds on megabytes of text, and a grammar of a few kilobytes can
+exhaust the stack of its parser: neither may happen in the process that serves. See chat_worker.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from weft.ir.storage.documents import parse_json
 
 from .constraints import Constraints
 
-MEMORY = 4 << 30  # bytes of addresses, the interpreter's own and the tokenizer's included
-STACK = 1 << 20  # an eighth of what the threads have that use the grammar later
+MEMORY = 4 << 30  # bytes of address space, including the interpreter and the tokenizer
+STACK = 1 << 20  # an eighth of the stack of the threads that later use the grammar
 
 
 def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
     """Answer requests until there are no more: {"seconds", "text", "special"} or {"seconds", "grammar"}."""
     tokenizer, constraints = Tokenizer(folder), Constraints(folder, vocab, stop_ids)
-    with contextlib.suppress(WeftError):  # that grammars are told of
+    with contextlib.suppress(WeftError):  # replies to grammars report it
         _ = constraints.tokenizer
 
     def answer(raw: bytes) -> str:
         request: dict[str, Any] = parse_json(raw, "a request", values=len(raw))
         limit(request["seconds"], MEMORY)
         resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
-        os.nice(10)  # answers that are under way come first
+        os.nice(10)  # running answers have priority
         try:
             if "grammar" in request:
                 constraints.guide(request["grammar"])

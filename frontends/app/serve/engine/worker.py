@@ -1,4 +1,4 @@
-"""The thread that owns the model: it takes jobs, lets the model do them together, and tells what came of them."""
+"""The thread that owns the model: it accepts jobs, runs them in batches, and sends their results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger("weft.serve")
 
 
 class Worker(ABC):
-    """Jobs in the order in which they came, done by one thread; at most `most_waiting` wait for the model.
+    """Jobs in order of arrival, run by one thread; at most `most_waiting` wait for the model.
 
-    Jobs are submitted and cancelled from the loop in which their channels are read.
+    Jobs are submitted and cancelled from the event loop in which their channels are read.
     """
 
     def __init__(self, most_waiting: int, metrics: Metrics) -> None:
@@ -42,42 +42,42 @@ class Worker(ABC):
     @property
     @abstractmethod
     def running(self) -> int:
-        """The number of jobs that the model is working on."""
+        """Return the number of jobs that the model is working on."""
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """The number of jobs that wait."""
+        """Return the number of jobs that wait."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to work; pieces go to channels of `loop`."""
+        """Start the thread; pieces go to channels of `loop`."""
         self._loop = loop
         self._thread = Thread(target=self._run, name="weft-serve", daemon=True)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs. Raises Full where too many wait, Closing where the server ends; then none of them is queued."""
+        """Queue jobs; raise Full if too many wait, Closing if the server shuts down, and then queue none of them."""
         with self._changed:
             self.check_room(len(jobs))
             self._new += jobs
             self._changed.notify()
 
     def check_room(self, jobs: int) -> None:
-        """Raise Full where so many jobs more would be too many, Closing where the server ends."""
+        """Raise Full if there is no room for n more `jobs`, Closing if the server shuts down."""
         if self._draining:
             raise Closing("The server is shutting down.")
-        # A request of many answers is taken where nothing waits, however many they are.
+        # A request for any number of answers is accepted if the queue is empty.
         if self.waiting and self.waiting + jobs > self.most_waiting:
             raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Stop jobs, those that have ended too; their channels hear no more."""
+        """Stop jobs, also those that have ended; their channels receive nothing more."""
         with self._changed:
             self._cancelled += jobs
             self._changed.notify()
 
     def drain(self) -> None:
-        """Take no more jobs, and refuse those that wait; those that run go on."""
+        """Accept no more jobs, and reject those that wait; running jobs continue."""
         with self._changed:
             self._draining = True
             self._changed.notify()
@@ -96,10 +96,10 @@ class Worker(ABC):
             with self._changed:
                 while not (self._new or self._cancelled or self._busy or self._ended or self._draining != draining):
                     self._changed.wait()
-                new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
+                new, to_cancel, self._new, self._cancelled = self._new, self._cancelled, [], []
                 ended, draining = self._ended, self._draining
             self._admit(new)
-            self._withdraw(cancelled)
+            self._withdraw(to_cancel)
             if draining:
                 self._refuse_waiting(Closing("The server is shutting down."))
             if ended:
@@ -107,12 +107,12 @@ class Worker(ABC):
                 return
             try:
                 self._advance()
-            except Exception as error:  # whatever a model does, the next request may be another
-                known = isinstance(error, WeftError)
-                _log.error("the model failed: %s", error if known else f"{type(error).__name__}: {error}")
+            except Exception as error:  # the model failed on these jobs; the next request may succeed
+                is_weft_error = isinstance(error, WeftError)
+                _log.error("the model failed: %s", error if is_weft_error else f"{type(error).__name__}: {error}")
                 self._fail(Refused("The model failed."))
 
-    def _tell(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+    def _send(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
         """Send pieces to their channels."""
         if not pieces:
             return
@@ -124,41 +124,41 @@ class Worker(ABC):
 
         try:
             self._loop.call_soon_threadsafe(deliver)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed, so there is no reader
             self._ended = True
 
     @property
     @abstractmethod
     def _busy(self) -> bool:
-        """Return whether there is work to go on with."""
+        """Return whether there is work to continue."""
 
     @abstractmethod
     def _admit(self, jobs: Sequence[Job]) -> None:
-        """Take up new jobs."""
+        """Accept new jobs."""
 
     @abstractmethod
     def _withdraw(self, jobs: Sequence[Job]) -> None:
-        """Give up jobs, those that are unknown by now aside."""
+        """Drop jobs, except those that have already ended."""
 
     @abstractmethod
     def _refuse_waiting(self, error: Refused) -> None:
-        """End the jobs that have not begun."""
+        """End the jobs that have not started with `error`."""
 
     @abstractmethod
     def _fail(self, error: Refused) -> None:
-        """End all jobs."""
+        """End all jobs with `error`."""
 
     @abstractmethod
     def _advance(self) -> None:
-        """Do some work."""
+        """Do one step of work."""
 
 
 class DecodingWorker(Worker):
-    """Answers of a language model, decoded together in at most `most` rows."""
+    """Answers of a language model, decoded together in at most `max_rows` rows."""
 
-    def __init__(self, model: Generator, most: int, most_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, model: Generator, max_rows: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)
-        self._batch = new_batch(model.decoder, most)
+        self._batch = new_batch(model.decoder, max_rows)
         self._jobs: dict[Answer, Job] = {}
 
     @property
@@ -200,18 +200,18 @@ class DecodingWorker(Worker):
             self._batch.leave(answer)
         with self.metrics.lock:
             self.metrics.answers.add(len(jobs), "failed")
-        self._tell([(job, Piece(job.index, error=error)) for job in jobs])
+        self._send([(job, Piece(job.index, error=error)) for job in jobs])
 
     def _advance(self) -> None:
-        read = self._batch.read_tokens
-        changed = self._batch.advance()
+        n_read_before = self._batch.read_tokens
+        updated = self._batch.advance()
         now, pieces, metrics = time.monotonic(), [], self.metrics
         with metrics.lock:
-            metrics.prompt_tokens.add(self._batch.read_tokens - read)
-            metrics.generated_tokens.add(sum(answer.error is None for answer in changed))
-            if changed:
-                metrics.batch.observe(len(changed))
-            for answer in changed:
+            metrics.prompt_tokens.add(self._batch.read_tokens - n_read_before)
+            metrics.generated_tokens.add(sum(answer.error is None for answer in updated))
+            if updated:
+                metrics.batch.observe(len(updated))
+            for answer in updated:
                 job, result = self._jobs[answer], answer.result
                 if result.tokens and not job.started:
                     job.started = True
@@ -226,15 +226,15 @@ class DecodingWorker(Worker):
                     del self._jobs[answer]
                     if answer.error is not None:
                         _log.error("an answer failed: %s", answer.error)
-        self._tell(pieces)
+        self._send(pieces)
 
 
 class EncodingWorker(Worker):
-    """Embeddings of an encoder, or scores by its head, of what waits together: at most `most` texts a call."""
+    """Embeddings of an encoder, or scores of its head, for waiting inputs together: at most `max_batch` per call."""
 
-    def __init__(self, model: Encoder, most: int, most_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, model: Encoder, max_batch: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)
-        self._model, self._most = model, most
+        self._model, self._most = model, max_batch
         self._queue: list[Job] = []
         self._working = 0
 
@@ -254,24 +254,26 @@ class EncodingWorker(Worker):
         self._queue += jobs
 
     def _withdraw(self, jobs: Sequence[Job]) -> None:
-        gone = set(map(id, jobs))
-        self._queue = [job for job in self._queue if id(job) not in gone]
+        cancelled = set(map(id, jobs))
+        self._queue = [job for job in self._queue if id(job) not in cancelled]
 
     def _refuse_waiting(self, error: Refused) -> None:
         self._fail(error)
 
     def _fail(self, error: Refused) -> None:
         jobs, self._queue, self._working = self._queue, [], 0
-        self._tell([(job, Piece(job.index, error=error)) for job in jobs])
+        self._send([(job, Piece(job.index, error=error)) for job in jobs])
 
     def _advance(self) -> None:
         if not self._queue:
             return
-        scored = self._queue[0].encoded is not None
-        jobs = [*itertools.takewhile(lambda job: (job.encoded is not None) == scored, self._queue[: self._most])]
+        is_scored = self._queue[0].encoded is not None
+        jobs = [*itertools.takewhile(lambda job: (job.encoded is not None) == is_scored, self._queue[: self._most])]
         self._working = len(jobs)
-        texts = [job.encoded for job in jobs if job.encoded is not None]
-        made = self._model.logits(texts) if texts else self._model.encode([job.ids for job in jobs], batch=self._most)
+        inputs = [job.encoded for job in jobs if job.encoded is not None]
+        results = (
+            self._model.logits(inputs) if inputs else self._model.encode([job.ids for job in jobs], batch=self._most)
+        )
         del self._queue[: len(jobs)]
         self._working, now = 0, time.monotonic()
         with self.metrics.lock:
@@ -280,4 +282,4 @@ class EncodingWorker(Worker):
             self.metrics.answers.add(len(jobs), "stop")
             for job in jobs:
                 self.metrics.answer_time.observe(now - job.began)
-        self._tell([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, made, strict=True)])
+        self._send([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, results, strict=True)])

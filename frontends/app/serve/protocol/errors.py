@@ -9,7 +9,7 @@ _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503:
 
 
 class ApiError(Exception):
-    """An error that a client sees: HTTP `status`, the parameter at fault, and a code that programs may test."""
+    """An error for the client: HTTP `status`, the parameter at fault, and a code for programs."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that belong to it."""
+        """Return the HTTP headers of the error."""
         return _HEADERS.get(self.status, {})
 
     def json(self) -> dict[str, Any]:
@@ -27,5 +27,5 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """Return the error of a request with a wrong value."""
+    """Return the error of a request with an invalid value."""
     return ApiError(400, message, param, code)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError, ValidationErr
 from .errors import ApiError, invalid
 
 T = TypeVar("T")
-MOST_FIELDS = 100  # of an object, since pydantic collects an error for each unknown one
+MOST_FIELDS = 100  # per object, since pydantic collects an error for each unknown field
 # Fields about an account, storage or hints: they have no effect.
 IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "verbosity"}
 _KINDS = {"bool": "a boolean", "int": "an integer", "float": "a number", "str": "a string", "string": "a string"}
@@ -20,14 +20,14 @@ _KINDS |= {"list": "an array", "dict": "an object", "model": "an object", "NoneT
 
 
 def refusal(error: ValidationError) -> ApiError:
-    """Return the first error that pydantic found in a request as the API reports it."""
+    """Return the first error that pydantic found in a request, in the API's form."""
     first = error.errors(include_url=False)[0]
     kind, path, value, context = first["type"], first["loc"], first["input"], first.get("ctx", {})
     if path[-1:] == ("[key]",):
-        path = path[:-2]  # a wrong key is an error of its object
+        path = path[:-2]  # an invalid key is an error of its object
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
     if kind not in ("dict_type", "model_type", "part"):
-        name = re.sub(r"(\[\d+\])+$", "", name)  # and a wrong string or number in an array one of the array
+        name = re.sub(r"(\[\d+\])+$", "", name)  # an invalid string or number in an array is an error of the array
     match kind:
         case "missing":
             return invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
@@ -42,19 +42,21 @@ def refusal(error: ValidationError) -> ApiError:
         case "too_long":
             return invalid(f"Invalid '{name}': at most {context['max_length']} items are possible.", name)
     if expected := _KINDS.get(kind.removesuffix("_type"), context.get("expected")):
-        got = _KINDS[type(value).__name__]
-        return invalid(f"Invalid type for '{name}': expected {expected}, but got {got} instead.", name, "invalid_type")
-    reason, got = first["msg"], "null" if value is None else f"{value!r:.80}"
-    return invalid(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {got}.", name or None)
+        actual = _KINDS[type(value).__name__]
+        return invalid(
+            f"Invalid type for '{name}': expected {expected}, but got {actual} instead.", name, "invalid_type"
+        )
+    reason, actual = first["msg"], "null" if value is None else f"{value!r:.80}"
+    return invalid(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None)
 
 
 def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
-    """Return an error of a `kind` in the field `key`, which validators of the object around it may raise."""
+    """Return an error of a `kind` in the field `key`, to be raised by validators of the object around it."""
     return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
 
 
 class Model(BaseModel):
-    """An object of a request: values have the JSON types of their fields, and null is as good as absent."""
+    """An object of a request: values have the JSON types of their fields, and null counts as absent."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -69,7 +71,7 @@ class Model(BaseModel):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:
-        """Return the request in `data`. Raises ApiError on unknown, missing, wrong or unsupported fields."""
+        """Return the request in `data`; raise ApiError for unknown, missing, invalid or unsupported fields."""
         try:
             return cls.model_validate({key: value for key, value in data.items() if key not in IGNORED})
         except ValidationError as error:
@@ -77,7 +79,7 @@ class Model(BaseModel):
 
 
 def only(*values: Any) -> PlainValidator:
-    """Return a validator that refuses a field as unsupported unless it has one of `values`."""
+    """Return a validator that rejects a field as unsupported unless it has one of `values`."""
 
     def check(value: Any) -> Any:
         if value not in values:

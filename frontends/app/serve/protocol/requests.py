@@ -18,14 +18,14 @@ from .fields import Count, Items, Model, Text, Texts, either, error_at, only
 from .tools import ToolChoice
 
 MOST_CHOICES, MOST_TOOLS = 128, 128
-MOST_INPUTS = 2048  # of a request for embeddings, as OpenAI has it
+MOST_INPUTS = 2048  # of a request for embeddings, as in OpenAI's API
 MOST_VALUES = 1_000_000  # in a body
 ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 _OBJECT = {"type": "object"}
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
-    """Return the object in a body. Raises ApiError where it holds none."""
+    """Return the object in a body; raise ApiError if it is not a JSON object."""
     try:
         body: dict[str, Any] = parse_json(raw, "the body of the request", values=MOST_VALUES)
     except WeftError as error:
@@ -34,7 +34,7 @@ def read_body(raw: bytes) -> dict[str, Any]:
 
 
 class ConstraintSpec(NamedTuple):
-    """A language that answers must belong to, as a request describes it under `param`."""
+    """A language that answers must belong to, described under `param` in a request."""
 
     kind: ConstraintKind
     value: Any
@@ -87,7 +87,7 @@ _BIASES = TypeAdapter(dict[Token, Bias])
 
 
 class Generation(Model, extra="forbid"):
-    """A request for generated answers, with log-probabilities of the `top_logprobs` likeliest tokens if it is given."""
+    """A request for generated answers, with log-probabilities of the `top_logprobs` most likely tokens if given."""
 
     model: str
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -95,14 +95,16 @@ class Generation(Model, extra="forbid"):
     max_tokens: Count | None = None
     top_logprobs: Logprobs | None = None
     temperature: float = Field(1.0, ge=0, le=2)
-    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, 1e-9))] = 1.0  # 0: the likeliest token
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(k, 0))] = 0  # -1 is off, as 0
+    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, 1e-9))] = (
+        1.0  # 0: only the most likely token
+    )
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(k, 0))] = 0  # -1 is off, like 0
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Any], Field(max_length=300), AfterValidator(_BIASES.validate_python)] = Field({})
-    seed: Annotated[int, AfterValidator(lambda seed: seed % (1 << 63))] | None = None  # negative ones are allowed
+    seed: Annotated[int, AfterValidator(lambda seed: seed % (1 << 63))] | None = None  # negative seeds are allowed
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat(type="text")
@@ -110,12 +112,12 @@ class Generation(Model, extra="forbid"):
 
     @cached_property
     def sampling(self) -> Sampling:
-        """Return the options of sampling."""
+        """Return the sampling options."""
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
     @cached_property
     def constraint(self) -> ConstraintSpec | None:
-        """Return the constraint that answers must follow, if any. Raises ApiError where the request has several."""
+        """Return the constraint that answers must follow, if any; raise ApiError if the request has several."""
         form, outputs = self.response_format, self.structured_outputs
         specs: list[tuple[ConstraintKind, Any, str]] = [
             ("json_schema", _OBJECT if form.type == "json_object" else None, "response_format"),
@@ -126,22 +128,22 @@ class Generation(Model, extra="forbid"):
             ("json_schema", outputs.json_schema, "structured_outputs.json"),
             ("json_schema", _OBJECT if outputs.json_object else None, "structured_outputs.json_object"),
         ]
-        found = [ConstraintSpec(*spec) for spec in specs if spec[1] is not None]
-        if len(found) > 1:
-            params = " and ".join(spec.param for spec in found)
-            raise invalid(f"Only one constraint is possible, but {params} are given.", found[1].param)
-        return found[0] if found else None
+        given_specs = [ConstraintSpec(*spec) for spec in specs if spec[1] is not None]
+        if len(given_specs) > 1:
+            params = " and ".join(spec.param for spec in given_specs)
+            raise invalid(f"Only one constraint is possible, but {params} are given.", given_specs[1].param)
+        return given_specs[0] if given_specs else None
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
             raise invalid("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
-        _ = self.constraint  # raises where there are several
+        _ = self.constraint  # raises an error if there are several
         return self
 
 
-def _parsed(arguments: str) -> Any:
-    """Return the value that the arguments of a call spell, or their text: a model may have written invalid JSON."""
+def _parse_arguments(arguments: str) -> Any:
+    """Return the value of a call's arguments, or the string itself if a model has written invalid JSON."""
     try:
         return parse_json(arguments, "arguments", values=MOST_VALUES)
     except WeftError:
@@ -153,7 +155,7 @@ class Function(Model):
 
     name: str
     parameters: dict[str, Any] | None = None
-    arguments: Annotated[str, AfterValidator(_parsed)] = Field("{}", validate_default=True)
+    arguments: Annotated[str, AfterValidator(_parse_arguments)] = Field("{}", validate_default=True)
 
 
 class Tool(Model):
@@ -164,8 +166,8 @@ class Tool(Model):
     function: Function
 
     @classmethod
-    def checked(cls, tool: Any) -> Any:
-        """Return `tool` unchanged, for the chat template. Raises ValidationError if it is not a tool."""
+    def check_tool(cls, tool: Any) -> Any:
+        """Return `tool` unchanged, for the chat template; raise ValidationError if it is not a tool."""
         cls.model_validate(tool)
         return tool
 
@@ -187,8 +189,8 @@ class Part(Model):
 _PARTS = TypeAdapter(Items[Part])
 
 
-def _content(value: Any) -> Any:
-    """Return the content of a message as one string, in which each of its parts begins a line."""
+def _join_parts(value: Any) -> Any:
+    """Return the content of a message as one string, with each of its parts on a new line."""
     return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
 
 
@@ -196,7 +198,7 @@ class Message(Model):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_content)] | None = None
+    content: Annotated[str, BeforeValidator(_join_parts)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Items[Tool] | None = None
@@ -210,8 +212,8 @@ class Message(Model):
         return self
 
     @classmethod
-    def rendered(cls, data: Any) -> dict[str, Any]:
-        """Return a message as chat templates take it: text as one string, arguments of tool calls as objects.
+    def render(cls, data: Any) -> dict[str, Any]:
+        """Return a message in the form of chat templates: text as one string, arguments of tool calls as objects.
 
         Raises ValidationError if it is not a message.
         """
@@ -226,10 +228,10 @@ Choice = Annotated[Tool | str, either(lambda value: isinstance(value, dict), Too
 class ChatRequest(Generation):
     """A request for the next message of a conversation."""
 
-    messages: Items[Annotated[dict[str, Any], PlainValidator(Message.rendered)]] = Field(min_length=1)
+    messages: Items[Annotated[dict[str, Any], PlainValidator(Message.render)]] = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool = False
-    tools: Items[Annotated[dict[str, Any], PlainValidator(Tool.checked)]] = Field([], max_length=MOST_TOOLS)
+    tools: Items[Annotated[dict[str, Any], PlainValidator(Tool.check_tool)]] = Field([], max_length=MOST_TOOLS)
     tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
@@ -243,7 +245,7 @@ class ChatRequest(Generation):
 
     @cached_property
     def choice(self) -> ToolChoice:
-        """Return the tools that an answer may or must call. Raises ApiError if the chosen one is not among `tools`."""
+        """Return the tools that an answer may or must call; raise ApiError if the chosen one is not among `tools`."""
         names, chosen = [tool["function"]["name"] for tool in self.tools], self.tool_choice
         if not names and chosen not in (None, "none", "auto"):
             raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
@@ -268,19 +270,19 @@ class ChatRequest(Generation):
         return self
 
 
-def _prompts(value: Any) -> Any:
-    """Return an array of prompts; a single one, a string or token ids, becomes an array of one."""
+def _as_prompts(value: Any) -> Any:
+    """Return an array of prompts; a single prompt, a string or token ids, becomes an array of one."""
     ids = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if ids or isinstance(value, str) else value
 
 
 Ids = Annotated[Items[StrictInt], Field(min_length=1)]
 Prompt = Annotated[str | list[int], either(lambda value: isinstance(value, list), Ids, Text)]
-Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MOST_INPUTS), BeforeValidator(_prompts)]
+Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MOST_INPUTS), BeforeValidator(_as_prompts)]
 
 
 class CompletionRequest(Generation):
-    """A request for continuations of prompts: texts or token ids."""
+    """A request for continuations of prompts: strings or token ids."""
 
     prompt: Prompts
     max_tokens: Count | None = 16
@@ -301,7 +303,7 @@ class CompletionRequest(Generation):
 
 
 class EmbeddingRequest(Model, extra="forbid"):
-    """A request for the vectors of texts or token ids."""
+    """A request for the embeddings of strings or token ids."""
 
     model: str
     input: Prompts

@@ -1,4 +1,4 @@
-"""Responses of the endpoints: whole objects, chunks of streams, log-probabilities, usage."""
+"""Responses of the endpoints: full objects, chunks of streams, log-probabilities, usage."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .tools import ToolCall
 
 TokenBytes = Callable[[int], bytes]
 DONE = b"data: [DONE]\n\n"
-LEAST = -9999.0  # as OpenAI writes the logarithm of 0, which JSON cannot
-ESCAPES = "backslashreplace"  # as OpenAI writes bytes of a part of a character
+LEAST = -9999.0  # OpenAI's value for the logarithm of 0, which JSON cannot express
+ESCAPES = "backslashreplace"  # OpenAI's spelling of incomplete characters
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -35,30 +35,30 @@ def to_bytes(data: dict[str, Any]) -> bytes:
 
 
 class Envelope:
-    """The fields that all objects of a response share, of the `kind` chat.completion or text_completion."""
+    """The fields that all objects of a response share, of `kind` chat.completion or text_completion."""
 
     def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
         self._head: dict[str, Any] = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
         self._head |= {"model": model, "system_fingerprint": fingerprint}
 
-    def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def to_object(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the object of a response that is not streamed."""
         return {**self._head, "choices": list(choices), "usage": usage}
 
     def chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool) -> dict[str, Any]:
-        """Return a chunk of a stream; its usage is null until the last one, where it is `wanted`."""
+        """Return a chunk of a stream; with `wanted`, its usage is null until the last one."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
         return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if wanted else {})}
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:
-    """Return the count of tokens."""
+    """Return the token counts."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def reason(finish: Finish, calls: bool, named: bool) -> str:
-    """Return the finish_reason of an answer; of one whose tool was `named` by the request it is stop."""
+def finish_reason(finish: Finish, calls: bool, named: bool) -> str:
+    """Return the finish_reason of an answer; with a tool `named` by the request it is stop."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"
@@ -71,7 +71,7 @@ def chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 
 def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str, Any]:
-    """Return what a chunk adds to a message, which has `first` calls so far."""
+    """Return the addition of a chunk to a message, which has `first` calls so far."""
     delta: dict[str, Any] = {"content": content} if content else {}
     if calls:
         delta["tool_calls"] = [{"index": index, **call.json()} for index, call in enumerate(calls, first)]
@@ -81,29 +81,29 @@ def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str,
 def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the log-probabilities of a chat's answer."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
+    def describe(token: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(token)
         return {"token": raw.decode(errors=ESCAPES), "logprob": max(logprob, LEAST), "bytes": list(raw)}
 
-    content = [{**one(e.token, e.logprob), "top_logprobs": [one(*pair) for pair in e.top]} for e in entries]
+    content = [{**describe(e.token, e.logprob), "top_logprobs": [describe(*pair) for pair in e.top]} for e in entries]
     return {"content": content, "refusal": None}
 
 
 class Offsets:
-    """Offsets of tokens in the text that they make up."""
+    """Offsets of tokens in the text that they form."""
 
     def __init__(self) -> None:
         self._at, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, raw: bytes) -> int:
-        """Return where the token of these bytes begins."""
-        at = self._at
+        """Return the offset at which the token of these bytes begins."""
+        offset = self._at
         self._at += len(self._decoder.decode(raw))
-        return at
+        return offset
 
 
 def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets) -> dict[str, Any]:
-    """Return the log-probabilities of a part of a completion; `offsets` are those of the whole."""
+    """Return the log-probabilities of a part of a completion; `offsets` are for the entire completion."""
 
     def name(token: int) -> str:
         text = token_bytes(token).decode(errors=ESCAPES)
@@ -128,12 +128,12 @@ def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bo
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
-def shortened(vector: Floats, dimensions: int) -> Floats:
-    """Return the first `dimensions` numbers of a vector, of unit length if it is, as OpenAI's are."""
-    cut, unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
-    return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if unit else cut
+def truncate(vector: Floats, dimensions: int) -> Floats:
+    """Return the first `dimensions` features of a vector, of unit length if the vector is, like OpenAI's."""
+    cut, is_unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
+    return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if is_unit else cut
 
 
 def model(name: str, created: int, longest: int) -> dict[str, Any]:
-    """Return the record of a model, with the most tokens of prompt and answer."""
+    """Return the record of a model, with the maximum tokens of prompt and answer."""
     return {"id": name, "object": "model", "created": created, "owned_by": "weft", "max_model_len": longest}

@@ -1,5 +1,7 @@
-"""Requests for scores as vLLM and text-embeddings-inference (TEI) have them: of labels /classify and /predict, of pairs
-/score and /rerank."""
+"""Requests for scores in the form of vLLM and text-embeddings-inference (TEI).
+
+/classify and /predict score labels, /score and /rerank pairs.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
 
 
 class ScoringRequest(Model, ABC, extra="forbid"):
-    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is served.
+    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the served model.
 
-    Texts that are too long are cut where one of the two truncations is asked for.
+    Inputs that are too long are truncated if one of the two truncation fields requests it.
     """
 
     model: str | None = None
     priority: Any = None
     truncate: bool = False
-    truncate_prompt_tokens: Annotated[int | None, only(-1)] = None  # -1: as many as the model takes
+    truncate_prompt_tokens: Annotated[int | None, only(-1)] = None  # -1: the model's maximum
     ranks: ClassVar[bool] = True
 
     @property
@@ -35,12 +37,14 @@ class ScoringRequest(Model, ABC, extra="forbid"):
 
     @abstractmethod
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return the body of the response: `logits` [texts, labels] are those of `model`, and `usage` has the id, the
-        creation time, the model's name and the token counts."""
+        """Return the body of the response to `logits` [texts, labels] of `model`.
+
+        `usage` has the id, the creation time, the model's name and the token counts.
+        """
 
 
 class RerankRequest(ScoringRequest):
-    """Documents by their relevance for a query, as vLLM, Jina and Cohere have it."""
+    """Documents by their relevance for a query, in the form of vLLM, Jina and Cohere."""
 
     query: str
     documents: Inputs
@@ -49,7 +53,7 @@ class RerankRequest(ScoringRequest):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Any:
-        """Return the request in `data`, a TeiRerankRequest if it has `texts`. Raises ApiError on wrong fields."""
+        """Return the request in `data`, a TeiRerankRequest if it has `texts`; raise ApiError for invalid fields."""
         return super(RerankRequest, TeiRerankRequest if "texts" in data else cls).read(data)
 
     @property
@@ -60,11 +64,11 @@ class RerankRequest(ScoringRequest):
         """Return an object whose `results` are the documents, the highest score first."""
         results = [
             {"index": i, "relevance_score": score, **({"document": {"text": text}} if self.return_documents else {})}
-            for i, score, text in self._ranked(model, logits)
+            for i, score, text in self._rank_documents(model, logits)
         ]
         return {"id": f"rerank-{usage['id']}", "model": usage["model"], "usage": usage["usage"], "results": results}
 
-    def _ranked(self, model: Any, logits: Any) -> list[tuple[int, float, str]]:
+    def _rank_documents(self, model: Any, logits: Any) -> list[tuple[int, float, str]]:
         """Return the index, score and text of each document, the highest score first."""
         scores = model.relevance(logits)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n or None]
@@ -72,7 +76,7 @@ class RerankRequest(ScoringRequest):
 
 
 class TeiRerankRequest(RerankRequest):
-    """Documents by their relevance for a query, as text-embeddings-inference has it."""
+    """Documents by their relevance for a query, in the form of text-embeddings-inference."""
 
     documents: Inputs = Field(alias="texts")
     return_documents: bool = Field(False, alias="return_text")
@@ -80,12 +84,12 @@ class TeiRerankRequest(RerankRequest):
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of indices and scores, the highest score first."""
-        ranked = self._ranked(model, logits)
+        ranked = self._rank_documents(model, logits)
         return [{"index": i, "score": s, **({"text": text} if self.return_documents else {})} for i, s, text in ranked]
 
 
 class ScoreRequest(ScoringRequest):
-    """The scores of pairs: one text with each of others, or texts pair by pair."""
+    """The scores of pairs: one text with each of several, or texts pair by pair."""
 
     text_1: Inputs
     text_2: Inputs
@@ -119,7 +123,7 @@ class ClassifyRequest(ScoringRequest):
         return self.input
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return the likeliest label of each text, and the probabilities of all in the order of the model's labels."""
+        """Return the most likely label of each input, and the probabilities of all labels in the model's order."""
         labels, data = model.task.labels, []
         for i, row in enumerate(model.probabilities(logits)):
             label = labels[int(row.argmax())]
@@ -127,7 +131,7 @@ class ClassifyRequest(ScoringRequest):
         return {**usage, "id": f"classify-{usage['id']}", "object": "list", "data": data}
 
 
-def _several(inputs: Any) -> bool:
+def _is_batch(inputs: Any) -> bool:
     return isinstance(inputs, list) and all(isinstance(row, list) for row in inputs)
 
 
@@ -136,20 +140,20 @@ Rows = Annotated[Items[Row], Field(min_length=1, max_length=MOST_INPUTS)]
 
 
 class PredictRequest(ScoringRequest):
-    """The labels of a text, a pair [text, text], or an array of arrays of one or two texts, as TEI has them."""
+    """The labels of a text, a pair [text, text], or an array of arrays of one or two texts, in TEI's form."""
 
-    inputs: Annotated[list[Any], either(_several, Rows, Row)]
+    inputs: Annotated[list[Any], either(_is_batch, Rows, Row)]
     raw_scores: bool = False
     ranks = False
 
     @property
     def texts(self) -> Sequence[Any]:
-        rows = self.inputs if _several(self.inputs) else [self.inputs]
+        rows = self.inputs if _is_batch(self.inputs) else [self.inputs]
         return [tuple(row) if len(row) == 2 else row[0] for row in rows]
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return an array of labels and scores, the highest first; for several texts an array of these."""
+        """Return an array of labels and scores, the highest first; for a batch an array of these."""
         labels, scores = model.task.labels, logits if self.raw_scores else model.probabilities(logits)
         rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
         ordered = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
-        return ordered if _several(self.inputs) else ordered[0]
+        return ordered if _is_batch(self.inputs) else ordered[0]

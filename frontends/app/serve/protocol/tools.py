@@ -1,6 +1,6 @@
 """Calls of tools in the chat formats of models: their grammars and parsers.
 
-A format is known by what the model's chat template holds. Calls are JSON in all of them; llguidance grammars force one.
+The chat template of a model determines its format. Calls are JSON in all formats; llguidance grammars can force one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class ToolCall:
     arguments: str
 
     def json(self) -> dict[str, Any]:
-        """Return it as responses hold it, with an id of its own."""
-        called = {"name": self.name, "arguments": self.arguments}
-        return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": called}
+        """Return the call as in responses, with a new id."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return the part of a grammar, in llguidance's variant of Lark, that a JSON schema describes."""
-    # No whitespace around JSON: a model that may write any amount of it can go on for ever.
+    """Return the part of a grammar, in llguidance's variant of Lark, that matches a JSON schema."""
+    # No whitespace around JSON: a model that may write any amount of it can continue forever.
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
 
@@ -51,14 +51,13 @@ def json_rule(schema: dict[str, Any]) -> str:
 class ToolFormat:
     """The form in which a family of models writes calls.
 
-    Each stands between `begin` and `end`, its arguments under the key `arguments`.
-
-    Where `begin` is empty, an answer that opens with `opens` is calls from its first character to its last, separated
-    by `separator`, or one array of them. `special` is a token before them that answers do not show.
+    Each call is between `begin` and `end`, with its arguments under the key `arguments`. If `begin` is empty, an answer
+    that starts with `opens` consists of calls only, separated by `separator`, or of one array of them. `special` is a
+    token before the calls that is not shown. Templates that contain `marker` use the format.
     """
 
     name: str
-    known_by: str
+    marker: str
     begin: str = ""
     end: str = ""
     opens: str = ""
@@ -68,16 +67,16 @@ class ToolFormat:
     special: str = ""
 
     def grammar(self, tools: Sequence[dict[str, Any]], choice: ToolChoice, special: int | None) -> str:
-        """Return the grammar, for llguidance, of the calls that `choice` allows; `special` is the id of that token."""
+        """Return the llguidance grammar of the calls that `choice` allows; `special` is the id of the special token."""
         calls = [self._schema(t["function"]) for t in tools if choice.named in (None, t["function"]["name"])]
         schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
         if self.array:
-            more = {} if choice.parallel else {"maxItems": 1}
-            schema = {"type": "array", "items": schema, "minItems": 1, **more}
+            limit = {} if choice.parallel else {"maxItems": 1}
+            schema = {"type": "array", "items": schema, "minItems": 1, **limit}
         call = f"call: {json.dumps(self.begin)} body {json.dumps(self.end)}" if self.begin else "call: body"
-        again = f" ({json.dumps(self.separator)} call)*" if choice.parallel and not self.array else ""
+        repetition = f" ({json.dumps(self.separator)} call)*" if choice.parallel and not self.array else ""
         first = f"<[{special}]> " if special is not None else ""
-        return f"start: {first}call{again}\n{call}\nbody: {json_rule(schema)}\n"
+        return f"start: {first}call{repetition}\n{call}\nbody: {json_rule(schema)}\n"
 
     def _schema(self, function: dict[str, Any]) -> dict[str, Any]:
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -89,7 +88,7 @@ class ToolFormat:
         }
 
     def calls(self, text: str) -> list[ToolCall] | None:
-        """Return the calls that `text`, without its marks, spells as objects or arrays of them; None for any other."""
+        """Return the calls that `text`, without marks, has as objects or arrays of them; None for other text."""
         calls, text = list[ToolCall](), text.strip()
         while text:
             try:
@@ -115,62 +114,64 @@ FORMATS = (
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format in which a model with this chat template calls tools; None where it calls none, or in another
-    format."""
+    """Return the format in which a model with this chat template calls tools.
+
+    None if it calls none, or in an unknown format.
+    """
     if "tools" not in template or "<function=" in template:
         return None
-    return next((form for form in FORMATS if form.known_by in template), None)
+    return next((form for form in FORMATS if form.marker in template), None)
 
 
 class ToolParser:
-    """Splits the growing text of an answer into content and calls."""
+    """A parser that splits the growing text of an answer into content and calls."""
 
     def __init__(self, form: ToolFormat) -> None:
         self._form, self._begin, self._end = form, form.begin.strip(), form.end.strip()
-        self._held = ""
-        self._begun = False  # content has, where an answer is calls as a whole
-        self._inside = False  # of a call
-        self._called = False
+        self._pending = ""
+        self._has_content = False  # for formats whose calls are the entire answer
+        self._in_call = False
+        self._has_calls = False
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
         """Return the content and the calls that are certain after `piece`."""
-        self._held += piece
+        self._pending += piece
         if not self._begin:
-            return self._push_whole(), []
+            return self._push_entire(), []
         content, calls = "", list[ToolCall]()
         while True:
-            text, mark, rest = self._held.partition(self._end if self._inside else self._begin)
-            if self._inside and mark:
-                called = self._form.calls(text)
-                content += self._begin + text + mark if called is None else ""
-                calls += called or []
-                self._called = self._called or bool(called)
-            elif not self._inside:
-                # White space before a call belongs to it, so it waits for what follows.
+            text, mark, rest = self._pending.partition(self._end if self._in_call else self._begin)
+            if self._in_call and mark:
+                parsed = self._form.calls(text)
+                content += self._begin + text + mark if parsed is None else ""
+                calls += parsed or []
+                self._has_calls = self._has_calls or bool(parsed)
+            elif not self._in_call:
+                # White space before a call belongs to the call, so it waits for the next text.
                 ready = text[: len(text) - (0 if mark else _overlap(text, self._begin))].rstrip()
                 content += ready
-                self._held = self._held[len(ready) :]
+                self._pending = self._pending[len(ready) :]
             if not mark:
                 return content, calls
-            self._held, self._inside = rest, not self._inside
+            self._pending, self._in_call = rest, not self._in_call
 
-    def _push_whole(self) -> str:
-        text = self._held if self._begun else self._held.lstrip()
-        self._inside = self._inside or (not self._begun and text.startswith(self._form.opens))
-        if self._inside or not text:
+    def _push_entire(self) -> str:
+        text = self._pending if self._has_content else self._pending.lstrip()
+        self._in_call = self._in_call or (not self._has_content and text.startswith(self._form.opens))
+        if self._in_call or not text:
             return ""
-        self._begun, self._held = True, ""
+        self._has_content, self._pending = True, ""
         return text
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """Return the content and the calls that the end of the answer makes certain."""
-        held, self._held = self._held, ""
-        if not self._inside:
-            return "" if self._called and not held.strip() else held, []
-        calls = self._form.calls(held)  # the end mark may have been cut
-        return ("", calls) if calls is not None else (self._begin + held, [])
+        """Return the content and the calls that are certain at the end of the answer."""
+        pending, self._pending = self._pending, ""
+        if not self._in_call:
+            return "" if self._has_calls and not pending.strip() else pending, []
+        calls = self._form.calls(pending)  # the end mark may have been cut
+        return ("", calls) if calls is not None else (self._begin + pending, [])
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` with which `mark` begins."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -102,7 +102,7 @@ def test_options_of_targets_are_flags_of_compile() -> None:
     from weft.backends.targets import TARGETS, all_options
 
     text = " ".join(done("compile", "--help").stdout.split())
-    assert f"What the model is for: {', '.join(TARGETS)};" in text
+    assert f"The target: {', '.join(TARGETS)};" in text
     for option, targets in all_options().values():
         assert f"{option.flag} " in text
         assert text.replace("- ", "-").count(f"(target{'s' * (len(targets) > 1)} {', '.join(targets)})")

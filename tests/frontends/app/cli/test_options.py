@@ -337,7 +337,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("export {coded} -o out.safetensors --weights float", "--weights float is for hf and gguf"),
     ("export {decoder} -o out --trace", "--trace goes with --passes"),
     ("opt {random} --verify", "--verify goes with --passes"),
-    ("opt {random} -p dce --without x", "--without accepts what a folder lacks of its source"),
+    ("opt {random} -p dce --without x", "--without accepts parts that a folder lacks"),
     ("inspect {random} --dtype f32", "--dtype goes with --parts, --weights, --parallel or --json"),
     ("run {encoder} --prompt sky --top-k 3", "--top-k chooses the tokens of an answer, and "),
     ("run {random} --ids 1 --without x", "has no part 'x' that could be left out"),

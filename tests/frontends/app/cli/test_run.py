@@ -93,7 +93,7 @@ def test_run_holds_some_experts(compiled: Path, tmp_path: Path) -> None:
     few = done("run", tmp_path / "tiny.py", "--ids", "4,5", "--max-tokens", "6", "--experts-on-device", "2")
     whole = done("run", tmp_path / "tiny.py", "--ids", "4,5", "--max-tokens", "6", "--target", "torch")
     assert few.stdout == whole.stdout
-    assert " of experts found on the device, " in few.stderr and "MB moved a token" in few.stderr
+    assert " of experts found on the device, " in few.stderr and "MB moved per token" in few.stderr
     assert "experts" not in whole.stderr.splitlines()[-1]
     assert "compiled for ort-cpu, which holds all experts on the device" in refused(
         "run", compiled, "--ids", "4", "--experts-on-device", "2"

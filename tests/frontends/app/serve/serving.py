@@ -18,7 +18,7 @@ import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.core.generate import Generator
 from weft.frontends import load_source
-from weft.frontends.app.serve.server import Server, running
+from weft.frontends.app.serve.server import Server, serve_in_thread
 from weft.frontends.app.serve.settings import Settings
 
 NAME, CONTEXT, EOS, VOCAB = "tiny", 768, 257, 258
@@ -64,7 +64,7 @@ def opened(folder: Path) -> Generator:
 @contextmanager
 def served(folder: Path, listening: socket.socket | None = None, **settings: Any) -> Iterator[Server]:
     """Serve a folder in a thread."""
-    with running(weft.load(folder), Settings(**{"name": NAME, "drain": 0.5, **settings}), listening) as server:
+    with serve_in_thread(weft.load(folder), Settings(**{"name": NAME, "drain": 0.5, **settings}), listening) as server:
         yield server
 
 

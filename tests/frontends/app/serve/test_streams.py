@@ -27,7 +27,7 @@ from weft import (
 from weft.backends.runtime.core.generate import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.engine.jobs import Channel
-from weft.frontends.app.serve.server import Server, listen, running
+from weft.frontends.app.serve.server import Server, listen, serve_in_thread
 from weft.frontends.app.serve.settings import Settings
 
 from ....sampling import each
@@ -105,7 +105,7 @@ def test_other_models_stream_as_they_answer_alone(tmp_path: Path, kind: str) -> 
     assert isinstance(model, Generator)
     expected = [model.generate(prompt(i), max_tokens=5 + i)[0].text for i in range(8)]
     requests = [{"text": prompt(i), "max_tokens": 5 + i} for i in range(8)]
-    with running(model, Settings(name=NAME, drain=0.5, max_batch=3)) as server:
+    with serve_in_thread(model, Settings(name=NAME, drain=0.5, max_batch=3)) as server:
         assert together(server, requests) == expected
 
 

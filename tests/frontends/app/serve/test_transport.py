@@ -17,7 +17,7 @@ import pytest
 
 from weft.frontends.app.serve import server as serve
 from weft.frontends.app.serve.server import Server
-from weft.frontends.app.serve.transport import MOST_RECORDS, Sparing
+from weft.frontends.app.serve.transport import MOST_RECORDS, RateLimit
 
 from ...command import WATCHDOG
 from .serving import client, http, served
@@ -113,7 +113,7 @@ def test_more_connections_than_descriptors_neither_stop_it_nor_fill_its_log(fold
 
 
 def test_the_log_spares_what_repeats_itself() -> None:
-    spare, records = Sparing(), []
+    spare, records = RateLimit(), []
     for i in range(1000):
         for line in (1, 2):
             record = logging.LogRecord("weft", logging.ERROR, "file.py", line, "no %d", (i,), None)
