@@ -16,15 +16,15 @@ from .families import FAMILIES
 from .loading import describe
 from .tables.family import Config, Family
 
-LAYERS = 2  # that are compared: all others have the same names
+LAYERS = 2  # layers to compare: all others have the same names
 
 
 @dataclass(frozen=True)
 class Resemblance:
-    """Measure of how well a family reads a folder.
+    """The degree to which a family fits a folder.
 
-    Of its parameters, `found` of `parameters` are there with the shapes that the config makes; `unread` are patterns of
-    tensors that it does not read, `ignored` keys of the config that it does not.
+    `found` of its `parameters` exist in the checkpoint with the shapes of the config. `unread` are patterns of tensors
+    that it does not read, `ignored` config keys that it does not read.
     """
 
     family: str
@@ -35,36 +35,36 @@ class Resemblance:
     score: float = 0.0
 
     def __str__(self) -> str:
-        whole = self.found == self.parameters
-        parts = ["all of its parameters" if whole else f"{self.found} of its {self.parameters} parameters"]
+        is_complete = self.found == self.parameters
+        parts = ["all of its parameters" if is_complete else f"{self.found} of its {self.parameters} parameters"]
         if self.unread:
-            parts.append(f"not read: {_few(self.unread)}")
+            parts.append(f"not read: {_list_some(self.unread)}")
         if self.ignored:
-            parts.append(f"keys it does not read: {_few(self.ignored)}")
+            parts.append(f"keys it does not read: {_list_some(self.ignored)}")
         return f"{self.family} ({'; '.join(parts)})"
 
 
 def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
-    """The families, at most `most`, that read the folder with `config` and the tensors of `reader` best."""
+    """Return at most `most` families that best read the folder with `config` and the tensors of `reader`."""
     stored = reader.keys()
-    short, keys = _shortened(config), frozenset(key for key in stored if _layer(key) < LAYERS)
+    short, keys = _shorten_config(config), frozenset(key for key in stored if _layer(key) < LAYERS)
     tables = [table for name, table in FAMILIES.items() if name == table.model_types[0]]
-    tried = [_resemblance(table, short, keys, reader) for table in tables]
-    found = sorted((r for r in tried if r is not None and r.score > 0.5), key=lambda r: -r.score)
-    return found[:most]
+    candidates = [_measure(table, short, keys, reader) for table in tables]
+    matches = sorted((r for r in candidates if r is not None and r.score > 0.5), key=lambda r: -r.score)
+    return matches[:most]
 
 
-def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
-    """Return how `family` reads the folder; None if the config lacks what it needs, or it refuses."""
-    read, found, parameters = set[str](), 0, 0
+def _measure(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
+    """Return the resemblance of `family` to the folder; None if it cannot read the config or refuses it."""
+    keys_read, n_found, parameters = set[str](), 0, 0
 
     def check(param: Param) -> None:
-        nonlocal found, parameters
+        nonlocal n_found, parameters
         parameters += 1
         sources = set(param.recipe.sources())
-        read.update(sources)
+        keys_read.update(sources)
         with contextlib.suppress(WeftError):  # of shapes that do not fit
-            found += sources <= keys and param.recipe.shape(reader) == param.shape
+            n_found += sources <= keys and param.recipe.shape(reader) == param.shape
 
     recorded = Recorded(normalized(config, family.model_types[0]))
     try:
@@ -73,14 +73,14 @@ def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: T
         return None
     if not parameters:
         return None
-    unread = sorted({_pattern(k) for k in keys - read})
+    unread = sorted({_pattern(k) for k in keys - keys_read})
     ignored = sorted(k for k in config if k not in recorded.read and not meaning(k) and config[k] not in (None, False))
-    score = found / parameters - len(keys - read) / max(len(keys), 1) - 0.002 * len(ignored)
-    return Resemblance(family.model_types[0], found, parameters, unread, ignored, score)
+    score = n_found / parameters - len(keys - keys_read) / max(len(keys), 1) - 0.002 * len(ignored)
+    return Resemblance(family.model_types[0], n_found, parameters, unread, ignored, score)
 
 
-def _shortened(config: Config) -> dict[str, Any]:
-    """The config of the same model with `LAYERS` layers."""
+def _shorten_config(config: Config) -> dict[str, Any]:
+    """Return the config of the same model with `LAYERS` layers."""
     depths = {
         k: v for k, v in config.items() if isinstance(v, int) and re.search(r"n_layers?$|num_(hidden_)?layers$", k)
     }
@@ -90,7 +90,7 @@ def _shortened(config: Config) -> dict[str, Any]:
 
 
 def _layer(key: str) -> int:
-    """The layer that a tensor belongs to; 0 if to none."""
+    """Return the layer that a tensor belongs to, 0 if none."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
 
@@ -99,5 +99,5 @@ def _pattern(key: str) -> str:
     return re.sub(r"\.\d+\.", ".{i}.", key)
 
 
-def _few(names: list[str]) -> str:
+def _list_some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,10 +1,10 @@
-"""Keys of config.json: which of two spellings counts, and which keys nothing reads.
+"""Keys of config.json: the spelling that counts among several, and the keys that nothing reads.
 
-transformers is the authority for both. config_keys.json holds its facts for every model type, which
-``python -m tests.frontends.models.config_facts`` writes: `overrides` maps a key to the one whose value it replaces
-where a config has both (of the `ordered` ones the later key counts), `rope` says what rope_scaling does to
-rope_parameters, `original` that the original_max_position_embeddings of the whole config replaces that of the rotary
-settings, and `defaults` are the values at which a key that no table reads means nothing.
+transformers is the authority for both. config_keys.json has its facts for every model type, written by ``python -m
+tests.frontends.models.config_facts``. `overrides` maps a key to the key that it replaces if a config has both (of the
+`ordered` ones the later key counts), `rope` states how rope_scaling changes rope_parameters, `original` that the
+config's original_max_position_embeddings replaces that of the rotary settings, and `defaults` are the values at which
+an unread key has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.ir.storage.documents import read_json
 
 FACTS = "config_keys.json"
 _ROPE, _SCALING = "rope_parameters", "rope_scaling"
-_FLAT, _LATEST = "replaces", "replaces even if empty"  # what rope_scaling does to rope_parameters
+_FLAT, _LATEST = "replaces", "replaces even if empty"  # the effect of rope_scaling on rope_parameters
 _ORIGINAL, _ORIGINAL_KINDS = "original_max_position_embeddings", ("llama3", "yarn", "longrope")
 _ROPE_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", _ORIGINAL, "attention_factor", "mscale"),
@@ -28,9 +28,9 @@ _ROPE_KEYS = (
     *("llama_4_scaling_beta", "alpha", "long_mscale", "low_freq_factor", "high_freq_factor", "mrope_section"),
     *("mrope_interleaved", "finetuned"),
 )
-# Keys that change nothing of what a model computes, by the reason.
+# Keys that do not affect the outputs, by the reason.
 MEANINGLESS = {
-    "names the model or what wrote it": "_name_or_path name_or_path model_type architectures transformers_version "
+    "names the model or its writer": "_name_or_path name_or_path model_type architectures transformers_version "
     "_commit_hash torchscript use_bfloat16 tokenizer_class auto_map language languages vocab_list pruned_heads "
     "_attn_implementation _attn_implementation_internal attn_implementation _experts_implementation_internal "
     "experts_implementation gradient_checkpointing onnx_export task_specific_params finetuning_task _weft.* "
@@ -57,7 +57,7 @@ MEANINGLESS = {
     r"deterministic_flash_attn attn_config.attn_impl attn_config.qk_gn block_size median_filter_width "
     r"initializer_cutoff_factor reference_compile repad_logits_with_grad use_flash_attn fused_mlp fused_bias_fc "
     r"fused_dropout_add_ln flash_attn use_xformers use_memory_efficient_attention unpad_inputs use_sdpa",
-    "is a setting of a head or a tower of its own": r"id2label label2id num_labels problem_type classifier_\w+ "
+    "is a setting of a separate head or tower": r"id2label label2id num_labels problem_type classifier_\w+ "
     r"summary_\w+ qa_\w+ seq_classif_\w+ start_n_top end_n_top pooler_output_size projection_dim projection_size "
     r"esmfold_config out_features out_indices stage_names reshape_hidden_states encoder_stride decoder_bias "
     r"tdnn_\w+ xvector_output_dim num_adapter_layers adapter_kernel_size adapter_stride output_hidden_size "
@@ -84,7 +84,7 @@ class Unread(NamedTuple):
 
 
 class Recorded(dict[str, Any]):
-    """A config that notes the dotted paths of its keys that are read, those of mappings inside it too."""
+    """A config that records the dotted paths of the keys that are read, including keys of nested mappings."""
 
     def __init__(self, config: Mapping[str, Any], read: set[str] | None = None, prefix: str = "") -> None:
         super().__init__(config)
@@ -106,120 +106,124 @@ class Recorded(dict[str, Any]):
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        """The keys and values, as read inside a config; errors list the whole config, which reads none of it."""
+        """Return the items; inside a config they count as read, but not for the entire config, which errors list."""
         return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 
 @cache
 def facts() -> Mapping[str, Mapping[str, Any]]:
-    """Return what transformers' config class of each model type says, as the head of this file describes it."""
-    known: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
-    return known
+    """Return the facts of transformers' config classes by model type, as described at the top of this file."""
+    by_type: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
+    return by_type
 
 
 def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
-    """Return why the key at the dotted `path` of `config` changes nothing that a model computes; "" if it may change
-    something. A key of an object inside means what it does outside of it."""
+    """Return the reason why the key at the dotted `path` of `config` does not affect the outputs, or "" if it may.
+
+    A key of a nested object has the same meaning as at the top level.
+    """
     spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
 
 def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return `config` of a `model_type` with one value for every setting that it spells twice, chosen as transformers
-    does: `config` itself where it spells none twice."""
-    known = _facts_of(config, model_type)
-    # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
-    ordered, places = known.get("ordered", ()), {key: i for i, key in enumerate(config)}
-    overrides = {
-        kept: config[key]
-        for key, kept in known.get("overrides", {}).items()
-        if key in config and (key not in ordered or places.get(kept, -1) < places[key])
-    }
-    changed = {**config, **overrides}
-    if "rope" in known and (_ROPE in config or config.get(_SCALING)):
-        changed[_ROPE] = _one_rope(changed, known["rope"], known.get("original", False))
-        changed.pop(_SCALING, None)
-    return changed if changed != config else config
+    """Return `config` of a `model_type` with one value per setting that it spells twice, chosen as in transformers.
 
-
-def _one_rope(config: dict[str, Any], form: str, original: bool) -> Any:
-    """Return the rotary settings of `config`: those of rope_scaling, if there are any.
-
-    By the `form` of the class they stand in the place of rope_parameters, or are merged into those of the layer types
-    that `form` lists; classes of the second kind ignore settings that are not by layer type.
+    `config` itself is returned if there is no such setting.
     """
-    said, scaling = config.get(_ROPE), config.get(_SCALING)
+    type_facts = _facts_of(config, model_type)
+    # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
+    ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}
+    overrides = {
+        replaced: config[key]
+        for key, replaced in type_facts.get("overrides", {}).items()
+        if key in config and (key not in ordered or places.get(replaced, -1) < places[key])
+    }
+    result = {**config, **overrides}
+    if "rope" in type_facts and (_ROPE in config or config.get(_SCALING)):
+        result[_ROPE] = _merge_rope(result, type_facts["rope"], type_facts.get("original", False))
+        result.pop(_SCALING, None)
+    return result if result != config else config
+
+
+def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
+    """Return the rotary settings of `config`: those of rope_scaling, if it has any.
+
+    By the `form` of the class they replace rope_parameters, or are merged into those of each layer type that `form`
+    lists; classes of the second kind ignore settings that are not by layer type.
+    """
+    parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):
-        rope = scaling if scaling or (form == _LATEST and _SCALING in config) else said
+        rope = scaling if scaling or (form == _LATEST and _SCALING in config) else parameters
     else:
-        by_type = isinstance(said, Mapping) and any(isinstance(v, Mapping) for v in said.values())
-        layered: Mapping[str, Any] = said if by_type and said else {}
+        by_type = isinstance(parameters, Mapping) and any(isinstance(v, Mapping) for v in parameters.values())
+        layered: Mapping[str, Any] = parameters if by_type and parameters else {}
         if any(not isinstance(layered.get(kind) or {}, Mapping) for kind in form.split()):
-            return said  # to be refused by the table
-        more = dict(scaling) if isinstance(scaling, Mapping) else {}
-        if not layered and not more:
+            return parameters  # the table refuses it
+        shared = dict(scaling) if isinstance(scaling, Mapping) else {}
+        if not layered and not shared:
             return None
         plain = {"rope_type": "default"}
-        rope = {**layered, **{kind: plain | (layered.get(kind) or {}) | more for kind in form.split()}}
+        rope = {**layered, **{kind: plain | (layered.get(kind) or {}) | shared for kind in form.split()}}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
     if kind in _ORIGINAL_KINDS and _ORIGINAL in config:
         length = next((config[key] for key in ("max_position_embeddings", "max_seq_len") if key in config), None)
-        own = {_ORIGINAL: config[_ORIGINAL]} if original else {}
-        rope = {_ORIGINAL: length, **(rope or {}), **own}
+        original_length = {_ORIGINAL: config[_ORIGINAL]} if original else {}
+        rope = {_ORIGINAL: length, **(rope or {}), **original_length}
     return rope
 
 
 def unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
-    """Yield the keys of `config` that `read`, which makes settings of it, does not depend on, unless they mean nothing
-    in general or are `inert`.
+    """Yield the keys of `config` that the result of `read`, its settings, does not depend on, except known and `inert`.
 
-    A key counts as read if `read` looks at it, or would if another key were absent or a flag the other way (such as
-    the window that use_sliding_window=false switches off), or if another value of it makes other settings.
+
+    A key counts as read if `read` accesses it, or would if another key were absent or a flag inverted (such as the
+    window that use_sliding_window=false switches off), or if another value of it gives other settings.
     """
-    known, whole = _facts_of(config, model_type), normalized(config, model_type)
-    for key, kept in known.get("overrides", {}).items():
-        if key in config and config.get(kept, config[key]) not in (config[key], None):
-            lost, won = (kept, key) if whole[kept] == config[key] else (key, kept)
-            yield Unread(lost, config[lost], f"{won}={config[won]!r}")
-    recorded, defaults = Recorded(whole), known.get("defaults", {})
-    made = read(recorded)
-    for path, value in leaves(whole, None):
+    type_facts, resolved = _facts_of(config, model_type), normalized(config, model_type)
+    for key, replaced in type_facts.get("overrides", {}).items():
+        if key in config and config.get(replaced, config[key]) not in (config[key], None):
+            loser, winner = (replaced, key) if resolved[replaced] == config[key] else (key, replaced)
+            yield Unread(loser, config[loser], f"{winner}={config[winner]!r}")
+    recorded, defaults = Recorded(resolved), type_facts.get("defaults", {})
+    settings = read(recorded)
+    for path, value in leaves(resolved, None):
         *outer, last = path.split(".")
         if value is not None and last not in _ROPE_KEYS and not {_ROPE, _SCALING}.isdisjoint(outer):
             yield Unread(path, value)
-    if "rope" in known and config.get(_ROPE) and whole.get(_ROPE) != config[_ROPE]:
+    if "rope" in type_facts and config.get(_ROPE) and resolved.get(_ROPE) != config[_ROPE]:
         yield Unread(_ROPE, config[_ROPE], _SCALING if config.get(_SCALING) else "settings by layer type")
-    rotary = {_ROPE, _SCALING, *_ROPE_TOP} if known.get("rope") else set()
-    skipped = recorded.read | set(inert) | known.get("overrides", {}).keys() | rotary
+    rotary = {_ROPE, _SCALING, *_ROPE_TOP} if type_facts.get("rope") else set()
+    skipped = recorded.read | set(inert) | type_facts.get("overrides", {}).keys() | rotary
 
-    def strange(path: str, value: Any) -> bool:
+    def is_unread(path: str, value: Any) -> bool:
         return (
             path not in skipped
-            and not meaning(path, whole)
+            and not meaning(path, resolved)
             and value is not None
             and defaults.get(path, _ABSENT) != value
         )
 
-    left = {path: value for path, value in leaves(whole, recorded.read) if strange(path, value)}
-    left = {path: value for path, value in left.items() if not _matters(whole, path, value, read, made)}
-    if left:
-        for path, value in leaves(whole, recorded.read):
-            for other in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
-                variant = Recorded(_changed(whole, path, other))
+    unused = {path: value for path, value in leaves(resolved, recorded.read) if is_unread(path, value)}
+    unused = {path: value for path, value in unused.items() if not _matters(resolved, path, value, read, settings)}
+    if unused:
+        for path, value in leaves(resolved, recorded.read):
+            for alternative in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
+                variant = Recorded(_with_value(resolved, path, alternative))
                 _attempt(read, variant)
-                left = {path: value for path, value in left.items() if path not in variant.read}
-    yield from (Unread(path, value) for path, value in left.items())
+                unused = {path: value for path, value in unused.items() if path not in variant.read}
+    yield from (Unread(path, value) for path, value in unused.items())
 
 
 def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each key of `config`.
 
-    Nested mappings yield their own keys: all of them, or with `read` those in it that are not about RoPE.
+    Nested mappings yield their own keys: all of them, or with `read` only keys of mappings in `read` except RoPE's.
     """
     for key, value in config.items():
-        path = f"{prefix}{key}"  # keys of objects made in Python may be numbers
+        path = f"{prefix}{key}"  # keys of objects built in Python may be numbers
         if isinstance(value, Mapping) and value and (read is None or (path in read and key not in (_ROPE, _SCALING))):
             yield from leaves(value, read, f"{path}.")
         else:
@@ -231,30 +235,30 @@ _ROPE_TOP = ("rope_theta", "partial_rotary_factor", "original_max_position_embed
 
 
 def _facts_of(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    said = config.get("model_type")
-    return facts().get(said if isinstance(said, str) and said in facts() else model_type, {})
+    stated = config.get("model_type")
+    return facts().get(stated if isinstance(stated, str) and stated in facts() else model_type, {})
 
 
 def _matters(
-    config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], made: object
+    config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], settings: object
 ) -> bool:
-    """Return whether another value than that at `path`, or none, makes `read` fail or return other than `made`."""
-    others = (_ABSENT, *_others(value))
-    return any(_attempt(read, _changed(config, path, other)) != made for other in others)
+    """Return whether `read` fails or no longer returns `settings` with another value at `path`, or without it."""
+    alternatives = (_ABSENT, *_alternatives(value))
+    return any(_attempt(read, _with_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
-def _changed(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+def _with_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return `config` with another `value` at `path`, or without that key."""
     key, _, rest = (path, "", "") if path in config else path.partition(".")
     if rest:
-        value = _changed(config[key], rest, value)
-    changed = {**config, key: value}
+        value = _with_value(config[key], rest, value)
+    result = {**config, key: value}
     if value is _ABSENT:
-        del changed[key]
-    return changed
+        del result[key]
+    return result
 
 
-def _others(value: Any) -> tuple[Any, ...]:
+def _alternatives(value: Any) -> tuple[Any, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int | float):

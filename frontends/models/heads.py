@@ -1,4 +1,4 @@
-"""Heads of a family's classes in transformers, chosen by the class that a config names."""
+"""Heads of a family's classes in transformers, chosen by the class in a config."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .tables.settings import ACTIVATIONS, Settings, norm_of
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
-BASE = "that of the base model"  # for an activation
-ENCODER_ALONE = ("t5", "mt5", "umt5")  # whose checkpoints may have the encoder only
+BASE = "that of the base model"  # as the value of an activation
+ENCODER_ALONE = ("t5", "mt5", "umt5")  # their checkpoints may have the encoder only
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
 @dataclass(frozen=True)
 class Head:
-    """A `TaskHead` of `task`, and the checkpoint names of its parameters: `out` of the last linear map (`out_bias` of
-    its bias, where that is called otherwise), `dense` and `norm` of its transform, where it has them.
+    """A `TaskHead` of `task`, with the checkpoint names of its parameters.
 
-    The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of the config. The norm is as
-    those of the base model. `prefix` is that of the base model's tensors, where it is another than the family's.
-    `refuse` is as in tables.
+    `out` is the name of the last linear layer (`out_bias` of its bias, if that differs), `dense` and `norm` of its
+    transform, if it has one. The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of
+    the config. The norm has the settings of the base model's. `prefix` is that of the base model's tensors, if it
+    differs from the family's. `refuse` is as in tables.
     """
 
     task: str
@@ -53,30 +53,30 @@ class Head:
     output: str = "logits"
     also: Head | None = None
 
-    def made(self, config: Config, s: Settings) -> TaskHead:
-        """The head on the base model of settings `s`."""
+    def build_head(self, config: Config, s: Settings) -> TaskHead:
+        """Return the head on a base model with the settings `s`."""
 
-        def said(rule: Any) -> Any:
+        def evaluate(rule: Any) -> Any:
             return rule(config) if callable(rule) else rule
 
-        transform, tied = None, bool(said(self.tied))
+        transform, tied = None, bool(evaluate(self.tied))
         if self.dense:
-            activation, norm = said(self.activation), norm_of(s) if self.norm else None
+            activation, norm = evaluate(self.activation), norm_of(s) if self.norm else None
             activation = s.activation if activation == BASE else activation
-            width = s.embed_dim if tied else said(self.width)
-            bias = bool(said(self.dense_bias))
+            width = s.embed_dim if tied else evaluate(self.width)
+            bias = bool(evaluate(self.dense_bias))
             transform = HeadTransform(norm, ACTIVATIONS.get(activation, activation), bias, width)
-        labels: Any = None if self.task in (*FIXED, "fill-mask") else said(self.labels) or labels_of(config)
+        labels: Any = None if self.task in (*FIXED, "fill-mask") else evaluate(self.labels) or labels_of(config)
         problem = config.get("problem_type") if self.task.endswith("classification") else None
-        pool, bias = said(self.pool), bool(said(self.bias))
+        pool, bias = evaluate(self.pool), bool(evaluate(self.bias))
         problem = problem if problem in PROBLEMS else None
-        also = None if self.also is None else self.also.made(config, s)
-        skip, start = said(self.skip), said(self.start)
-        head = TaskHead(self.task, labels, pool, transform, bias, tied, said(self.token), problem, skip, start)
+        also = None if self.also is None else self.also.build_head(config, s)
+        skip, start = evaluate(self.skip), evaluate(self.start)
+        head = TaskHead(self.task, labels, pool, transform, bias, tied, evaluate(self.token), problem, skip, start)
         return replace(head, output=self.output, also=also)
 
     def names(self, home: str = "head") -> Names:
-        """The checkpoint names of its parameters, which are called so under `home`."""
+        """Return the checkpoint names of its parameters, by parameter names under `home`."""
         names: Names = {f"{home}.out": self.out}
         if self.out_bias:
             names[f"{home}.out.bias"] = self._bias
@@ -87,12 +87,12 @@ class Head:
         return names if self.also is None else names | self.also.names(f"{home}.also")
 
     def _bias(self, fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        own = f"{self.out}.bias"  # of checkpoints where the two are one tensor, either may be there
-        return fetch(own if fetch.has(own) and not fetch.has(self.out_bias) else self.out_bias)
+        with_weight = f"{self.out}.bias"  # in checkpoints with tied weights, either name may exist
+        return fetch(with_weight if fetch.has(with_weight) and not fetch.has(self.out_bias) else self.out_bias)
 
 
 def labels_of(config: Config) -> int | tuple[str, ...]:
-    """The names of a config's labels in order, or how many there are: 2 by default, as in transformers."""
+    """Return the names of a config's labels in order, or their number: 2 by default, as in transformers."""
     names = config.get("id2label")
     if isinstance(names, Mapping) and names:
         try:
@@ -103,10 +103,10 @@ def labels_of(config: Config) -> int | tuple[str, ...]:
 
 
 def suffix_of(config: Config) -> str:
-    """Return what the class of a config adds to the name of its base model (ForTokenClassification); "" if nothing."""
+    """Return the suffix that a config's class adds to its base model (ForTokenClassification), or ""."""
     classes = config.get("architectures")
-    found = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
-    return found[0] if found else ""
+    match = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
+    return match[0] if match else ""
 
 
 def base_class(config: Config) -> list[str] | None:
@@ -116,8 +116,11 @@ def base_class(config: Config) -> list[str] | None:
 
 
 def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """`table` with the head that the class of `config` has, if it has one that the table knows; `keys` are those of the
-    checkpoint, if there is one. The head is returned as left out where the checkpoint lacks its tensors.
+    """Return `table` with the head of the class of `config`, if the table knows it.
+
+    `keys` are those of the checkpoint, if there is one. If it lacks the head's tensors, the head is returned as left
+    out.
+
 
     Raises:
         WeftError: if the table refuses a key of the config.
@@ -125,25 +128,25 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     head = table.tasks.get(suffix_of(config))
     if head is None:
         return table, None
-    other = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
-    prefix = (head.prefix if other else None) or table.prefix
-    headed = replace(table, refuse={**table.refuse, **(head.refuse or {})}, prefix=prefix)
-    settings = headed.read(config, keys, source)
-    made = head.made(config, settings)
-    fetch = Fetch(keys, headed.prefix, headed.aliases, "")
-    needed = [*([] if made.tied else [head.out]), *filter(None, (head.dense, head.norm))]
-    lacking = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
-    if lacking:
-        told = f"{config['architectures'][0]} draws {several(lacking)} at random, which the checkpoint lacks"
-        return replace(table, prefix=prefix), LeftOut("head", lacking[0].partition(".")[0], told, changes=True)
-    rule: Any = lambda c: head.made(c, settings)  # noqa: E731 - a module is callable itself, and would be called
+    has_prefix = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
+    prefix = (head.prefix if has_prefix else None) or table.prefix
+    with_head_table = replace(table, refuse={**table.refuse, **(head.refuse or {})}, prefix=prefix)
+    settings = with_head_table.read(config, keys, source)
+    task_head = head.build_head(config, settings)
+    fetch = Fetch(keys, with_head_table.prefix, with_head_table.aliases, "")
+    needed = [*([] if task_head.tied else [head.out]), *filter(None, (head.dense, head.norm))]
+    missing = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
+    if missing:
+        detail = f"{config['architectures'][0]} initializes {several(missing)} at random, as the checkpoint lacks them"
+        return replace(table, prefix=prefix), LeftOut("head", missing[0].partition(".")[0], detail, changes=True)
+    rule: Any = lambda c: head.build_head(c, settings)  # noqa: E731 - a module is callable, and would be called
     names = head.names("decoder.head" if settings.kind == "encoder-decoder" else "head")
-    return replace(headed, names={**table.names, **names}, settings={**table.settings, "head": rule}), None
+    return replace(with_head_table, names={**table.names, **names}, settings={**table.settings, "head": rule}), None
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
-    """`table` with a head that scores a text by the logit of the first of `tokens`, less that of the second if there is
-    one: what a reranker makes of a language model.
+    """Return `table` with a reranker's head: the score is the logit of the first of `tokens`, minus that of the second.
+
 
     Raises:
         WeftError: if its logits are not a linear map of the hidden states.
@@ -154,48 +157,54 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
 
     def rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         name = table.names["embed" if s.tie and part == "weight" else "lm_head"]
-        whole = fetch(f"{name}.{part}") if isinstance(name, str) else name(fetch, part, settings)
-        first, *second = (Slice(whole, 0, token, token + 1) for token in tokens)
-        made = Add((first, Scale(second[0], -1.0))) if second else first
-        return made if s.logit_scale == 1 else Scale(made, s.logit_scale)
+        head_rows = fetch(f"{name}.{part}") if isinstance(name, str) else name(fetch, part, settings)
+        first, *second = (Slice(head_rows, 0, token, token + 1) for token in tokens)
+        row = Add((first, Scale(second[0], -1.0))) if second else first
+        return row if s.logit_scale == 1 else Scale(row, s.logit_scale)
 
     rule: Any = lambda c: TaskHead("text-classification", 1, "last", bias=s.head_bias)  # noqa: E731 - as above
     return replace(table, names={**table.names, "head.out": rows}, settings={**table.settings, "head": rule})
 
 
 def encoder_alone(table: Family) -> Family:
-    """The encoder of `table`, an encoder-decoder's, by itself: its states, or the labels of its tokens."""
+    """Return the table of the encoder of `table`, an encoder-decoder's: its states, or the labels of its tokens."""
     names = {key.removeprefix("encoder."): value for key, value in table.names.items()}
     refuse = {key: values for key, values in table.refuse.items() if key != "is_encoder_decoder"}
-    alone = table.but(*table.model_types, names=names, kind="encoder", unused=(*table.unused, "lm_head.*", "decoder.*"))
-    return replace(alone, refuse=refuse, tasks={"ForTokenClassification": replace(TOKENS, prefix="transformer.")})
+    encoder = table.but(
+        *table.model_types, names=names, kind="encoder", unused=(*table.unused, "lm_head.*", "decoder.*")
+    )
+    return replace(encoder, refuse=refuse, tasks={"ForTokenClassification": replace(TOKENS, prefix="transformer.")})
 
 
 def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a config of `table` says of the head in graph.meta `facts`; empty without one."""
+    """Return the config keys of the head in graph.meta `facts`, for a config of `table`; {} without a head."""
     if (task := facts.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
     base = re.sub(_CLASS, "", table.transformers)
     names, problem = facts.get("labels"), facts.get("problem_type")
-    said: dict[str, Any] = {"problem_type": problem} if problem else {}
+    config: dict[str, Any] = {"problem_type": problem} if problem else {}
     if names is not None:
-        said |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    return {"architectures": [f"{base}{suffix}"], **said}
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    return {"architectures": [f"{base}{suffix}"], **config}
 
 
-def unread_head(table: Family, config: Config, left: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class of `config` if it is no part of a model, whose checkpoint's tensors `left` are left
-    out; `logits` says that the model generates."""
+def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
+    """Return the head of the class of `config` if weft does not read it, else None.
+
+    `left` are the checkpoint's tensors that are left out; `logits`: the model generates.
+    """
     suffix = suffix_of(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None
-    keys = [k for k in left if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
+    keys = [k for k in unread_keys if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
     if not keys:
         return None
-    known = ", ".join(table.tasks) or "none"
-    told = f"{several(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
-    return LeftOut("head", keys[0].partition(".")[0], told + known, changes=True)
+    heads = ", ".join(table.tasks) or "none"
+    detail = (
+        f"{several(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
+    )
+    return LeftOut("head", keys[0].partition(".")[0], detail + heads, changes=True)
 
 
 # -- heads that many families share
@@ -205,19 +214,19 @@ TOKENS = Head("token-classification", "classifier")
 SPANS = Head("question-answering", "qa_outputs")
 
 
-def language_model(home: str, dense: str, norm: str, out: str = "decoder", **more: Any) -> Head:
-    """A masked language model whose tensors are called so under `home`, where its bias has a name of its own."""
+def language_model(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
+    """Return a masked-language-model head whose tensors have these names under `home`, and whose bias is there."""
     names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
-    return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **more})
+    return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **options})
 
 
 def dense_first(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
-    """Labels by the first token, after a map called dense under `home`."""
+    """Return a head for labels by the first token, after a linear layer called dense under `home`."""
     return Head("text-classification", f"{home}.out_proj", "first", f"{home}.dense", activation=activation)
 
 
 def pretrained(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
-    """A masked language model with a classifier of pairs beside it."""
+    """Return a masked-language-model head with an additional classifier of pairs."""
     return replace(words, output="prediction_logits", also=replace(sentences, output=output))
 
 

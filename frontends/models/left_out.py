@@ -1,8 +1,8 @@
-"""Parts of a source that its graph has not, each by a name, with the reason.
+"""Parts of a source that its graph lacks, each with a name and the reason.
 
-Whatever is in a source is used, means nothing for what the model computes, or is left out. What is left out is told
-when it happens, recorded in weft.json and shown by inspect; where the library of the source would compute other
-numbers with it, nothing is compiled or exported until ``--without NAME`` accepts that.
+Every part of a source is used, or has no effect on the outputs, or is left out. Parts left out are reported when it
+happens, recorded in weft.json and shown by inspect; if the library of the source would compute other outputs with a
+part, nothing is compiled or exported until ``--without NAME`` accepts that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from .config_keys import Unread
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of a source that its graph has not.
+    """A part of a source that its graph lacks.
 
-    `kind` is tensors, key, file, head, projector, or vision or audio tower; `name` what messages and ``--without`` call
-    it; `detail` its value, or what belongs to it. `changes`: the source's own library computes other numbers with it.
+    `kind` is tensors, key, file, head, projector, or vision or audio tower; `name` its name in messages and
+    ``--without``; `detail` its value, or its contents. `changes`: the source's own library computes other outputs with
+    it.
     """
 
     kind: str
@@ -36,11 +37,11 @@ class LeftOut:
 
     @classmethod
     def read(cls, entry: Record) -> LeftOut:
-        """The part that an entry of a manifest describes."""
+        """Return the part that an entry of a manifest describes."""
         return cls(entry.text("kind"), entry.text("name"), entry.text("detail", ""), entry.flag("changes", False))
 
     def record(self) -> dict[str, Any]:
-        """The entry of a manifest."""
+        """Return the entry of a manifest."""
         return {"kind": self.kind, "name": self.name, "detail": self.detail, "changes": self.changes}
 
 
@@ -56,60 +57,60 @@ _REASONS = {
 
 
 def meaning_of_tensor(key: str) -> str:
-    """Return why the tensor `key`, which a table declares to be of no use, is not read."""
+    """Return the reason why the tensor `key`, which a table lists as useless, is not read."""
     return next((reason for reason, names in _REASONS.items() if re.fullmatch(names, key)), "of another head")
 
 
 def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the modules that hold the tensors `unread` and none of those that are `read`, one entry for all layers."""
-    parents = {key[:at] for key in read for at in _dots(key)}
+    """Yield the modules with tensors `unread` but none of `read`; equal modules of all layers are one entry."""
+    parents = {key[:end] for key in read for end in _dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:
-        module = next((key[:at] for at in _dots(key) if key[:at] not in parents), key)
+        module = next((key[:end] for end in _dots(key) if key[:end] not in parents), key)
         modules.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", module), []).append(key)
     for module, keys in modules.items():
         yield LeftOut("tensors", module, "" if keys == [module] else several(keys))
 
 
 def several(keys: Sequence[str]) -> str:
-    """Return the first two of `keys`, and how many more there are."""
+    """Return the first two of `keys`, and the number of the rest."""
     return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
     """Yield an entry for each key of a config that nothing reads."""
     for key in unread:
-        why = f", overridden by {key.override}" if key.override else ""
-        yield LeftOut("key", key.path, f"{key.value!r:.60}{why}")
+        reason = f", overridden by {key.override}" if key.override else ""
+        yield LeftOut("key", key.path, f"{key.value!r:.60}{reason}")
 
 
-def unread_entries(said: Mapping[str, Any], known: Collection[str], file: str) -> Iterator[LeftOut]:
-    """Yield an entry for each key of `said`, the contents of `file`, that is not in `known` and not null."""
-    for key, value in said.items():
-        if value is not None and key not in known:
+def unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], file: str) -> Iterator[LeftOut]:
+    """Yield an entry for each key of `contents`, read from `file`, that is neither in `known_keys` nor null."""
+    for key, value in contents.items():
+        if value is not None and key not in known_keys:
             yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
-    """Check that all `parts` left out of `source` that change numbers are among `without`; return the others.
+    """Check that all `parts` left out of `source` that change outputs are among `without`; return the others.
 
     Raises:
-        WeftError: naming the first that is not, or a name in `without` that nothing left out has.
+        WeftError: naming the first that is not, or a name in `without` that no part has.
     """
     names = {part.name for part in parts}
     for name in without:
         if name not in names:
-            listed = ", ".join(sorted(names)) or "nothing"
-            raise WeftError(f"{source} has no part {name!r} that could be left out; what is left out: {listed}")
+            names_left_out = ", ".join(sorted(names)) or "nothing"
+            raise WeftError(f"{source} has no part {name!r} to leave out; parts left out: {names_left_out}")
     for part in parts:
         if part.changes and part.name not in without:
             raise WeftError(
-                f"{source}: {part} would be left out, which changes what the model computes; "
+                f"{source}: {part} would be left out, which changes the model's outputs; "
                 f"--without {part.name} accepts that"
             )
     return [part for part in parts if part.name not in without]
 
 
 def _dots(key: str) -> list[int]:
-    """The positions of the dots in `key`: ends of the modules that it lies in."""
+    """Return the positions of the dots in `key`: the ends of the names of its modules."""
     return [match.start() for match in re.finditer(r"\.", key)]

@@ -1,4 +1,4 @@
-"""Family tables applied to a config and a checkpoint: the model, its parameters pointing at the tensors."""
+"""Family tables applied to a config and a checkpoint: the model, with recipes of its parameters."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _DEPTHS = (  # config keys that count layers
     "n_layers",
     "block_count",
 )
-MOST_LAYERS = 4096  # that share weights, or have none to be counted by
+MOST_LAYERS = 4096  # for shared weights, or without a checkpoint to count layers by
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights; `unread` keys of the checkpoint nothing reads, `ignored` and `idle` are declared so.
+    """A model with its weights.
 
-    `left_out` names the unread tensors by their modules, keys of the config, and what else the source holds.
+    `unread` are checkpoint keys that nothing reads, except `ignored` and `idle` ones, which the table lists. `left_out`
+    are the unread tensors by module, unread config keys, and other parts of the source that are left out.
     """
 
     graph: Graph
@@ -49,32 +50,34 @@ class Loaded:
 
 
 def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
-    """Build the model of `config` and point its parameters at `reader`; `source` is what errors call the config.
+    """Build the model of `config` with parameters that read `reader`; errors call the config `source`.
 
     Raises:
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
     """
-    keys, read = frozenset(reader.keys()), set[str]()
+    keys, keys_read = frozenset(reader.keys()), set[str]()
     _check_depth(table, config, keys, source)
 
     def check(param: Param) -> None:
         _check(param, reader, keys)
-        read.update(param.recipe.sources())
+        keys_read.update(param.recipe.sources())
 
-    table = _as_stored(table, table.read(config, keys, source), reader, keys)
+    table = _untie_stored(table, table.read(config, keys, source), reader, keys)
     loaded = describe(table, config, keys, source, check)
     loaded.graph.reader = reader
-    left = sorted(keys - read)
-    idle, unused = ({k for p in patterns for k in fnmatch.filter(left, p)} for patterns in (table.idle, table.unused))
-    unread = [k for k in left if k not in idle | unused]
-    settings = unread_keys(config, table.model_types[0], table.inert, lambda varied: table.read(varied, keys, source))
-    left_out = [*unread_tensors(unread, read), *unread_settings(settings)]
+    rest = sorted(keys - keys_read)
+    idle, unused = ({k for p in patterns for k in fnmatch.filter(rest, p)} for patterns in (table.idle, table.unused))
+    unread = [k for k in rest if k not in idle | unused]
+    settings = unread_keys(config, table.model_types[0], table.inert, lambda variant: table.read(variant, keys, source))
+    left_out = [*unread_tensors(unread, keys_read), *unread_settings(settings)]
     return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle), left_out=left_out)
 
 
-def _as_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
-    """Return `table` for a checkpoint that contradicts a config which ties the head to the embedding: with a head of
-    its own, which transformers keeps, or with the shared matrix under the name of the head only."""
+def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
+    """Return `table` adapted to a checkpoint that contradicts tied embeddings in its config.
+
+    The head is then separate, as in transformers, or the shared matrix has only the head's name.
+    """
     if not settings.tie:
         return table
     side = "decoder." if settings.kind == "encoder-decoder" else ""
@@ -83,22 +86,22 @@ def _as_stored(table: Table, settings: Settings, reader: TensorReader, keys: fro
         return table
     if keys.isdisjoint(embed.sources()):
         return replace(table, names={**table.names, "embed": table.names[f"{side}lm_head"]})
-    same = head.shape(reader) == embed.shape(reader) and all(
+    equal = head.shape(reader) == embed.shape(reader) and all(
         np.array_equal(*pair) for pair in zip(stream(head, reader), stream(embed, reader), strict=True)
     )
-    apart = {name: rule for name, rule in table.found.items() if name != "tie"}
-    return table if same else replace(table, settings={**table.settings, "tie": False}, found=apart)
+    without_tie = {name: rule for name, rule in table.found.items() if name != "tie"}
+    return table if equal else replace(table, settings={**table.settings, "tie": False}, found=without_tie)
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
-    """Raise WeftError if `config` counts more layers than the tensors `keys` can be of, before a rule counts to it."""
-    most = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
+    """Raise WeftError if `config` has more layers than `keys` has tensors, before a rule loops over them."""
+    limit = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
     for name in _DEPTHS:
         value = config.get(name)
-        if isinstance(value, int) and value > most:
-            has = f"its checkpoint has {most} tensors in all" if most == len(keys) else f"{most} are the most"
-            what = "the config is damaged or another model's"
-            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {what}")
+        if isinstance(value, int) and value > limit:
+            has = f"its checkpoint has {limit} tensors in all" if limit == len(keys) else f"the limit is {limit}"
+            cause = "the config is damaged or another model's"
+            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {cause}")
 
 
 def describe(
@@ -108,8 +111,11 @@ def describe(
     source: str,
     check: Callable[[Param], None] = lambda param: None,
 ) -> Loaded:
-    """The model of `config` whose parameters name the tensors of a checkpoint that has `keys`, or, where it has no
-    such, the tensors that it should have; `check` sees each parameter that is named.
+    """Build the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
+
+    Tensors that `keys` lacks get the names that they should have. `check` is called with each parameter that has a
+    name.
+
 
     Raises:
         WeftError: if a setting is missing or not supported.
@@ -131,7 +137,7 @@ def describe(
             check(param)
         elif not param.recipe.constant:
             raise WeftError(
-                f"the table of {table.model_types[0]} models says no checkpoint name for parameter {param.name}"
+                f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}"
             )
     return Loaded(graph, module, settings)
 
@@ -140,7 +146,7 @@ def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
     for key in param.recipe.sources():
         if key not in keys:
             raise WeftError(
-                f"{reader.path} has no tensor {key!r}, which parameter {param.name} is read from; "
+                f"{reader.path} has no tensor {key!r}, which parameter {param.name} reads; "
                 "either the checkpoint is incomplete or its config is another model's"
             )
         if not (reader.dtype(key).is_float or reader.dtype(key).is_block):
@@ -148,10 +154,12 @@ def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
                 f"{reader.path}: tensor {key!r} holds {reader.dtype(key)}, but a weight must hold floats; "
                 "was the checkpoint quantized by another tool?"
             )
-    read = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
+    tensors = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
     try:
         shape = param.recipe.shape(reader)
     except WeftError as e:
-        raise WeftError(f"{reader.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
+        raise WeftError(f"{reader.path}: {tensors} does not fit {param.name} {list(param.shape)}: {e}") from e
     if shape != param.shape:
-        raise WeftError(f"{reader.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")
+        raise WeftError(
+            f"{reader.path}: {tensors} does not fit {param.name}, whose shape is {list(param.shape)} by the config"
+        )

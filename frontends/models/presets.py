@@ -30,7 +30,7 @@ from ..dsl import (
 
 @dataclass(frozen=True)
 class Preset:
-    """An architecture: how to make it, what it is, and how many parameters it has."""
+    """An architecture: a function that builds it, a description, and its number of parameters."""
 
     model: Callable[[], Decoder | Encoder | EncoderDecoder]
     about: str
@@ -38,7 +38,7 @@ class Preset:
 
 
 def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> EncoderDecoder:
-    """Vaswani 2017; its positions have no end, here they end at 1024."""
+    """Build the Transformer of Vaswani 2017; its positions have no limit, here it is 1024."""
     attn, feed, norm = Attention(heads), MLP(ffn, "relu", bias=True), LayerNorm(1e-6)
     block = Block(attn, feed, norm, "post")
     cross = Block(attn, feed, norm, "post", cross=CrossAttention(heads))
@@ -50,18 +50,18 @@ def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> Enc
 
 
 def _t5(ffn: Sequence[Any], tie: bool = True) -> EncoderDecoder:
-    """T5 base with one of `ffn` per layer; ties its head, then scaled by 1/√dim, or has one of its own."""
+    """Build T5 base with the layers' feed-forwards `ffn`; a tied head is scaled by 1/√dim."""
     attn, cross, norm = Attention(12, scale=1.0), CrossAttention(12, scale=1.0), RMSNorm(1e-6)
-    both: dict[str, Any] = {"position_bias": T5Bias(heads=12), "context": 512}
+    shared: dict[str, Any] = {"position_bias": T5Bias(heads=12), "context": 512}
     decoder = [Block(attn, f, norm, cross=cross) for f in ffn]
     return EncoderDecoder(
-        Encoder(32_128, 768, [Block(attn, f, norm) for f in ffn], final_norm=norm, **both),
-        Decoder(32_128, 768, decoder, tie_embeddings=tie, logit_scale=768**-0.5 if tie else 1.0, **both),
+        Encoder(32_128, 768, [Block(attn, f, norm) for f in ffn], final_norm=norm, **shared),
+        Decoder(32_128, 768, decoder, tie_embeddings=tie, logit_scale=768**-0.5 if tie else 1.0, **shared),
     )
 
 
 def _gpt(dim: int, layers: int, heads: int, context: int, windows: Sequence[int | None] = (None,)) -> Decoder:
-    """GPT-2 and GPT-3; layers take the `windows` in turns."""
+    """Build GPT-2 or GPT-3; layers alternate between the `windows`."""
     feed, norm = MLP(4 * dim, "gelu_tanh", bias=True), LayerNorm(1e-5)
     blocks = [Block(Attention(heads, window=w, qkv_bias=True, out_bias=True), feed, norm) for w in windows]
     stack = blocks * (layers // len(blocks))
@@ -87,7 +87,7 @@ def _llama(
     tie: bool = False,
     **attention: Any,
 ) -> Decoder:
-    """Llama and what differs from it by settings of attention or experts in place of its feed-forward."""
+    """Build Llama, or a model that differs from it in attention settings, or has experts as feed-forward."""
     attn = Attention(heads, kv_heads, rope=rope, **attention)
     block = Block(attn, GatedMLP(ffn) if isinstance(ffn, int) else ffn, RMSNorm(eps))
     return Decoder(vocab, dim, layers, block, tie_embeddings=tie, context=context)
@@ -99,7 +99,7 @@ def _qwen3(dim: int, layers: int, heads: int, hidden: int) -> Decoder:
 
 
 def _deepseek_v3() -> Decoder:
-    """61 layers, 3 of them dense; YaRN for 40 times the context, its temperature in the scale of the scores."""
+    """Build DeepSeek-V3: 61 layers, 3 of them dense; YaRN for 40 times the context, its temperature in the scale."""
     rope = RoPE(10_000, interleaved=True, scaling="yarn", factor=40, original=4096)
     temperature = (0.1 * math.log(40) + 1) ** 2
     attn = MLA(128, 512, 128, 64, 128, rope, q_rank=1536, scale=temperature / math.sqrt(192))
@@ -124,7 +124,7 @@ PRESETS: dict[str, Preset] = {
     "gpt2": Preset(lambda: _gpt(768, 12, 12, 1024), "GPT-2 small (Radford 2019)", 124_439_808),
     "gpt3-175b": Preset(
         lambda: _gpt(12_288, 96, 96, 2048, windows=(None, 256)),
-        "GPT-3 (Brown 2020), dense and banded layers in turns; the band's width is not published, here 256",
+        "GPT-3 (Brown 2020), alternating dense and banded layers; the band's width is not published, here 256",
         174_604_259_328,
     ),
     "bert-base": Preset(lambda: _bert(768, 12, 12), "BERT base, uncased (Devlin 2018)", 109_482_240),
@@ -170,7 +170,7 @@ PRESETS: dict[str, Preset] = {
     "qwen3-30b-a3b": Preset(lambda: _qwen3(2048, 48, 32, 768), "Qwen3 30B-A3B", 30_532_122_624),
     "qwen3-235b-a22b": Preset(lambda: _qwen3(4096, 94, 64, 1536), "Qwen3 235B-A22B", 235_093_634_560),
     "deepseek-v3": Preset(
-        _deepseek_v3, "DeepSeek-V3 (2024) without the layer that predicts one token further", 671_026_404_352
+        _deepseek_v3, "DeepSeek-V3 (2024) without the layer that predicts one more token", 671_026_404_352
     ),
     "mamba-130m": Preset(lambda: _mamba(768, 24), "Mamba 130M (Gu & Dao 2023)", 129_135_360),
     "mamba-370m": Preset(lambda: _mamba(1024, 48), "Mamba 370M", 371_516_416),

@@ -1,4 +1,4 @@
-"""Family tables: where the settings and the parameters of a model family are found."""
+"""Family tables: the sources of the settings and parameters of a model family."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..config_keys import normalized
 from .settings import Settings
 
 Config = Mapping[str, Any]
-Rule = Callable[[Config], Any]  # of a setting
+Rule = Callable[[Config], Any]  # the value of a setting, by the config
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
-SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
-_OUTSIDE = (  # of base models
+SENTENCE = "pooling of sentence-transformers"  # the config key under which the folder's reader puts the pooling
+_OUTSIDE = (  # names outside base models
     *("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs"),
     *("text_projection", "visual_projection"),
 )
 _ABSENT = object()
-UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
+UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # raised by invalid values in rules
 _HINTS = get_type_hints(Settings)
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """The tensors that a checkpoint has under `keys`, by names without `prefix` and with {i} for `layer`."""
+    """The tensors of a checkpoint with `keys`, by names without `prefix` and with {i} for `layer`."""
 
     keys: frozenset[str]
     prefix: str
@@ -42,11 +42,11 @@ class Fetch:
     layer: str
 
     def __call__(self, name: str) -> Recipe:
-        """The tensor `name`, whether or not the checkpoint has it."""
-        tried = self._spellings(name)
-        # Where the checkpoint has no spelling of it, this is the name that errors and exports use.
-        usual = tried[0 if name.startswith(_OUTSIDE) else 1]
-        return Source(next((k for k in tried if k in self.keys), usual))
+        """Return the recipe that reads the tensor `name`, whether or not the checkpoint has it."""
+        spellings = self._spellings(name)
+        # Errors and exports use this name if the checkpoint has no spelling of it.
+        usual = spellings[0 if name.startswith(_OUTSIDE) else 1]
+        return Source(next((k for k in spellings if k in self.keys), usual))
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor `name`."""
@@ -64,14 +64,14 @@ Names = dict[str, str | Template]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A setting read from the first of the config keys `keys` that is there and not null, or its `reciprocal`."""
+    """A setting read from the first of the config keys `keys` that is present and not null, or its `reciprocal`."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
     reciprocal: bool = False
 
     def __call__(self, config: Config) -> Any:
-        absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: that is an error, no default
+        absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: an error rather than the default
         value = next((config[key] for key in self.keys if config.get(key, absent) is not absent), self.default)
         if value is REQUIRED:
             raise WeftError(f"no key {self.keys[0]!r}")
@@ -79,27 +79,27 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """The setting under the first of `keys` that is present; required unless there is a `default`."""
+    """Return the rule for the setting under the first of `keys` that is present; required without a `default`."""
     return Lookup(keys, default, reciprocal)
 
 
 def required(config: Config, *names: str) -> tuple[Any, ...]:
-    """The values under the keys `names`, all of which must be there."""
+    """Return the values under the keys `names`; raise WeftError if one is missing."""
     return tuple(key(name)(config) for name in names)
 
 
 def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
-    """The rule for a setting that is what `make` says in the layers that are `chosen`, and None in the others."""
+    """Return the rule for a setting that is `make(config)` in the layers where `chosen` is true, and None elsewhere."""
 
     def rule(config: Config) -> tuple[Any, ...]:
         has = list(chosen(config))
-        made = make(config) if any(has) else None
-        return tuple(made if h else None for h in has)
+        value = make(config) if any(has) else None
+        return tuple(value if h else None for h in has)
 
     return rule
 
 
-_OWN = ("transformers", "gguf", "loader")  # fields that `but` does not inherit: another class or loader may differ
+_NOT_INHERITED = ("transformers", "gguf", "loader")  # `but` drops these fields: another class or loader may differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +107,12 @@ class Table:
     """A table of differences.
 
     `model_types`: its names in files. `settings`: each setting's `key` in the config, a constant, or a function of the
-    config. `names`: checkpoint name (or `Template`) of each parameter, {i} being the layer; a name without its last
-    part stands for weight and bias. Checkpoint names may stand with or without `prefix`. `found`: settings that the
-    checkpoint's keys decide. `unused`: patterns of checkpoint keys that are known to be of no use (masks, buffers,
-    training heads), `idle` of those that an export keeps all the same, as transformers asks for them. `refuse`: config
-    keys (`outer.inner` for one inside a mapping) and the values of each that the table can express. `inert`: config
-    keys that change nothing of what such models compute. `aliases`: other spellings inside checkpoint names.
+    config. `names`: checkpoint name (or `Template`) of each parameter, with {i} for the layer; a name without its last
+    part covers weight and bias. Checkpoint names may have `prefix` or not. `found`: settings that follow from the
+    checkpoint's keys. `unused`: patterns of checkpoint keys that are known to be useless (masks, buffers, training
+    heads), `idle` of those that an export keeps anyway because transformers asks for them. `refuse`: config keys
+    (`outer.inner` in a mapping) and their values that the table can express. `inert`: config keys without effect on the
+    outputs. `aliases`: other spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -129,11 +129,11 @@ class Table:
     def but(self, *model_types: str, **changes: Any) -> Self:
         """Return this table for other `model_types` with other settings or fields.
 
-        Fields that are mappings are added to (None takes an entry out), others replaced; those of export are not
+        Fields that are mappings are extended (None removes an entry), others replaced; those for export are not
         inherited.
         """
         settings = dict(self.settings)
-        values: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in _OWN}
+        values: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in _NOT_INHERITED}
         for name, change in changes.items():
             if name in _HINTS:
                 settings[name] = change
@@ -144,15 +144,15 @@ class Table:
         return replace(self, model_types=model_types, settings=settings, **values)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
+        """Return the settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
 
         Raises:
             WeftError: naming the key that is missing, refused or has a value of no use.
         """
         for name, allowed in self.refuse.items():
-            given = _lookup(config, name, source)
-            if given is not _ABSENT and given not in allowed:
-                raise WeftError(f"{source}: {name}={given!r} is not supported for {self.model_types[0]} models")
+            value = _lookup(config, name, source)
+            if value is not _ABSENT and value not in allowed:
+                raise WeftError(f"{source}: {name}={value!r} is not supported for {self.model_types[0]} models")
         values: dict[str, Any] = {}
         for f in fields(Settings):
             if f.name in self.found:
@@ -162,49 +162,49 @@ class Table:
                 try:
                     values[f.name] = rule(config)
                 except (WeftError, *UNFIT) as e:
-                    told = blaming(e, rule, config)
-                    raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
+                    reason = blaming(e, rule, config)
+                    raise WeftError(f"{source}: {reason} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
-        """The recipe of `parameter` from a checkpoint that has `keys`; None if the table has no name for it."""
+        """Return the recipe of `parameter` from a checkpoint with `keys`, or None if the table has no name for it."""
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
         index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
         stem, _, part = pattern.rpartition(".")
         fetch = Fetch(keys, self.prefix, self.aliases, index.group() if index else "")
-        # The full name goes first: it may say something else of a bias than of the weight.
-        for found, suffix in ((self.names.get(pattern), ""), (self.names.get(stem), f".{part}")):
-            if found is not None:
-                return fetch(found + suffix) if isinstance(found, str) else found(fetch, part, settings)
+        # The full name comes first: bias and weight may have different entries.
+        for entry, suffix in ((self.names.get(pattern), ""), (self.names.get(stem), f".{part}")):
+            if entry is not None:
+                return fetch(entry + suffix) if isinstance(entry, str) else entry(fetch, part, settings)
         return None
 
     def says(self, s: Settings) -> dict[str, Any]:
-        """Return the config keys that settings of `s` stand under; one for several biases is true if any is there."""
-        said: dict[str, Any] = {}
+        """Return the config keys of the settings `s`; a key of several biases is true if any of them exists."""
+        config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
                 value = getattr(s, name)
-                said[rule.keys[0]] = said.get(rule.keys[0]) or (1 / value if rule.reciprocal and value else value)
-        return said
+                config[rule.keys[0]] = config.get(rule.keys[0]) or (1 / value if rule.reciprocal and value else value)
+        return config
 
 
 @dataclass(frozen=True)
 class Loader:
-    """The models that llama.cpp's loader of an architecture takes; the default is dense and as plain as Llama.
+    """The models that llama.cpp's loader of an architecture supports; by default dense ones as plain as Llama.
 
-    `biases` are those it needs, `optional_biases` those it takes besides: letters for those of n norms, q queries (keys
-    and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or required. `head` is
-    tied, if the embedding is always read as the head too, own, if the file must have one, or any.
+    `biases` are those it requires, `optional_biases` more that it supports: letters for the biases of n norms, q
+    queries (keys and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or
+    required. `head` is tied if the embedding is always read as the head, own if the file must have one, or any.
     """
 
     biases: str = ""
     optional_biases: str = ""
     experts: str = "none"
     head: str = "any"
-    partial_rope: bool = False  # heads that rotate in part
+    partial_rope: bool = False  # only a part of each head is rotated
     free_heads: bool = False  # heads of another size than the width divided by their number
     qk_norm: bool = False
-    windows: bool = False  # others read a window from the file, but do not apply it
+    windows: bool = False  # without it, a window in the file is read but not applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +216,10 @@ class Architecture(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Family(Table):
-    """All that weft knows of a model family: the table of its Hugging Face folders and what it is elsewhere.
+    """A model family: the table of its Hugging Face folders, and its classes elsewhere.
 
-    `transformers` is the class that loads an exported folder (without one nothing is exported to the family), `gguf`
-    the architecture of its GGUF files, `tasks` the `Head` of each class, by what its name ends with.
+    `transformers` is the class that loads an exported folder (without it, nothing is exported to the family), `gguf`
+    the architecture of its GGUF files, `tasks` the `Head` of each class, by the suffix of the class name.
     """
 
     transformers: str = ""
@@ -227,7 +227,7 @@ class Family(Table):
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """The settings of a `config`; of a setting spelled twice the spelling that counts in transformers."""
+        """Return the settings of a `config`; of settings spelled twice, the spelling that counts in transformers."""
         return super().read(normalized(config, self.model_types[0]), keys, source)
 
 
@@ -235,7 +235,7 @@ class Families(Registry[Family]):
     """Families by the model_type that a config states."""
 
     def register(self, *tables: object) -> None:
-        """Add the families among `tables`, each under all its model_types.
+        """Register the families among `tables`, each under all its model_types.
 
         Raises:
             DeclaredTwice: if a name is taken by another.
@@ -247,18 +247,18 @@ class Families(Registry[Family]):
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:
-    """The value under `path`, or at the dotted `path`, or _ABSENT."""
-    *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files have dots of their own
+    """Return the value under `path`, or at the dotted `path`, or _ABSENT."""
+    *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files contain dots
     for name in outer:
         inner = config.get(name) or {}
         if not isinstance(inner, Mapping):
-            raise WeftError(f"{source}: {name}={inner!r} is no mapping")
+            raise WeftError(f"{source}: {name}={inner!r} is not a mapping")
         config = inner
     return config.get(last, _ABSENT)
 
 
 def _setting(name: str, rule: Any, config: Config) -> Any:
-    """Evaluate `rule`, a constant or a function of the config, for the setting `name`."""
+    """Return the value of `rule`, a constant or a function of the config, for the setting `name`; check its type."""
     value = rule(config) if callable(rule) else rule
     if not fits(value, _HINTS[name]):
         raise WeftError(f"{name}={shown(value)} should be of type {Settings.__annotations__[name]}")
@@ -266,26 +266,26 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
 
 
 def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
-    """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
+    """Return the error `e` of `make(config)` with the keys that cause it: without them it does not occur.
 
-    Positive whole numbers, which are of the right type, are blamed where the error has them and another number changes
-    it.
+    Positive integers, which are of the right type, are blamed if the error contains them and changes with another
+    number.
     """
     numbers = set(re.findall(r"\d+", str(e)))
-    blamed = []
+    culprits = []
     for name, value in config.items():
         if isinstance(value, int) and value > 0:
-            other = {**config, name: value + 1} if str(value) in numbers else config
+            variant = {**config, name: value + 1} if str(value) in numbers else config
         else:
-            other = {n: v for n, v in config.items() if n != name}
-        if other is not config and _failure(make, other) != str(e):
-            blamed.append(name)
-    values = (f"{k}={reprlib.repr(config[k])}" for k in blamed)
+            variant = {n: v for n, v in config.items() if n != name}
+        if variant is not config and _error_of(make, variant) != str(e):
+            culprits.append(name)
+    values = (f"{k}={reprlib.repr(config[k])}" for k in culprits)
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
 
 
-def _failure(make: Rule, config: Config) -> str | None:
-    """Return the error of `make(config)`; None if it succeeds."""
+def _error_of(make: Rule, config: Config) -> str | None:
+    """Return the error message of `make(config)`, or None if it succeeds."""
     try:
         make(config)
     except (WeftError, *UNFIT) as e:

@@ -1,9 +1,8 @@
 """The vocabulary of GGUF tables: llama.cpp's metadata keys and tensor names.
 
-llama.cpp calls the same thing by the same name in every architecture, so one table of names and of what the tensors
-decide serves them all; an architecture adds what neither its metadata nor its tensors say. Which layers have experts or
-a state space only the tensors say: the reader of a file adds that to its config, under the keys SPARSE, RECURRENT and
-so on.
+llama.cpp has the same names in every architecture, so one table of names and of facts in the tensors serves all; an
+architecture adds facts that neither its metadata nor its tensors state. Only the tensors show which layers have experts
+or a state space: the reader of a file adds that to its config, under the keys SPARSE, RECURRENT and so on.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from .settings import Settings
 from .templates import half_of_each, packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
-NORMED = "layers with a norm behind their state"
+NORMED = "layers with a norm after their state"
 BIASED = "layers with a table of relative positions"
 GATED = "layers with a gate in their feed-forward"
 INDEXED = "layers with an index of keys"
-VALUED = "layers with a map of values"  # others take the keys for them, or those of another layer
+VALUED = "layers with a map of values"  # others use the keys as values, or those of another layer
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
-def half_split(name: str, which: str) -> Template:
-    """Rows of q or k from llama.cpp's order, pairs interleaved in every head, back to first and second halves."""
+def half_split(name: str, role: str) -> Template:
+    """Return a template for q or k that reorders rows from llama.cpp's interleaved pairs to first and second halves."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        heads = s.groups if which == "k" else s.head_count
+        heads = s.groups if role == "k" else s.head_count
         half = s.head_size // 2
         rest = (-1,) if part == "weight" else ()
         axes = (0, 2, 1, 3)[: 3 + len(rest)]
@@ -45,7 +44,7 @@ def half_split(name: str, which: str) -> Template:
 
 
 def _context(config: Config) -> Any:
-    """The original context where longer texts need other frequencies."""
+    """Return the original context if longer sequences need other frequencies, else the context."""
     return config.get("rope.scaling.original_context_length" if LONG in config else "context_length")
 
 
@@ -54,25 +53,25 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 
 
 def local_layers(config: Config, every: int) -> list[bool]:
-    """Return for each layer if it is local: as attention.sliding_window_pattern says, or all but each `every`-th."""
+    """Return for each layer if it is local: by attention.sliding_window_pattern, or all except each `every`-th."""
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
-    if isinstance(pattern, list):  # which may go on to layers that predict further tokens
-        return [bool(found) for found in pattern[: len(layers)]]
+    if isinstance(pattern, list):  # it may have more entries, for layers that predict more tokens
+        return [bool(is_local) for is_local in pattern[: len(layers)]]
     return [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
 
 
 def windows(every: int) -> Callable[[Config], Any]:
-    """The window of the file in its local layers."""
+    """Return the rule for `window`: the file's window in its local layers, None elsewhere."""
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
-        return tuple(window if found else None for found in local_layers(config, every)) if window else None
+        return tuple(window if is_local else None for is_local in local_layers(config, every)) if window else None
 
     return rule
 
 
 def rotary_where_local(every: int, interleaved: bool = False) -> Rule:
-    """The rule for `rope` of models whose global layers know no positions."""
+    """Return the rule for `rope` of models whose global layers have no positions."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
         rope = replace(rope_of_gguf(config), interleaved=interleaved)
@@ -82,24 +81,24 @@ def rotary_where_local(every: int, interleaved: bool = False) -> Rule:
 
 
 def interleaved(config: Config) -> RoPE:
-    """RoPE whose pairs are neighbours, as in the Hugging Face model (elsewhere the converter reorders rows)."""
+    """Return RoPE with adjacent pairs, as in the Hugging Face model (elsewhere the converter reorders rows)."""
     return replace(rope_of_gguf(config), interleaved=True)
 
 
 def most_kv_heads(config: Config) -> int | None:
-    """attention.head_count_kv of the layers with attention; it is 0 in the others."""
-    said = config.get("attention.head_count_kv")
-    return max(said) if isinstance(said, list) else said
+    """Return attention.head_count_kv of the layers with attention; it is 0 in the others."""
+    counts = config.get("attention.head_count_kv")
+    return max(counts) if isinstance(counts, list) else counts
 
 
 class _EachLayer(Lookup):
-    """A setting that files give once, or for each layer; heads that differ stay a list, which is refused."""
+    """A setting that files have once, or per layer; heads that differ stay a list, which is refused."""
 
     def __call__(self, config: Config) -> Any:
         value, layers = super().__call__(config), key("block_count")(config)
         if not isinstance(value, list) or len(value) < layers:
             return value
-        value = value[:layers]  # it may go on to layers that predict further tokens
+        value = value[:layers]  # it may have more entries, for layers that predict more tokens
         return value[0] if value == value[:1] * layers else tuple(value) if self.keys == _WIDTH else value
 
 
@@ -146,19 +145,19 @@ BASE = Architecture(
     unused=("*.attn_rot_embd", FREQUENCIES, SHORT, LONG),
     inert=(
         *("attention.value_length", "use_parallel_residual", "leading_dense_block_count", "interleave_moe_layer_step"),
-        *("expert_shared_count", "nextn_predict_layers"),  # which the tensors say
-        "rope.dimension_sections",  # of images; the three positions of texts are equal
+        *("expert_shared_count", "nextn_predict_layers"),  # shown by the tensors
+        "rope.dimension_sections",  # of images; the three positions of text tokens are equal
     ),
     refuse={"expert_count": (0, None), "attention.causal": (True, None)},
 )
 UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)
 INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
-NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # named so, but before the feed-forward
+NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # called so, but before the feed-forward
 PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 
 def either(name: str, other: Template) -> Template:
-    """A tensor, or what some files have in its place."""
+    """Return a template that reads the tensor `name`, or `other` if a file lacks it."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else other(fetch, part, settings)
@@ -173,32 +172,34 @@ APART_OR_PACKED = {
 # -- experts
 
 
-def per_layer(make: Rule, where: str) -> Rule:
-    """Restrict the rule `make` to the layers that the config lists under `where`."""
-    return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
+def per_layer(make: Rule, list_key: str) -> Rule:
+    """Return the rule `make` restricted to the layers that the config lists under `list_key`."""
+    return in_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
 
 
 def shaped(name: str, *dims: int) -> Template:
-    """Tensor `name` in another shape; the last size may be -1."""
+    """Return a template for the tensor `name` in another shape; the last size may be -1."""
     return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
 def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rule:
-    """The rule for `moe` of an architecture whose files say how many experts there are and how wide."""
+    """Return the rule for `moe` of an architecture whose files state the number and width of experts."""
 
     def make(config: Config) -> MoE:
-        wide = config.get("expert_shared_feed_forward_length")
+        shared_width = config.get("expert_shared_feed_forward_length")
         count, k = required(config, "expert_count", "expert_used_count")
         hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
-        shared = GatedMLP(wide) if wide else None
+        shared = GatedMLP(shared_width) if shared_width else None
         return MoE(count, hidden, k, renormalize=renormalize, shared=shared, shared_gate=shared_gate, **options)
 
     return per_layer(make, SPARSE)
 
 
 def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str, Any]:
-    """Return how experts are scored and weighed; the arguments are the defaults of llama.cpp. What corrects the choice
-    stands beside every sigmoid."""
+    """Return how experts are scored and weighted; the arguments are llama.cpp's defaults.
+
+    A correction of the choice accompanies every sigmoid.
+    """
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
@@ -215,22 +216,22 @@ def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str
 
 
 def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """The rule for `moe` of an architecture whose files say how experts are scored and weighed, too; see `routing`."""
+    """Return the rule for `moe` of an architecture whose files also state how experts are scored; see `routing`."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
-        wide = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
-        shared = GatedMLP(wide) if wide else None
+        shared_width = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
+        shared = GatedMLP(shared_width) if shared_width else None
         return MoE(count, hidden, k, **{**routing(config, scoring, renormalize), "shared": shared, **options})
 
     return per_layer(make, SPARSE)
 
 
 def of_experts(part: str, kind: str) -> Template:
-    """Gate or up of all experts: a tensor, or a half of the one for both (the converter's --fuse-gate-up-exps)."""
-    alone, both = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
-    half = half_of_each(both, 0 if part == "gate" else 1)
-    return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(both) else fetch(alone)
+    """Return a template for gate or up of all experts: a tensor, or half of the fused one (--fuse-gate-up-exps)."""
+    separate, fused = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
+    half = half_of_each(fused, 0 if part == "gate" else 1)
+    return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(fused) else fetch(separate)
 
 
 MIXED = BASE.but(

@@ -1,11 +1,11 @@
-"""Types of transformers that no table describes: models of more than texts, of which the language model is read, and
-those that are refused."""
+"""Model types of transformers that no table describes: multimodal models, whose language model is read, and types that
+are refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Types whose language model reads texts as it does alone.
+# Types whose language model reads token sequences as it does in a text-only checkpoint.
 MULTIMODAL = (
     *("deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "gemma4", "glmasr", "got_ocr2"),
     *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "lfm2_vl", "lighton_ocr", "llama4"),
@@ -14,16 +14,16 @@ MULTIMODAL = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "vibevoice_asr"),
     *("video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
-LANGUAGE_MODELS = ("language_model", "text_model")  # modules that are the language model of such a model
-# Language models that read texts as another family does, what their configs leave out, and what these say in vain.
+LANGUAGE_MODELS = ("language_model", "text_model")  # names of the language model's module
+# Language models that compute the same as another family: defaults of their configs, and keys with a fixed value.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
     "qwen2_5_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5e5}, {}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5e5}, {"norm_topk_prob": True}),
 }
-# Types of an encoder of texts and one of images: the families of the two, what their configs leave out, and the class
-# that each is of alone.
+# Types of a text encoder and an image encoder: the families of the two, defaults of their configs, and the class of
+# each when it is separate.
 _DEPTH = {"num_hidden_layers": 12, "num_attention_heads": 12}
 _BASE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, **_DEPTH}
 _SMALL: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, **_DEPTH, "num_attention_heads": 8}
@@ -42,8 +42,8 @@ PAIRS: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 REFUSED = {
-    "deepseek_v4": "its attention reads keys that are made of several tokens each, which no module does",
+    "deepseek_v4": "its attention reads keys computed from several tokens each, which no module supports",
     "nllb-moe": "transformers 5.23 sends every token to experts 0 and 1, so there is nothing to compare with",
-    "prophetnet": "no module has its streams of n-grams",
-    "roc_bert": "its tokens have shapes and sounds, which would be inputs of their own",
+    "prophetnet": "no module has its n-gram streams",
+    "roc_bert": "its tokens have shapes and sounds, which would be additional inputs",
 }

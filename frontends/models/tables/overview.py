@@ -1,4 +1,4 @@
-"""The table of families: what reads and writes each, and its errors, as `weft families` and a page of docs show it."""
+"""The table of families: libraries that read and write each, and its errors, for `weft families` and a page of docs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Every family that weft reads from Hugging Face folders, by its `model_type`. `we
 
 | column | meaning |
 |---|---|
-| exported | the class that `weft export` writes any such graph as; folders of other decoders keep their own type |
-| GGUF | the architecture of llama.cpp whose files are read; with `+` they are exported too |
+| exported | the class for which `weft export` writes a matching graph; folders of other decoders keep their type |
+| GGUF | the architecture of llama.cpp whose files are read; with `+` they are also exported |
 | genai | folders for ONNX Runtime have a configuration of onnxruntime-genai |
 | onnx, ort-cpu, torch | the largest error against transformers, relative to the largest value |
 
 The errors are those of tiny models with every parameter random, run as one full pass, in chunks, and token by token.
 
-Of models of texts and images or sound the language model is read, and what reads images or sound is left out: the pass
-[take-embeddings](passes/take-embeddings.md) makes room for what stands in the places of an image, and
-[multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and those after it). Where such a model
-lets the tokens of an image see each other (Gemma 3), ours sees only those before. The types are {multimodal}.
+Of multimodal models the language model is read, and towers for images or sound are left out: the pass
+[take-embeddings](passes/take-embeddings.md) adds inputs for the embeddings of an image, and
+[multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and its successors). Where such a model
+lets the tokens of an image see each other (Gemma 3), ours sees only earlier ones. The types are {multimodal}.
 
-Of a pair of encoders ({pairs}) the one of texts is read, and with `--as clip_vision_model` or
-`--as siglip_vision_model` the one of images ([run.md](run.md#encoders)).
+Of a pair of encoders ({pairs}) the text encoder is read, and with `--as clip_vision_model` or
+`--as siglip_vision_model` the image encoder ([run.md](run.md#encoders)).
 
-A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
+A folder of another type is compared with all families; the error of `weft compile` names the most similar, and `--as`
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
 
 """
@@ -45,7 +45,7 @@ These types of transformers 5.23 are refused:
 
 
 def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
-    """The table, its head first: a row per family, by name."""
+    """Return the table, its head first: a row per family, by name."""
     errors, genai = read_verified(), read_genai()
     rows: list[tuple[str, ...]] = [("family", "exported", "GGUF", "genai", *TARGETS)]
     for name in sorted(families):
@@ -57,7 +57,7 @@ def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
 
 
 def page(families: Mapping[str, Family]) -> str:
-    """The table as a page of Markdown, with the types that are refused."""
+    """Return the table as a page of Markdown, with the types that are refused."""
     head, *rows = overview(families)
     lines = [head, tuple("---" for _ in head), *rows]
     text = _PAGE.replace("{multimodal}", ", ".join(MULTIMODAL)).replace("{pairs}", ", ".join(PAIRS))

@@ -1,5 +1,5 @@
-"""Rotary settings as configs say them: Hugging Face's rope_parameters, or the older rope_theta and rope_scaling, and
-llama.cpp's keys. A setting of `RopeScaling` has one name in each, by which it is read and written."""
+"""Rotary settings in configs: Hugging Face's rope_parameters, or the older rope_theta and rope_scaling, and llama.cpp's
+keys. A setting of `RopeScaling` has one name in each, by which it is read and written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NAMES = {
     "factors": "short_factor",
     "long_factors": "long_factor",
 }
-_NEEDED = ("factor", "low_freq", "high_freq", "factors", "long_factors")  # the others may be left out
-_TEMPERED = ("yarn", "longrope")  # they have an amplitude, and a factor that follows from the two contexts
+_NEEDED = ("factor", "low_freq", "high_freq", "factors", "long_factors")  # others are optional
+_TEMPERED = ("yarn", "longrope")  # with an amplitude, and a factor that follows from the two contexts
 
 FREQUENCIES = "rope_freqs.weight"  # tensors of GGUF files: divisors of all frequencies, and LongRoPE's
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -45,14 +45,14 @@ _BETAS = {f"beta_{x}": f"rope.scaling.yarn_beta_{x}" for x in ("fast", "slow")}
 
 
 def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
-    """The `RoPE` of a config, of every type that transformers knows for text models.
+    """Return the `RoPE` of a config, of any type that transformers supports for text models.
 
-    `partial`: a family whose heads turn in part where `partial_rotary_factor` says so; the code of others in
-    transformers ignores that key. ``dynamic`` and ``longrope`` are those of texts up to the original context, until
-    The pass rope-length says more.
+    `partial`: the family rotates only a part of each head if `partial_rotary_factor` is set; other families ignore that
+    key in transformers. ``dynamic`` and ``longrope`` get the frequencies for sequences up to the original context,
+    unless the pass rope-length changes them.
 
     Raises:
-        WeftError: if the type is unknown or lacks a number, or scales heads that turn in part of a family without.
+        WeftError: if the type is unknown or lacks a number, or if partly rotated heads are scaled without `partial`.
     """
     rope = rope_settings(config)
     kind = _kind(rope)
@@ -89,15 +89,17 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
-    """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours; one with a
-    default for partial_rotary_factor obeys that key. A default of rope_parameters stands for all or nothing."""
+    """Return `rope_of` for a family with other `defaults` of the config's keys, or with adjacent pairs (`interleaved`).
+
+    A default for partial_rotary_factor enables that key. A default of rope_parameters applies as a whole or not at all.
+    """
     partial = "partial_rotary_factor" in defaults
 
     def rule(config: Mapping[str, Any]) -> RoPE:
-        said = {name: value for name, value in config.items() if value is not None}
-        if said.get("rope_scaling"):
-            said.setdefault("rope_parameters", said["rope_scaling"])
-        return replace(rope_of({**defaults, **said}, partial), interleaved=interleaved)
+        stated = {name: value for name, value in config.items() if value is not None}
+        if stated.get("rope_scaling"):
+            stated.setdefault("rope_parameters", stated["rope_scaling"])
+        return replace(rope_of({**defaults, **stated}, partial), interleaved=interleaved)
 
     return rule
 
@@ -109,48 +111,53 @@ def ropes_by_type(
     near_scaled: bool = False,
     **defaults: Any,
 ) -> Rule:
-    """The rule for `rope` of models whose local layers, those that have a window by `local`, may turn otherwise.
+    """Return the rule for `rope` of models whose local layers, those with a window by `local`, may rotate differently.
 
-    rope_parameters says both, or else the global layers have what is said and the local ones no scaling unless
-    `near_scaled`. `bases`: of the global and of the local layers where the settings lack one; else of rope_theta.
+    rope_parameters has both rotations, or else the config's settings are for global layers, and local ones have no
+    scaling unless `near_scaled`. `bases` are rules for the base of global and local layers; without them it is
+    rope_theta.
     """
 
     def rule(config: Mapping[str, Any]) -> tuple[RoPE, ...]:
-        said, near = config.get("rope_parameters") or {}, {**defaults, **config}
-        wide = dict(near)
-        if isinstance(said, Mapping) and {"full_attention", "sliding_attention"} & set(said):
-            wide["rope_parameters"], near["rope_parameters"] = (said.get(f"{k}_attention") for k in ("full", "sliding"))
+        parameters, local_config = config.get("rope_parameters") or {}, {**defaults, **config}
+        global_config = dict(local_config)
+        if isinstance(parameters, Mapping) and {"full_attention", "sliding_attention"} & set(parameters):
+            global_config["rope_parameters"], local_config["rope_parameters"] = (
+                parameters.get(f"{k}_attention") for k in ("full", "sliding")
+            )
         else:
-            near["rope_parameters"] = None
+            local_config["rope_parameters"] = None
         if not near_scaled:
-            near["rope_scaling"] = None
+            local_config["rope_scaling"] = None
         if bases is not None:
-            wide["rope_theta"], near["rope_theta"] = (base(config) for base in bases)
-        both = rope_of(wide, partial), rope_of(near, partial)
-        return tuple(both[window is not None] for window in local(config))
+            global_config["rope_theta"], local_config["rope_theta"] = (base(config) for base in bases)
+        ropes = rope_of(global_config, partial), rope_of(local_config, partial)
+        return tuple(ropes[window is not None] for window in local(config))
 
     return rule
 
 
 def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
-    """Return the rope_parameters that `rope_of` reads as `rope`; `partial`: a family whose heads of `head` numbers turn
-    in part unless they say otherwise."""
+    """Return the rope_parameters that `rope_of` reads as `rope`; `head` is the number of features per head.
+
+    `partial`: the family rotates a part of each head by default, so that the fraction is always written.
+    """
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
-    said: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}
     if partial or fraction != 1:
-        said["partial_rotary_factor"] = fraction
+        parameters["partial_rotary_factor"] = fraction
     if rope.scaling in _TEMPERED:
-        said["attention_factor"] = rope.amplitude
+        parameters["attention_factor"] = rope.amplitude
     for name in rope.used:
         if name in _NAMES and (name, kind) != ("original", "dynamic"):
             value = getattr(rope, name)
-            said[_NAMES[name]] = list(value) if isinstance(value, tuple) else value
-    return said
+            parameters[_NAMES[name]] = list(value) if isinstance(value, tuple) else value
+    return parameters
 
 
 def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config says of rotary positions beside the base, under the newer name or the older one."""
+    """Return the rotary settings of a config except the base, under the newer name or the older one."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise WeftError(f"rope parameters must be a mapping, not {rope!r}")
@@ -160,31 +167,31 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """The longest text meant: the original context where longer texts need others (see the pass rope-length)."""
+    """Return the context length: the original one if longer sequences need other frequencies (pass rope-length)."""
     context = config.get("max_position_embeddings")
-    given = rope_settings(config)
-    if _kind(given) == "longrope":
-        return _original(config, given)
+    settings = rope_settings(config)
+    if _kind(settings) == "longrope":
+        return _original(config, settings)
     return None if context is None else int(context)
 
 
 def _as(default: Any, value: Any) -> Any:
-    """Return `value` as the kind of number, or list of numbers, that `default` is."""
+    """Return `value` converted to the number type of `default`, or to a tuple of floats if that is ()."""
     return tuple(map(float, value)) if default == () else type(default)(value)
 
 
-def _kind(given: Mapping[str, Any]) -> str:
-    kind = str(given.get("rope_type") or given.get("type") or "default")
-    kind = "default" if kind == "mrope" else kind  # of Qwen2-VL, whose three positions are equal in texts
-    older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
+def _kind(settings: Mapping[str, Any]) -> str:
+    kind = str(settings.get("rope_type") or settings.get("type") or "default")
+    kind = "default" if kind == "mrope" else kind  # of Qwen2-VL, whose three positions are equal for text tokens
+    older = kind == "su" or (kind == "yarn" and "short_factor" in settings)  # the first names of longrope
     return "longrope" if older else kind
 
 
 def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     for name in ("original_max_position_embeddings", "max_position_embeddings"):
-        for said in (rope, config):
-            if said.get(name):
-                return int(said[name])
+        for mapping in (rope, config):
+            if mapping.get(name):
+                return int(mapping[name])
     raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
 
 
@@ -192,7 +199,7 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
 
 
 def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
-    """The `RoPE` of llama.cpp's keys, without the architecture before them; LongRoPE's factors are by their tensors.
+    """Return the `RoPE` of llama.cpp's keys, without the architecture's prefix; LongRoPE's factors are tensors.
 
     Raises:
         WeftError: if the type is unknown.
@@ -203,11 +210,11 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
     elif kind not in ("none", "linear", "yarn"):
         raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
     plain = RopeScaling(scaling=kind)
-    said = {name: config[key] for name, key in _GGUF.items() if name in plain.used and config.get(key)}
+    settings = {name: config[key] for name, key in _GGUF.items() if name in plain.used and config.get(key)}
     if "original" in plain.used:
-        said["original"] = int(said.get("original") or config.get("context_length") or 0)
-    said |= {name: float(config[key]) for name, key in _BETAS.items() if name in plain.used and key in config}
-    scaling = replace(plain, **said)
+        settings["original"] = int(settings.get("original") or config.get("context_length") or 0)
+    settings |= {name: float(config[key]) for name, key in _BETAS.items() if name in plain.used and key in config}
+    scaling = replace(plain, **settings)
     amplitude = config.get(_ATTENTION, 1.0) * scaling.attention_factor() if kind in _TEMPERED else 1.0
     if kind == "yarn":
         amplitude = config.get("rope.scaling.yarn_attn_factor", amplitude)
@@ -216,8 +223,10 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
 
 
 def gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `rope_of_gguf` reads as `rope`, but for the numbers of a head that turn; of scalings that
-    llama.cpp has no name for, the base only."""
+    """Return the keys that `rope_of_gguf` reads as `rope`, except the number of rotated features.
+
+    Scalings that llama.cpp has no name for are reduced to the base.
+    """
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

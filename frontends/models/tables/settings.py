@@ -1,4 +1,4 @@
-"""The flat vocabulary that families are described in, and the one place that turns it into a model."""
+"""The flat vocabulary of settings in which families are described, and the function that builds a model from it."""
 
 from __future__ import annotations
 
@@ -60,15 +60,14 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """A transformer in numbers; defaults are the plain Llama. A tuple says one value for each layer.
+    """The settings of a transformer; defaults are those of plain Llama. A tuple has one value per layer.
 
-    `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
-    feed-forward, or where a layer has none; `vocab` where no tokens are read. `qk_norm` is none, head (one weight for
-    all heads), each (weights of its own for each head) or full (over all heads at once). `shared_layers` is how many
-    layers have weights of their own, each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings.
-    An encoder-decoder is described by its encoder; `decoder` says which settings are others in the decoder, whose
-    blocks also attend to the encoder. `multipliers` are numbers that a family's names make weights with: factors (muP),
-    how many blocks take turns.
+    `heads` and `ffn` (the inner width) may be None if `mixer` replaces attention and `moe` the feed-forward, or if a
+    layer has none; `vocab` if the model reads no tokens. `qk_norm` is none, head (one weight for all heads), each (a
+    weight per head) or full (over all heads at once). `shared_layers` is the number of layers with weights, each
+    repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. The settings of an encoder-decoder are
+    its encoder's; `decoder` has the ones that differ in the decoder, whose blocks also attend to the encoder.
+    `multipliers` are numbers that a family's names need for weights: factors (muP), the number of alternating blocks.
     """
 
     vocab: int | None
@@ -86,15 +85,15 @@ class Settings:
     norm_bias: bool = True
     eps: float = 1e-6
     arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
-    residual_scale: float = 1.0  # of what each sublayer adds
-    weighted_residual: bool = False  # what it is added to has weights
+    residual_scale: float = 1.0  # of each sublayer's output
+    weighted_residual: bool = False  # the residual it is added to has weights
     shared_layers: int | None = None
-    block: Any = None  # a module in the place of the whole block
+    block: Any = None  # a module that replaces the entire block
     # attention
     qkv_bias: bool = False
     out_bias: bool | tuple[bool, ...] = False
     qk_norm: str | tuple[str, ...] = "none"
-    qk_norm_last: bool = False  # behind RoPE
+    qk_norm_last: bool = False  # after RoPE
     qk_norm_weight: bool = True
     temperature: Temperature | tuple[Temperature | None, ...] | None = None
     clip: float | None = None
@@ -103,13 +102,13 @@ class Settings:
     window: int | tuple[int | None, ...] | None = None
     scale: float | tuple[float | None, ...] | None = None
     softcap: float | None = None
-    causal: bool | None = None  # None: what the model is
+    causal: bool | None = None  # None: as the kind of model
     sinks: bool | tuple[bool, ...] = False
     gate: bool = False
     gate_activation: str = "sigmoid"
     gate_by_head: bool = False
     v_head_dim: int | None = None
-    sub_norm: bool = False  # before the last linear map of both sublayers
+    sub_norm: bool = False  # before the last linear layer of both sublayers
     pattern: str | tuple[str, ...] = "dense"
     stride: int = 1
     sparse: BlockSparse | None = None
@@ -128,7 +127,7 @@ class Settings:
     learned_positions: int | None = None
     position_offset: int = 0  # the row of the first position in the learned table
     sinusoids: Sinusoidal | None = None
-    stored_sinusoids: bool = False  # the checkpoint has their table, which may be any other
+    stored_sinusoids: bool = False  # the checkpoint stores their table, which may have any values
     position_bias: T5Bias | None = None
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
@@ -160,32 +159,34 @@ class Settings:
 
     @property
     def head_size(self) -> int:
-        """The width of one attention head, where all layers have the same."""
+        """Return the width of an attention head, if all layers have the same."""
         size = self.first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
         return size or self.dim // self.head_count
 
     @property
     def head_count(self) -> int:
-        """Number of attention heads, where all layers have the same."""
+        """Return the number of attention heads, if all layers have the same."""
         return (self.first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
 
     @property
     def explicit(self) -> Settings:
-        """These settings, with those that follow from others, and one value where all layers have the same."""
+        """Return these settings with derived ones filled in, and tuples of equal values collapsed."""
 
-        def rotating(rope: RoPE | None) -> RoPE | None:
+        def resolve_rope(rope: RoPE | None) -> RoPE | None:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
 
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["rope"] = tuple(map(rotating, self.rope)) if isinstance(self.rope, tuple) else rotating(self.rope)
-        same = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
-        return replace(self, **{**values, **same, "kv_heads": self.groups, "head_dim": self.head_size})
+        values["rope"] = (
+            tuple(map(resolve_rope, self.rope)) if isinstance(self.rope, tuple) else resolve_rope(self.rope)
+        )
+        collapsed = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
+        return replace(self, **{**values, **collapsed, "kv_heads": self.groups, "head_dim": self.head_size})
 
     def each(self, name: str) -> tuple[Any, ...]:
-        """The setting `name` of every layer.
+        """Return the setting `name` of every layer.
 
         Raises:
-            WeftError: if it is said for another number of layers.
+            WeftError: if it has values for another number of layers.
         """
         value = getattr(self, name)
         values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * self.layers
@@ -194,27 +195,27 @@ class Settings:
         return values
 
     def first(self, name: str) -> Any:
-        """The setting `name` of the first layer that has it."""
-        return next(value for value in _said(getattr(self, name)) if value is not None)
+        """Return the setting `name` of the first layer that has it."""
+        return next(value for value in _values_of(getattr(self, name)) if value is not None)
 
     @property
     def groups(self) -> int:
-        """Number of key/value heads, where all layers have the same."""
+        """Return the number of key/value heads, if all layers have the same."""
         count = self.first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
         return count or self.head_count
 
 
-_Layer = Any  # the Settings of one layer: no value is a tuple
+_Layer = Any  # the Settings of a single layer, without tuples
 
 
 def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder:
-    """The model that settings describe.
+    """Build the model that settings describe.
 
     Raises:
         WeftError: naming the setting that is unknown or does not fit.
     """
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
-        if any(value is not None and value < 1 for value in _said(getattr(s, name))):
+        if any(value is not None and value < 1 for value in _values_of(getattr(s, name))):
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
@@ -230,7 +231,7 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | Au
 def _image_encoder(s: Settings) -> ImageEncoder:
     layers, block = _layers(s)
     norm = norm_of(s)
-    own = {
+    arguments = {
         "layers": layers,
         "block": block,
         "embed_norm": norm if s.embed_norm else None,
@@ -240,7 +241,7 @@ def _image_encoder(s: Settings) -> ImageEncoder:
         "pool_norm": None if s.final_norm else norm,
         "pooler_block": _block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
     }
-    return ImageEncoder(**_named_alike(ImageEncoder, s) | own)
+    return ImageEncoder(**_shared_fields(ImageEncoder, s) | arguments)
 
 
 def _audio_encoder(s: Settings) -> AudioEncoder:
@@ -249,7 +250,7 @@ def _audio_encoder(s: Settings) -> AudioEncoder:
         "embed_norm": norm_of(s) if s.embed_norm else None,
         "final_norm": None if s.arrangement == "post" else norm_of(s),
     }
-    return AudioEncoder(**_named_alike(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
+    return AudioEncoder(**_shared_fields(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
 
 
 def _encoder(s: Settings) -> Encoder:
@@ -260,28 +261,28 @@ def _decoder(s: Settings, cross: bool = False) -> Decoder:
     return Decoder(**_model(Decoder, s, cross) | {"tie_embeddings": s.tie})
 
 
-def _named_alike(module: type, s: _Layer) -> dict[str, Any]:
-    """The arguments of `module` that have the names of settings."""
+def _shared_fields(module: type, s: _Layer) -> dict[str, Any]:
+    """Return the arguments of `module` that have the names of settings."""
     return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
 
 
 def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
-    """The arguments that a decoder and an encoder have in common."""
+    """Return the arguments that a decoder and an encoder have in common."""
     layers, block = _layers(s, cross)
     embed_norm = norm_of(s) if s.embed_norm else None
-    own = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
-    return _named_alike(module, s) | own
+    arguments = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
+    return _shared_fields(module, s) | arguments
 
 
 def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
-    """The arguments `layers` and `block` of a model."""
-    norm, own = norm_of(s), s.shared_layers or s.layers
-    if s.layers % own:
-        raise WeftError(f"shared_layers={own} does not divide layers={s.layers}")
-    blocks: list[Any] = [_layer(s, i).block or _block(_layer(s, i), norm, cross) for i in range(own)]
+    """Return the arguments `layers` and `block` of a model."""
+    norm, n_blocks = norm_of(s), s.shared_layers or s.layers
+    if s.layers % n_blocks:
+        raise WeftError(f"shared_layers={n_blocks} does not divide layers={s.layers}")
+    blocks: list[Any] = [_layer(s, i).block or _block(_layer(s, i), norm, cross) for i in range(n_blocks)]
     if s.shared_layers:
-        blocks = [Repeat(block, s.layers // own) for block in blocks]
-    return (own, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
+        blocks = [Repeat(block, s.layers // n_blocks) for block in blocks]
+    return (n_blocks, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
 
 
 def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
@@ -291,10 +292,10 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 
 
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
-    """The block of a layer's settings, with attention to an encoder if `cross`."""
-    # Positions of the source are not those of the text.
-    apart = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
-    memory = _attention(apart, norm, CrossAttention) if cross else None
+    """Return the block of a layer's settings, with attention to an encoder if `cross`."""
+    # Positions of the source differ from those of the target sequence.
+    cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
+    memory = _attention(cross_settings, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
     mixer = s.mixer or _attention(s, norm)
     return Block(mixer, ffn, norm, s.arrangement, s.residual_scale, memory, s.weighted_residual)
@@ -305,7 +306,7 @@ def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Atte
         return None
     norms: dict[str, Any] = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
     norms["qk_norm"] = None if s.qk_norm == "none" else norm if s.qk_norm_weight else norm.plain()
-    return kind(**_named_alike(kind, s) | norms | {"sub_norm": norm if s.sub_norm else None})
+    return kind(**_shared_fields(kind, s) | norms | {"sub_norm": norm if s.sub_norm else None})
 
 
 def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
@@ -320,17 +321,17 @@ def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
 
 
 def norm_of(s: Settings) -> Norm:
-    """The norm that settings name."""
+    """Return the norm that settings describe."""
     if s.norm == "rms":
         return RMSNorm(s.eps, s.norm_weight)
     return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)
 
 
 def _layer(s: Settings, i: int) -> _Layer:
-    """The settings of layer `i` alone."""
+    """Return the settings of layer `i`."""
     return replace(s, **{name: s.each(name)[i] for name, value in vars(s).items() if isinstance(value, tuple)})
 
 
-def _said(value: Any) -> tuple[Any, ...]:
-    """The values of a setting: of all layers together, or of each."""
+def _values_of(value: Any) -> tuple[Any, ...]:
+    """Return the values of a setting: a single one for all layers, or one per layer."""
     return value if isinstance(value, tuple) else (value,)

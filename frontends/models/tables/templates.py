@@ -1,6 +1,6 @@
-"""Checkpoint names that say more than a name: how a parameter is made of tensors in another layout.
+"""Templates: recipes of parameters whose checkpoint tensors have another layout.
 
-Each function makes a `Template`: pure data movement, or an affine step, over the checkpoint's tensors.
+Each function returns a `Template`: pure data movement, or an affine step, over the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 def transposed(name: str) -> Template:
-    """A linear map stored [in, out] (Conv1D)."""
+    """Return a template for a linear layer stored [in, out] (Conv1D)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight = fetch(f"{name}.{part}")
@@ -27,10 +27,10 @@ def transposed(name: str) -> Template:
 
 
 def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False) -> Template:
-    """Part `which` (q, k or v) of one linear map for all three.
+    """Return a template for part `which` (q, k or v) of a fused linear layer.
 
-    Its rows are all queries, then all keys, then all values; or, `grouped`, one key/value head after the other: its
-    queries, its key, its value. `turned` if stored [in, out].
+    Its rows are all queries, then all keys, then all values; or, if `grouped`, per key/value head: its queries, its
+    key, its value. `turned`: it is stored [in, out].
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -42,24 +42,24 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
         if runs == 1:
             return Slice(weight, 0, start, stop)
         rest = (-1,) if part == "weight" else ()
-        apart = Reshape(weight, (runs, (queries + 2 * keys) * d, *rest))
-        return Reshape(Slice(apart, 1, start, stop), (runs * count * d, *rest))
+        grouped_rows = Reshape(weight, (runs, (queries + 2 * keys) * d, *rest))
+        return Reshape(Slice(grouped_rows, 1, start, stop), (runs * count * d, *rest))
 
     return template
 
 
 def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool = False) -> dict[str, Template]:
-    """The parameters q, k and v under `prefix`, `packed` in one linear map."""
+    """Return templates for the parameters q, k and v under `prefix`, `packed` in one linear layer."""
     return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
 
 
 def gated(prefix: str, name: str) -> dict[str, str]:
-    """The parameters gate, up and down under `prefix`, called gate_proj, up_proj and down_proj under `name`."""
+    """Return names for the parameters gate, up and down under `prefix`: gate_proj, up_proj and down_proj in `name`."""
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
 def half(name: str, index: int) -> Template:
-    """Half `index` of a linear map that holds gate above up, or up above gate."""
+    """Return a template for half `index` of a linear layer with the rows of gate above those of up, or vice versa."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.ffn
@@ -70,7 +70,7 @@ def half(name: str, index: int) -> Template:
 
 
 def shifted(name: str) -> Template:
-    """A norm that multiplies by 1 + weight (Gemma, Nemotron)."""
+    """Return a template for a norm that multiplies by 1 + weight (Gemma, Nemotron)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch(f"{name}.{part}")
@@ -80,29 +80,29 @@ def shifted(name: str) -> Template:
 
 
 def halves_swapped(name: str, of_keys: bool = False) -> Template:
-    """Rows of queries (or keys) whose heads hold their second halves first: RoPE turns them the other way."""
+    """Return a template for queries (or keys) whose heads store their second halves first: RoPE has the other sign."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
         rest = (-1,) if part == "weight" else ()
-        apart = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
-        return Reshape(Concat((Slice(apart, 1, 1, 2), Slice(apart, 1, 0, 1)), 1), (heads * 2 * half, *rest))
+        halves = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
+        return Reshape(Concat((Slice(halves, 1, 1, 2), Slice(halves, 1, 0, 1)), 1), (heads * 2 * half, *rest))
 
     return template
 
 
 def by_arrangement(**names: str) -> Template:
-    """The name that belongs to the arrangement of the blocks."""
+    """Return a template for the name that belongs to the arrangement of the blocks."""
     return lambda fetch, part, settings: fetch(f"{names[str(settings.first('arrangement'))]}.{part}")
 
 
 def flattened(name: str) -> Template:
-    """Weights of every head [heads, d] as one vector."""
+    """Return a template for per-head weights [heads, d] as one vector."""
     return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
 
 
 def joined(name: str, of_keys: bool = False) -> Template:
-    """Weights of every head stored as a tensor each, {h} being the head; `of_keys` for the key/value heads."""
+    """Return a template for weights stored as a tensor per head, with {h} for the head; `of_keys`: key/value heads."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         heads = range(settings.groups if of_keys else settings.head_count)
@@ -112,29 +112,29 @@ def joined(name: str, of_keys: bool = False) -> Template:
 
 
 def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
-    """A matrix with the `blocks`, each [rows, columns], on its diagonal and zeros beside them: a map of groups."""
+    """Return a matrix with the `blocks`, each [rows, columns], on its diagonal and zeros elsewhere: a grouped layer."""
 
-    def beside(i: int) -> Recipe:
+    def pad_row(i: int) -> Recipe:
         left, right = Full(0.0, (rows, i * columns)), Full(0.0, (rows, (len(blocks) - 1 - i) * columns))
         return Concat((*([left] if i else []), blocks[i], *([right] if i < len(blocks) - 1 else [])), 1)
 
-    return blocks[0] if len(blocks) == 1 else Concat(tuple(map(beside, range(len(blocks)))))
+    return blocks[0] if len(blocks) == 1 else Concat(tuple(map(pad_row, range(len(blocks)))))
 
 
 def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
-    """A linear map times the config's numbers `multipliers`; its bias times `bias`, or else the same."""
+    """Return a template for a linear layer times the config's `multipliers`; its bias times `bias`, or the same."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        chosen = multipliers if part == "weight" or bias is None else bias
-        factor = math.prod(settings.multipliers[m] for m in chosen)
-        found = fetch(f"{name}.{part}")
-        return found if factor == 1 else Scale(found, factor)
+        factors = multipliers if part == "weight" or bias is None else bias
+        factor = math.prod(settings.multipliers[m] for m in factors)
+        tensor = fetch(f"{name}.{part}")
+        return tensor if factor == 1 else Scale(tensor, factor)
 
     return template
 
 
 def half_of_each(name: str, index: int) -> Template:
-    """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
+    """Return a template for half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], gate above up."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden = experts_of(settings).hidden
@@ -144,10 +144,10 @@ def half_of_each(name: str, index: int) -> Template:
 
 
 def experts_of(settings: Settings) -> MoE:
-    """The mixture of the layers that have one; all are alike."""
+    """Return the mixture of the layers that have one; all are alike."""
     if settings.block is None:
-        places: tuple[Any, ...] = (settings.first("moe"),)
+        candidates: tuple[Any, ...] = (settings.first("moe"),)
     else:
         block = settings.first("block")
-        places = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
-    return next(found for found in places if isinstance(found, MoE))
+        candidates = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
+    return next(candidate for candidate in candidates if isinstance(candidate, MoE))

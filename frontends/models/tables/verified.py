@@ -14,14 +14,14 @@ GENAI = "genai.json"
 
 
 def read_verified() -> Errors:
-    """The committed errors; families that were never measured are absent."""
+    """Return the committed errors; families that were never measured are absent."""
     file = files(__package__) / NAME
     errors: Errors = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return errors
 
 
 def write_verified(errors: Errors) -> None:
-    """Replace the committed errors, kept to two digits, a family a line; for the tests, in a checkout."""
+    """Write the committed errors with two digits, a line per family; for the tests, in a checkout."""
     lines = []
     for family, targets in sorted(errors.items()):
         short = {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}
@@ -30,11 +30,11 @@ def write_verified(errors: Errors) -> None:
 
 
 def read_genai() -> frozenset[str]:
-    """The families whose compiled folders have a configuration of onnxruntime-genai, as the tests found."""
+    """Return the families whose compiled folders have a configuration of onnxruntime-genai, as the tests found."""
     file = files(__package__) / GENAI
     return frozenset(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else frozenset()
 
 
 def write_genai(families: Collection[str]) -> None:
-    """Replace the families that `read_genai` reads; for the tests, in a checkout."""
+    """Write the families that `read_genai` returns; for the tests, in a checkout."""
     (Path(__file__).parent / GENAI).write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")
