@@ -127,10 +127,7 @@ def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
 
 
 def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return `config` of a `model_type` with one value per setting that it spells twice, chosen as in transformers.
-
-    `config` itself is returned if there is no such setting.
-    """
+    """Return `config` with one value per setting that it spells twice, as in transformers; `config` if none is."""
     type_facts = _facts_of(config, model_type)
     # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
     ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}

@@ -190,10 +190,7 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class of `config` if weft does not read it, else None.
-
-    `left` are the checkpoint's tensors that are left out; `logits`: the model generates.
-    """
+    """Return the head of the class of `config` if weft does not read it; `left` are the unread tensors."""
     suffix = suffix_of(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None

@@ -272,10 +272,7 @@ def timing(result: Result) -> str:
 
 
 def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> None:
-    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends it.
-
-    Raise WeftError for invalid options before the first message.
-    """
+    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends it; WeftError on invalid options."""
     from weft.backends.runtime.core.sampling import Sampling, SamplingOptions
 
     Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})

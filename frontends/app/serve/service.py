@@ -165,10 +165,7 @@ class Service:
         return self._begin(model, prompts, request, guide, reply)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
-        """Start the embeddings of a request, and return jobs, their channel, and the number of tokens.
-
-        Raises ApiError if they are impossible.
-        """
+        """Start the embeddings of a request, and return jobs, channel and number of tokens; ApiError if impossible."""
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, Encoder):

@@ -131,10 +131,7 @@ def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
 
 
 def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any]:
-    """Return the quantization_config of a folder that stores the codes `kept`, by tensor name.
-
-    `modules` are the names of all modules with a matrix, except tables.
-    """
+    """Return the quantization_config for the codes `kept`; `modules` are all with a matrix, except tables."""
     counts = Counter(codes.layout for codes in kept.values())
     names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
     quantized = {name for group in names.values() for name in group}

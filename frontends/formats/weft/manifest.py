@@ -27,10 +27,7 @@ TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
 def record(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the manifest of `graph`, rewritten by `pipeline` for sequences of `length` tokens.
-
-    `hashes` are the SHA-256 of the files that `model` was read from.
-    """
+    """Return the manifest of `graph`, rewritten by `pipeline`; `hashes` are the SHA-256 of the files of `model`."""
     from weft import __version__
 
     meta = graph.meta

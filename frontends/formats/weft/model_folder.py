@@ -111,10 +111,7 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
-    """Return the recipe that reads a quantized parameter from stored codes and scales, and those tensors by name.
-
-    None if the parameter is not in a block layout.
-    """
+    """Return the recipe that reads a quantized parameter from codes and scales, and these by name; None for others."""
     reader, recipe = param.graph.reader, param.recipe
     layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):

@@ -1,7 +1,8 @@
 """Model families as tables of differences: config keys to settings, checkpoint names to parameters.
 
-One vocabulary of settings (`tables`) describes every family and turns into a model once, and a `Family` says only
-where the settings and the weights are found, in folders of Hugging Face and in GGUF files, and who loads an export.
+One vocabulary of settings (`tables`) describes every family and is converted into a model in one place. A `Family` only
+states the sources of settings and weights, in Hugging Face folders and in GGUF files, and the class that loads an
+export.
 Never here: file formats.
 """
 
@@ -15,7 +16,7 @@ from ..tables.family import Architecture, Families, Family, key
 from ..tables.settings import Settings, build
 
 FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type
-for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # every table of every file here
+for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # register the tables of every file in this folder
     FAMILIES.register(*vars(importlib.import_module(_file.name)).values())
 
 

@@ -196,10 +196,7 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
 
 
 def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str, Any]:
-    """Return how experts are scored and weighted; the arguments are llama.cpp's defaults.
-
-    A correction of the choice accompanies every sigmoid.
-    """
+    """Return how experts are scored and weighted, by llama.cpp's defaults; every sigmoid has a correction."""
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")

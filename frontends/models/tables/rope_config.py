@@ -223,10 +223,7 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
 
 
 def gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `rope_of_gguf` reads as `rope`, except the number of rotated features.
-
-    Scalings that llama.cpp has no name for are reduced to the base.
-    """
+    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; unknown scalings become the base."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

@@ -92,10 +92,7 @@ def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) 
 
 
 def _extend_logits(decoder: Decoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
-    """Return the logits of `ids` after the tokens in `context`, [tokens, vocab].
-
-    They take one call, or a call per token for a model that outputs only the logits of the last one.
-    """
+    """Return the logits of `ids` after `context`, [tokens, vocab], in one call if the model outputs all positions."""
     if decoder.every_position:
         return context.extend(ids)
     return np.concatenate([context.extend([token]) for token in ids])

@@ -89,10 +89,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The token ids to run, of which the first `watched` are compared inside the model.
-
-    An encoder-decoder answers `source` with them.
-    """
+    """Token ids to run, the first `watched` compared inside the model; encoder-decoders answer `source` with them."""
 
     ids: list[int]
     source: list[int]
@@ -105,10 +102,7 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class _Reference:
-    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width].
-
-    An encoder has `others`, such as the scores of a head, [1, ...].
-    """
+    """Outputs of a reference, [positions, width], inner values by name, and `others` of an encoder, [1, ...]."""
 
     output: Array
     inside: Mapping[str, Array]
@@ -263,10 +257,7 @@ def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> li
 def _teacher_force(
     runnable: Generator, ids: list[int], source: list[int], tokens: int, calls: int, progress: Progress
 ) -> tuple[Array, list[int]]:
-    """Run the prompt in one or two `calls`, or read the source, then greedy steps whose tokens are added to `ids`.
-
-    Return the logits and their positions.
-    """
+    """Run the prompt in one or two `calls`, then greedy steps that extend `ids`; return logits and their positions."""
     decoder = runnable.decoder
     steps = min(tokens, decoder.max_length - len(ids))
     logits: list[Array] = []
@@ -314,10 +305,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Run transformers once over all tokens, in float32 on the CPU; the values inside are its hidden states.
-
-    A model with a head for `task` is of the class that its config names.
-    """
+    """Run transformers over all tokens, in float32 on the CPU; a head for `task` is of the config's class."""
     try:
         import torch
         import transformers

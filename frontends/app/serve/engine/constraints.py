@@ -84,10 +84,7 @@ class Constraints:
 
 
 def grammar_of(kind: str, value: Any) -> str:
-    """Return the grammar, in llguidance's variant of Lark, of a JSON schema, a regular expression or strings.
-
-    A grammar is returned unchanged.
-    """
+    """Return llguidance's grammar (Lark) of a JSON schema, a regular expression or a choice; a grammar as it is."""
     if kind == "json_schema":
         return f"start: {json_rule(value)}"
     if kind == "regex":

@@ -60,10 +60,7 @@ class Prompts:
             self.no_template = str(error)
 
     async def run(self, lane: Lane, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work` in a thread of a lane, and return its result.
-
-        Raises Full if too many requests wait for the lane, Closing if the server shuts down.
-        """
+        """Run `work` in a thread of a lane and return its result; Full if too many wait, Closing if the server ends."""
         large = lane == "large"
         if large and self._large > MOST_LARGE:
             raise Full(f"{self._large} large requests wait. Try again later.")

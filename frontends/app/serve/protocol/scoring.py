@@ -37,10 +37,7 @@ class ScoringRequest(Model, ABC, extra="forbid"):
 
     @abstractmethod
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return the body of the response to `logits` [texts, labels] of `model`.
-
-        `usage` has the id, the creation time, the model's name and the token counts.
-        """
+        """Return the response to `logits` [texts, labels] of `model`; `usage` has id, time, model and token counts."""
 
 
 class RerankRequest(ScoringRequest):

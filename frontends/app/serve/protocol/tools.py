@@ -114,10 +114,7 @@ FORMATS = (
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format in which a model with this chat template calls tools.
-
-    None if it calls none, or in an unknown format.
-    """
+    """Return the tool-call format of a model with this chat template; None without one, or in an unknown format."""
     if "tools" not in template or "<function=" in template:
         return None
     return next((form for form in FORMATS if form.marker in template), None)

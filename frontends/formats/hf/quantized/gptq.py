@@ -52,11 +52,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class GPTQ(Integers):
-    """A GPTQ weight.
-
-    `qweight`, `scale_key`, `qzeros` and `g_idx` are the keys of its tensors; `lag` is 1 if stored zero points are one
-    less than their values.
-    """
+    """A GPTQ weight with the keys of its tensors; `lag` is 1 if stored zero points are one less than their values."""
 
     qweight: str
     scale_key: str

@@ -1,4 +1,4 @@
-"""Encoder-decoders that write what is said: Whisper (Radford 2022) and Moonshine (Jeffries 2024)."""
+"""Encoder-decoders that transcribe speech: Whisper (Radford 2022) and Moonshine (Jeffries 2024)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..seq2seq.bart import BART
 
 
 def _numbered(name: str) -> Template:
-    """The convolution {i}, which the checkpoint counts from 1."""
+    """Return a template for the convolution {i}, which the checkpoint counts from 1."""
     return lambda fetch, part, settings: fetch(f"{name}{int(fetch.layer) + 1}.{part}")
 
 
-# -- Whisper: the layers of BART, each behind its norm, on a spectrogram of 30 seconds
+# -- Whisper: the layers of BART in pre-norm form, on a spectrogram of 30 seconds
 
 
 def _spectrogram(config: Config) -> SoundStem:
@@ -29,8 +29,8 @@ def _spectrogram(config: Config) -> SoundStem:
     return SoundStem(layers, bins=bins, length=2 * frames, positions=LearnedPositions(frames))
 
 
-def _written(config: Config) -> dict[str, Any]:
-    """The settings of the decoder."""
+def _decoder_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of the decoder."""
     return {
         **BART.settings["decoder"](config),
         "stem": None,
@@ -40,7 +40,7 @@ def _written(config: Config) -> dict[str, Any]:
 
 
 def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The bias of keys, which the checkpoint has not: a query adds the same to its products with all of them."""
+    """Return a zero bias for keys, which the checkpoint lacks: it would add the same to all products of a query."""
     return Full(0.0, (settings.dim,))
 
 
@@ -68,7 +68,7 @@ WHISPER = BART.but(
     context=key("max_source_positions", default=1500),
     stem=_spectrogram,
     share_embeddings=False,
-    decoder=_written,
+    decoder=_decoder_settings,
 )
 
 
@@ -82,7 +82,7 @@ def _waveform(config: Config) -> SoundStem:
 
 
 def _layers(part: str, norms: dict[str, str]) -> Names:
-    """Names of the layers of the encoder or decoder."""
+    """Return names of the layers of the encoder or decoder."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
         names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}
@@ -94,7 +94,7 @@ def _layers(part: str, norms: dict[str, str]) -> Names:
 
 
 def _sizes(part: str) -> dict[str, Any]:
-    """The settings that the config says of the encoder and of the decoder."""
+    """Return the settings of the encoder or the decoder that the config states."""
     return {
         "layers": key(f"{part}_num_hidden_layers", default=6),
         "heads": key(f"{part}_num_attention_heads", default=8),
@@ -119,7 +119,7 @@ MOONSHINE = Family(
         "ffn_bias": True,
         "rope": rope_with(interleaved=True, partial_rotary_factor=0.9),
         "tie": key("tie_word_embeddings", default=True),
-        "context": 4096,  # frames, of which a second has 42: the config says none
+        "context": 4096,  # frames, at 42 per second: the config states no context
         "stem": _waveform,
         "share_embeddings": False,
         "decoder": lambda c: {

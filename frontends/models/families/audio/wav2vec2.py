@@ -13,11 +13,11 @@ from ...tables.settings import ACTIVATIONS, Settings
 _CONV = "encoder.pos_conv_embed.conv"
 
 
-def _normalized(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The kernel of the positional convolution: each tap g · v/‖v‖ (Salimans & Kingma 2016, weight normalization)."""
-    own = f"{_CONV}.parametrizations.weight"
-    known = fetch.has(f"{own}.original1")
-    names = (f"{own}.original0", f"{own}.original1") if known else (f"{_CONV}.weight_g", f"{_CONV}.weight_v")
+def _normalized_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the positional convolution's kernel: per tap g · v/‖v‖ (Salimans & Kingma 2016, weight normalization)."""
+    stem = f"{_CONV}.parametrizations.weight"
+    is_new = fetch.has(f"{stem}.original1")
+    names = (f"{stem}.original0", f"{stem}.original1") if is_new else (f"{_CONV}.weight_g", f"{_CONV}.weight_v")
     length, direction = map(fetch, names)
     return Scale(Scale(direction, Map(Norms(direction, 2), "reciprocal"), 2), Reshape(length, (-1,)), 2)
 
@@ -79,7 +79,7 @@ WAV2VEC2 = Family(
         "stem.convolutions.{i}.norm": f"{_CONVOLUTION}.layer_norm",
         "stem.norm": "feature_projection.layer_norm",
         "stem.project": "feature_projection.projection",
-        "positions.weight": _normalized,
+        "positions.weight": _normalized_kernel,
         "positions.bias": f"{_CONV}.bias",
         "embed_norm": "encoder.layer_norm",
         "final_norm": "encoder.layer_norm",
@@ -101,7 +101,7 @@ WAV2VEC2 = Family(
         ),
     },
     unused=(
-        *("*masked_spec_embed", "quantizer.*", "project_q.*", "project_hid.*"),  # of the training
+        *("*masked_spec_embed", "quantizer.*", "project_q.*", "project_hid.*"),  # of training
         *("lm_head.*", "*classifier.*", "projector.*", "layer_weights"),  # heads
     ),
     refuse={

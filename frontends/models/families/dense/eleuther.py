@@ -17,11 +17,11 @@ from .llama import LLAMA
 
 
 def _local_layers(config: Config) -> tuple[int | None, ...]:
-    """GPT-Neo: the layers called local see window_size keys."""
+    """Return GPT-Neo's windows: the layers called local see window_size keys."""
     types = config.get("attention_layers")
     if types is None:
-        given = config.get("attention_types") or [[["global", "local"], 12]]
-        types = [kind for kinds, times in given for kind in list(kinds) * times]
+        attention_types = config.get("attention_types") or [[["global", "local"], 12]]
+        types = [kind for kinds, times in attention_types for kind in list(kinds) * times]
     return tuple(config.get("window_size", 256) if kind == "local" else None for kind in types)
 
 
@@ -69,10 +69,10 @@ def _neox_rope(config: Config) -> Any:
     size, heads = required(config, "hidden_size", "num_attention_heads")
     if config.get("head_dim") not in (None, size // heads):
         raise WeftError(
-            f"head_dim={config['head_dim']} of gpt_neox models would turn other numbers than their heads have"
+            f"head_dim={config['head_dim']} of gpt_neox models would rotate other features than their heads have"
         )
-    own = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
-    return rope_of({**config, **own}, partial=True)
+    rotary = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
+    return rope_of({**config, **rotary}, partial=True)
 
 
 GPT_NEOX = LLAMA.but(

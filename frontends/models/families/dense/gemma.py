@@ -1,5 +1,6 @@
-"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 norms around both sublayers and local layers,
-VaultGemma with norms before them only."""
+"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 on norms around both sublayers and local layers;
+VaultGemma with norms before them only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternating(2, period=_PERIOD), alternating(6
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
-    """By the size of the heads, but for the model of 27 B, whose heads are smaller than their share of the width."""
+    """Return the rule for 1/√d of the head size, except for the 27 B model, which divides the width by its heads."""
 
     def rule(config: Config) -> float:
         share = key("embedding_length")(config) // key("attention.head_count")(config)
@@ -30,7 +31,7 @@ def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 
 def _gguf_ropes(config: Config) -> Any:
-    """Local layers have a base of their own and no scaling."""
+    """Return the rotations: local layers have a separate base and no scaling."""
     wide = rope_of_gguf(config)
     local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
     windows = gguf.windows(6)(config)
@@ -38,7 +39,7 @@ def _gguf_ropes(config: Config) -> Any:
 
 
 def _activation(config: Config) -> Any:
-    """The oldest configs say gelu and mean its tanh form."""
+    """Return the activation: the oldest configs state gelu for its tanh form."""
     name = key("hidden_act", default="gelu_pytorch_tanh")(config)
     return "gelu_pytorch_tanh" if name == "gelu" else name
 
@@ -102,7 +103,7 @@ GEMMA3 = GEMMA2.but(
         _GEMMA3_WINDOWS, bases=(key("rope_theta", default=1e6), key("rope_local_base_freq", default=1e4))
     ),
     window=_GEMMA3_WINDOWS,
-    softcap=None,  # of attention: the config has it, transformers does not apply it
+    softcap=None,  # of attention: the config has it, but transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),
     transformers="Gemma3ForCausalLM",
     gguf=GEMMA2_GGUF.but(

@@ -1,4 +1,4 @@
-"""Llama and its relatives: RoPE and a gated feed-forward in pre-norm blocks, but for what each table says."""
+"""Llama and its relatives: RoPE and a gated feed-forward in pre-norm blocks, with the differences of each table."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ LLAMA = Family(
 
 
 def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
-    """`window` in the layers that the config's layer_types (or else `types`) call sliding."""
+    """Return `window` in the layers that layer_types (by default `types`) calls sliding, None in the others."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
 def alternating(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
-    """The rule for windows of layers that are local but for each `every`-th, the first or the last of a period, where
-    layer_types does not say; the config key `period` may say another number."""
+    """Return the rule for windows of layers that are local except each `every`-th, the first or the last of a period.
+
+    layer_types has priority; the config key `period` may override `every`.
+    """
 
     def rule(config: Config) -> tuple[int | None, ...]:
         layers = range(key("num_hidden_layers")(config))
@@ -77,7 +79,7 @@ def alternating(every: int, first_global: bool = False, window: int | None = 409
 
 
 def layer_windows(config: Config) -> Any:
-    """Windows of Qwen models: use_sliding_window, and layer_types or else max_window_layers say which layers."""
+    """Return the windows of Qwen models by use_sliding_window, and layer_types or else max_window_layers."""
     window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
     if not config.get("use_sliding_window") or window is None:
         return None
@@ -118,7 +120,7 @@ QWEN3 = LLAMA.but(
 
 
 def _olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    """Local layers, which OLMo 3 has, turn without YaRN."""
+    """Return the rotations of OLMo 3, whose local layers have no YaRN."""
     wide, local = rope_of_gguf(config), gguf.windows(4)(config)
     near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
     return wide if local is None else tuple(wide if window is None else near for window in local)
@@ -177,7 +179,7 @@ GRANITE = LLAMA.but(
 
 
 def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """RoPE where no_rope_layers has a 1; by default all but every no_rope_layer_interval-th layer."""
+    """Return RoPE where no_rope_layers has a 1; by default in all except every no_rope_layer_interval-th layer."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
     rope = rope_with(rope_theta=2e6)(config)
@@ -255,7 +257,7 @@ STABLELM = LLAMA.but(
     "stablelm",
     ffn_bias=False,
     names={
-        "layers.{i}.norm": "layers.{i}.input_layernorm",  # the one norm of a parallel block
+        "layers.{i}.norm": "layers.{i}.input_layernorm",  # the single norm of a parallel block
         "layers.{i}.attn.q_norm": joined("layers.{i}.self_attn.q_layernorm.norms.{h}"),
         "layers.{i}.attn.k_norm": joined("layers.{i}.self_attn.k_layernorm.norms.{h}", of_keys=True),
     },

@@ -1,4 +1,4 @@
-"""Persimmon, CodeGen and DiffLlama: projections packed in their own ways, differences of attentions."""
+"""Persimmon, CodeGen and DiffLlama: projections in layouts of their own, differences of attention maps."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PERSIMMON = LLAMA.but(
 
 
 def _of_four(which: int) -> Template:
-    """The rows of queries (0), values (1) or keys (2), packed for each of four devices apart."""
+    """Return a template for the rows of queries (0), values (1) or keys (2), packed separately for four devices."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        apart = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
-        return Reshape(Slice(apart, 1, which, which + 1), (settings.dim, -1))
+        by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
+        return Reshape(Slice(by_device, 1, which, which + 1), (settings.dim, -1))
 
     return template
 

@@ -1,4 +1,4 @@
-"""Relatives of Llama with a difference or two: other norms, activations, windows, scales, or rotary layers."""
+"""Relatives of Llama with one or two differences: other norms, activations, windows, scales, or rotary layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 
 def rotary_where_local(rope: Rule, local: Rule) -> Rule:
-    """The rule for `rope` of models whose global layers know no positions."""
+    """Return the rule for `rope` of models whose global layers have no positions."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
-        turned = rope(config)
-        return tuple(None if window is None else turned for window in local(config))
+        rotation = rope(config)
+        return tuple(None if window is None else rotation for window in local(config))
 
     return rule
 
@@ -38,25 +38,25 @@ ARCEE = LLAMA.but(
 )
 
 
-def _one(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """A single number, whatever the rank of the tensor it is stored in."""
+def _scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+    """Return a template for a scalar, whatever the rank of its stored tensor."""
     return lambda fetch, part, settings: Reshape(fetch(name), (1,))
 
 
 def _llama3(theta: float, factor: float) -> dict[str, Any]:
-    """The rotary settings of Llama 3.1, which its relatives have where their configs say nothing."""
+    """Return the rotary settings of Llama 3.1, which its relatives have by default."""
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
 
 
 def _in_each_layer(config: Config, name: str) -> list[float]:
-    """The numbers of a key that may say one for all layers."""
-    (said,) = required(config, name)
-    return said if isinstance(said, list) else [said] * config["block_count"]
+    """Return the values of a key for all layers, which may be a single number."""
+    (values,) = required(config, name)
+    return values if isinstance(values, list) else [values] * config["block_count"]
 
 
 def _of_layer(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """The number that a GGUF file has under the key `name` for the layer."""
+    """Return a template for the layer's value of the key `name` in a GGUF file."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
 
@@ -66,7 +66,7 @@ APERTUS = LLAMA.but(
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
         "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
-        **{f"layers.{{i}}.ffn.activation.{n}": _one(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
+        **{f"layers.{{i}}.ffn.activation.{n}": _scalar(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
     },
     eps=key("rms_norm_eps", default=1e-5),
     activation=key("hidden_act", default="xielu"),
@@ -129,7 +129,7 @@ GLM4 = GLM.but(
     transformers="Glm4ForCausalLM",
     gguf=_GLM_GGUF.but(
         "glm4",
-        # Sections are those of M-RoPE, for which the converter reorders the rows.
+        # Sections are M-RoPE's, for which the converter reorders the rows.
         rope=lambda c: (rope_of_gguf if any(c.get("rope.dimension_sections") or ()) else gguf.interleaved)(c),
         arrangement="sandwich",
     ),
@@ -162,13 +162,13 @@ MINISTRAL = MISTRAL.but(
 
 
 def llama4_temperature(config: Config) -> Temperature:
-    """Queries that grow by `llama_4_scaling_beta` with every original context."""
+    """Return the temperature by which queries grow by `llama_4_scaling_beta` with every original context."""
     beta, length = required(rope_settings(config), "llama_4_scaling_beta", "original_max_position_embeddings")
     return Temperature(beta, length)
 
 
 def _mistral3_rope(config: Config) -> RoPE:
-    """RoPE whose amplitude is 1 where the strengths of YaRN on rotations and on scores are equal."""
+    """Return RoPE with amplitude 1 if YaRN's factors of rotations and of scores are equal."""
     rope, strength = rope_of_gguf(config), config.get("rope.scaling.yarn_log_multiplier")
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 
@@ -194,7 +194,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _exaone4_file(config: Config) -> Config:
-    """The keys of a GGUF file, with the window of the model of 32 B where it is left out."""
+    """Return the keys of a GGUF file, with the window of the 32 B model if it is left out."""
     return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
 
 
@@ -224,12 +224,12 @@ OLMO3 = OLMO2.but(
 
 
 def _hunyuan_rope(config: Config) -> RoPE:
-    """Checkpoints call it dynamic, but a fixed `alpha` stretches the base."""
-    given = rope_settings(config)
-    if given.get("rope_type") != "dynamic" or not given.get("alpha"):
+    """Return RoPE whose base is stretched by a fixed `alpha`, though checkpoints call it dynamic."""
+    settings = rope_settings(config)
+    if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
         return rope_of(config)
     dim = key("head_dim")(config)
-    theta = (given.get("rope_theta") or config.get("rope_theta", 1e4)) * given["alpha"] ** (dim / (dim - 2))
+    theta = (settings.get("rope_theta") or config.get("rope_theta", 1e4)) * settings["alpha"] ** (dim / (dim - 2))
     return RoPE(theta)
 
 
@@ -307,13 +307,13 @@ IQUESTCODER = LLAMA.but(
 
 
 def layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
-    """RoPE of each layer's base in layer_rope_theta; a layer whose base is 0 or null knows no positions."""
+    """Return RoPE with each layer's base in layer_rope_theta; a layer with base 0 or null has no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return rope_of(config)
-    said = rope_settings(config)
+    settings = rope_settings(config)
     return tuple(
-        rope_of({**config, "rope_parameters": {**said, "rope_theta": base}}) if base else None for base in bases
+        rope_of({**config, "rope_parameters": {**settings, "rope_theta": base}}) if base else None for base in bases
     )
 
 
@@ -357,9 +357,9 @@ COHERE2 = COHERE.but(
 
 
 def _doge_attention(config: Config) -> ScoredKeysAttention:
-    kept, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
-    if context > kept:
-        raise WeftError(f"keep_window_size={kept} is less than max_position_embeddings={context}: top-k masks")
+    n_keys, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
+    if context > n_keys:
+        raise WeftError(f"keep_window_size={n_keys} is less than max_position_embeddings={context}: top-k masks")
     heads, norm = key("num_attention_heads")(config), RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     head, bias = config.get("head_dim") or key("hidden_size")(config) // heads, config.get("attention_bias", False)
     groups, window = config.get("num_key_value_heads"), config.get("sliding_window")

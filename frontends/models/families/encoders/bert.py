@@ -65,7 +65,7 @@ BERT = Family(
 
 
 def _positions(config: Config) -> int:
-    """RoBERTa counts positions from the one after the padding token's."""
+    """Return the offset of RoBERTa's positions: the first is after the padding token's."""
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
 

@@ -1,4 +1,4 @@
-"""Encoders with convolutions: SqueezeBERT, whose linear maps are of groups of channels, ConvBERT and Nyströmformer."""
+"""Encoders with convolutions: SqueezeBERT, whose linear layers are grouped, ConvBERT and Nyströmformer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .relatives import ELECTRA, narrower
 
 
 def _grouped(name: str, groups: str) -> Template:
-    """A linear map of groups of channels, stored as a convolution [out, in / groups, 1], as a block-diagonal matrix."""
+    """Return a template for a grouped linear layer, stored as convolution [out, in / groups, 1], as block diagonal."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
@@ -24,8 +24,10 @@ def _grouped(name: str, groups: str) -> Template:
         assert isinstance(settings.ffn, int)
         rows = settings.ffn if "intermediate" in name else settings.dim
         columns = settings.ffn if ".output." in name else settings.dim
-        whole, high = Reshape(stored, (rows, columns // count)), rows // count
-        return block_diagonal([Slice(whole, 0, g * high, (g + 1) * high) for g in range(count)], high, columns // count)
+        matrix, height = Reshape(stored, (rows, columns // count)), rows // count
+        return block_diagonal(
+            [Slice(matrix, 0, g * height, (g + 1) * height) for g in range(count)], height, columns // count
+        )
 
     return template
 
@@ -51,7 +53,7 @@ SQUEEZEBERT = BERT.but(
         "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
     },
     prefix="transformer.",
-    refuse={"layer_norm_eps": (1e-12, None)},  # transformers reads it for the norm of the embeddings alone
+    refuse={"layer_norm_eps": (1e-12, None)},  # transformers reads it for the norm of the embeddings only
     multipliers=_groups,
 )
 
@@ -65,7 +67,7 @@ def _span(config: Config) -> SpanConvAttention:
 
 
 def _shaped(name: str, taps: bool = False) -> Template:
-    """A convolution [channels, 1, taps], a linear map stored as one [out, in, 1], or a bias [out, 1]."""
+    """Return a template for a convolution [channels, 1, taps], a linear layer [out, in, 1], or a bias [out, 1]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
@@ -74,8 +76,8 @@ def _shaped(name: str, taps: bool = False) -> Template:
     return template
 
 
-def _stacked(name: str, down: bool) -> Template:
-    """A linear map of groups, stored [groups, in, out]; of one group as usual."""
+def _grouped_layer(name: str, down: bool) -> Template:
+    """Return a template for a grouped linear layer, stored [groups, in, out]; with one group as usual."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
@@ -84,8 +86,10 @@ def _stacked(name: str, down: bool) -> Template:
         assert isinstance(settings.ffn, int)
         sizes = settings.ffn // groups, settings.dim // groups
         wide, high = sizes if down else sizes[::-1]
-        turned = Permute(stored, (0, 2, 1))
-        return block_diagonal([Reshape(Slice(turned, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide)
+        transposed_groups = Permute(stored, (0, 2, 1))
+        return block_diagonal(
+            [Reshape(Slice(transposed_groups, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide
+        )
 
     return template
 
@@ -100,8 +104,8 @@ CONVBERT = BERT.but(
         "layers.{i}.attn.span.bias": _shaped(f"{_SELF}.key_conv_attn_layer.bias"),
         "layers.{i}.attn.kernel": f"{_SELF}.conv_kernel_layer",
         "layers.{i}.attn.conv": f"{_SELF}.conv_out_layer",
-        "layers.{i}.ffn.up": _stacked(f"{LAYER}.intermediate.dense", down=False),
-        "layers.{i}.ffn.down": _stacked(f"{LAYER}.output.dense", down=True),
+        "layers.{i}.ffn.up": _grouped_layer(f"{LAYER}.intermediate.dense", down=False),
+        "layers.{i}.ffn.down": _grouped_layer(f"{LAYER}.output.dense", down=True),
     },
     prefix="convbert.",
     tasks={
@@ -122,7 +126,7 @@ CONVBERT = BERT.but(
 
 
 def _kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """One kernel for each head, stored [heads, 1, taps, 1]."""
+    """Return one convolution kernel per head, stored [heads, 1, taps, 1]."""
     return Reshape(fetch(f"{LAYER}.attention.self.conv.{part}"), (settings.head_count, -1))
 
 
@@ -130,14 +134,14 @@ def _taps(config: Config) -> int:
     """Return the taps of the convolution of values.
 
     Raises:
-        WeftError: if there are landmarks. They are means over texts that all have the length of the config, and the
-            inverse of their scores starts from a maximum over the whole batch, so that texts depend on each other.
+        WeftError: if there are landmarks. They are means over sequences of the config's length, and the inverse of
+            their scores starts from a maximum over the entire batch, so that batch rows depend on each other.
     """
     landmarks, length = config.get("num_landmarks", 64), config.get("segment_means_seq_len", 64)
     if landmarks != length:
         raise WeftError(
             f"num_landmarks={landmarks} differs from segment_means_seq_len={length}: attention by landmarks is "
-            "of texts of that one length and is not supported; equal numbers say full attention, at any length"
+            "needs sequences of that length and is not supported; equal values mean full attention, at any length"
         )
     return int(key("conv_kernel_size", default=65)(config))
 

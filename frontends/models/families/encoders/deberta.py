@@ -1,4 +1,4 @@
-"""DeBERTa: BERT with attention to content and relative positions apart."""
+"""DeBERTa: BERT with separate attention to content and relative positions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SELF = f"{LAYER}.attention.self"
 
 
 def _terms(config: Config) -> list[str]:
-    """Return the kinds of scores beside those of contents: c2p, p2c."""
-    said = config.get("pos_att_type") or []
-    terms = [term.strip() for term in said.lower().split("|")] if isinstance(said, str) else list(said)
-    known = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
-    if not config.get("relative_attention") or not known:
+    """Return the kinds of scores in addition to those of contents: c2p, p2c."""
+    stated = config.get("pos_att_type") or []
+    terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
+    is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
+    if not config.get("relative_attention") or not is_valid:
         raise WeftError(
-            f"pos_att_type={said!r} is not supported; known are c2p and p2c, once each, with relative_attention"
+            f"pos_att_type={stated!r} is not supported; known are c2p and p2c, once each, with relative_attention"
         )
     return terms
 
@@ -35,7 +35,7 @@ def _attention(config: Config, key_bias: bool = True) -> DisentangledAttention:
 
 
 def _span(config: Config) -> int:
-    """Return how far relative positions reach."""
+    """Return the largest relative position."""
     reach = int(config.get("max_relative_positions", -1))
     return reach if reach > 0 else int(key("max_position_embeddings")(config))
 
@@ -49,8 +49,8 @@ def _table(config: Config) -> RelativeTable | None:
     return RelativeTable(buckets, _span(config), norm) if buckets > 0 else RelativeTable(_span(config), norm=norm)
 
 
-def _convolved(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
-    """The first block with a convolution beside it, where the config has one."""
+def _convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
+    """Return the blocks, the first one with a parallel convolution, if the config has one; else None."""
     kernel = config.get("conv_kernel_size") or 0
     if kernel <= 0:
         return None
@@ -106,12 +106,12 @@ DEBERTA_V2 = BERT.but(
     token_types=key("type_vocab_size", default=0),
     relative=_table,
     mixer=_attention,
-    block=_convolved,
+    block=_convolved_blocks,
 )
 
 
 def _packed(which: str) -> Template:
-    """Part `which` (q, k or v) of one linear map, head by head; q and v have biases of their own."""
+    """Return a template for `which` (q, k or v) of a fused linear layer, head by head; q and v have separate biases."""
     weight = packed(f"{SELF}.in_proj", which, grouped=True)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

@@ -1,7 +1,7 @@
-"""Encoders of long texts: windows (Longformer, LED), global tokens (LongT5), blocks (BigBird), Fourier transforms.
+"""Encoders of long sequences: windows (Longformer, LED), global tokens (LongT5), blocks (BigBird), Fourier transforms.
 
-Longformer and LED attend globally where their input global_attention_mask says so. By default it says nowhere, and
-that is what is imported.
+Longformer and LED attend globally at tokens marked by their input global_attention_mask. The default marks none, and
+only that is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .bert import BERT, LAYER, ROBERTA
 
 
 def _windows(layers: str) -> Rule:
-    """Half of attention_window to either side: one number, or one for each of as many layers as `layers` says."""
+    """Return the rule for half of attention_window on each side: one number, or one per layer (count in `layers`)."""
 
     def rule(config: Config) -> tuple[int, ...]:
-        said = config.get("attention_window", 512)
-        return tuple(w // 2 + 1 for w in (said if isinstance(said, list) else [said] * key(layers)(config)))
+        windows = config.get("attention_window", 512)
+        return tuple(w // 2 + 1 for w in (windows if isinstance(windows, list) else [windows] * key(layers)(config)))
 
     return rule
 
@@ -43,8 +43,8 @@ LONGFORMER = ROBERTA.but(
 def _led_decoder(config: Config) -> dict[str, Any]:
     positions = key("max_decoder_position_embeddings")(config)
     sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
-    own = {"context": positions, "learned_positions": positions, "window": None}
-    return {**{setting: key(name)(config) for setting, name in sizes.items()}, **own}
+    fixed = {"context": positions, "learned_positions": positions, "window": None}
+    return {**{setting: key(name)(config) for setting, name in sizes.items()}, **fixed}
 
 
 LED = BART.but(
@@ -70,7 +70,7 @@ GLOBAL = "transient-global"
 
 
 def _encoder(name: str, layer: str = "{i}") -> Template:
-    """The tensor `name` of the encoder's attention, which is called otherwise where there are global tokens."""
+    """Return a template for the tensor `name` of the encoder's attention, whose module differs with global tokens."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
@@ -80,12 +80,12 @@ def _encoder(name: str, layer: str = "{i}") -> Template:
 
 
 def _with_globals(make: Rule) -> Rule:
-    """The rule for a setting of encoders that have global tokens."""
+    """Return the rule `make` for a setting of encoders that have global tokens, None for others."""
     return lambda config: make(config) if config.get("encoder_attention_type") == GLOBAL else None
 
 
 def _window(config: Config) -> int:
-    """Return how many tokens away the first is that is not seen."""
+    """Return the distance of the nearest token that is not seen."""
     return int(config.get("local_radius", 127)) + 1
 
 
@@ -100,7 +100,7 @@ def _global_attention(config: Config) -> TransientGlobalAttention:
 
 
 def _local_bias(config: Config) -> T5Bias | None:
-    """Return the bias that all layers share; that of an encoder with global tokens is part of these."""
+    """Return the bias that all layers share, or None with global tokens, which include it."""
     return None if config.get("encoder_attention_type") == GLOBAL else relative_bias(config)
 
 
@@ -128,10 +128,10 @@ LONGT5 = T5.but(
 
 
 def _blocks(config: Config) -> BlockSparse | None:
-    """Return the blocks that transformers lets a block see when it does not train.
+    """Return the blocks that transformers lets a block see in inference.
 
-    Its random blocks are all the first block then, which so counts that many times more. Texts that are not longer than
-    all that a block may see, twice the random blocks included, have full attention.
+    All its random blocks are then the first block, which counts that many times more. Sequences no longer than all
+    blocks that a block may see, twice the random blocks included, have full attention.
     """
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):

@@ -52,8 +52,7 @@ DISTILBERT = BERT.but(
 
 
 def narrower(name: str, default: int | None) -> Rule:
-    """The rule for the width of embeddings that are projected, which equal ones are not; under the config key `name`,
-    by default `default`."""
+    """Return the rule for the width of projected embeddings under the config key `name`; None without a projection."""
 
     def rule(config: Config) -> Any:
         width = key(name, default=default)(config)
@@ -113,7 +112,7 @@ BERT_GENERATION = BERT.but("bert-generation", found={"pooler": None}, unused=("l
 
 
 def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The rows of token types, each with that of the first task added: transformers' default, where tasks are known."""
+    """Return the rows of token types plus the row of the first task: transformers' default for models with tasks."""
     types, tasks = (f"embeddings.{kind}_type_embeddings.{part}" for kind in ("token", "task"))
     if not fetch.has(tasks):
         return fetch(types)
@@ -169,7 +168,7 @@ MPNET = BERT.but(
     prefix="mpnet.",
     tasks=ROBERTA_HEADS,
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
-    refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32 whatever the config says
+    refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32, whatever the config states
     context=_mpnet_positions,
     learned_positions=_mpnet_positions,
     position_offset=2,
@@ -181,8 +180,8 @@ MPNET = BERT.but(
 # -- XLM
 
 
-def _one_language(config: Config) -> int:
-    """No token types; languages of tokens would be an input of their own."""
+def _check_language(config: Config) -> int:
+    """Return 0 token types; the languages of tokens would be an additional input."""
     if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
         raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
     return 0
@@ -232,14 +231,14 @@ XLM = BERT.but(
     layers=key("n_layers", "num_hidden_layers", default=12),
     heads=key("n_heads", "num_attention_heads", default=16),
     ffn=lambda c: 4 * key("emb_dim", "hidden_size", default=2048)(c),
-    token_types=_one_language,
+    token_types=_check_language,
     activation=lambda c: "gelu" if c.get("gelu_activation", True) else "relu",
 )
-# transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item, which it does not have.
+# transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item that it does not have.
 FLAUBERT = XLM.but("flaubert", inert=("bos_index", "eos_index", "pad_index"), refuse={"pre_norm": (False, None)})
 
 
-# -- X-MOD: an adapter per language behind each block, that of default_language is read
+# -- X-MOD: an adapter per language after each block, of which that of default_language is read
 
 
 def _xmod_block(config: Config) -> AdaptedBlock:
@@ -272,13 +271,13 @@ def _adapter(which: str) -> Template:
 
 
 def _before_adapter(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The norm before the adapter: its own, or that of the feed-forward once more."""
-    own = f"{LAYER}.output.adapter_layer_norm.{part}"
-    return fetch(own if fetch.has(own) else f"{LAYER}.output.LayerNorm.{part}")
+    """Return the norm before the adapter: a separate one, or that of the feed-forward again."""
+    adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
+    return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
 def _feed_forward_norm(which: str) -> Template:
-    """The norm `which` of X-MOD: in post-norm blocks the one before the adapter stands where that of BERT does."""
+    """Return a template for the norm `which`: in post-norm blocks the adapter's norm replaces BERT's."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         before = (which == "adapter") == (settings.arrangement == "pre")
@@ -313,10 +312,10 @@ def _absolute(config: Config) -> bool:
 
 
 def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Rotary frequencies, which transformers reads from the checkpoint where they are."""
+    """Return the rotary frequencies, which transformers reads from the checkpoint if it has them."""
     rope = settings.rope
     assert isinstance(rope, RoPE)
-    # The first layer's stand for those of all; transformers 5 writes a star for its number.
+    # The first layer's represent those of all; transformers 5 writes a star instead of its number.
     owners = ("", *(f"encoder.layer.{i}.attention.self." for i in "*0"))
     stored = (name for name in (f"{owner}rotary_embeddings.inv_freq" for owner in owners) if fetch.has(name))
     return next((fetch(name) for name in stored), rope.recipe(settings.head_size))

@@ -40,13 +40,13 @@ EUROBERT = LLAMA.but(
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
-    """ModernBERT's: half of local_attention to either side in all but every third layer."""
+    """Return ModernBERT's windows: half of local_attention on each side in all except every third layer."""
     near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
     return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
 
 
 def _decoder_windows(config: Config) -> tuple[int | None, ...]:
-    """ModernBERT decoder's: half of local_attention, the token itself among them."""
+    """Return the windows of ModernBERT's decoder: half of local_attention, including the token itself."""
     near = {"sliding_window": (config.get("local_attention", 128) or 0) // 2 or None, **config}
     return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
 
@@ -57,13 +57,13 @@ def _by_type(local: Rule) -> Rule:
 
 
 def _gguf_local(config: Config) -> list[bool]:
-    """Return for each layer if it is local: all but the first of a period, where the file does not list them."""
+    """Return for each layer if it is local: all except the first of a period, unless the file lists them."""
     every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
     return every if isinstance(every, list) else [i % every != 0 for i in layers]
 
 
 def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
-    """Half of the file's window to either side."""
+    """Return half of the file's window on each side, in local layers."""
     window = config.get("attention.sliding_window")
     return tuple(window // 2 + 1 if local else None for local in _gguf_local(config)) if window else None
 
@@ -82,14 +82,14 @@ def _transform(config: Config) -> HeadTransform:
     return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
 
 
-def _head(task: str, out: str = "classifier", **more: Any) -> Head:
+def _head(task: str, out: str = "classifier", **options: Any) -> Head:
     return Head(
         *(task, out),
         dense="head.dense",
         norm="head.norm",
         dense_bias=key("classifier_bias", default=False),
         activation=key("classifier_activation", default="gelu"),
-        **more,
+        **options,
     )
 
 
@@ -193,7 +193,7 @@ ROFORMER = BERT.but(
     learned_positions=None,
     rope=lambda c: RoPE(interleaved=True),
 )
-NOMIC = "encoder.layers.{i}"  # transformers renames when it loads, and back when it saves
+NOMIC = "encoder.layers.{i}"  # transformers renames tensors when it loads, and back when it saves
 NOMIC_BERT = BERT.but(
     "nomic_bert",
     names={
@@ -261,7 +261,7 @@ GTE_LAYER = "encoder.layer.{i}"
 
 
 def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Zeros: only the last linear map of the feed-forward has a bias."""
+    """Return zeros: only the last linear layer of the feed-forward has a bias."""
     assert isinstance(settings.ffn, int)
     return Full(0.0, (settings.ffn,))
 
@@ -281,7 +281,7 @@ GTE = NOMIC_BERT.but(
         "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
     },
     prefix="new.",
-    tasks={  # published checkpoints say new, transformers gte
+    tasks={  # published checkpoints are called new, transformers' class gte
         "ForSequenceClassification": replace(_pooled, prefix="gte."),
         "ForTokenClassification": replace(TOKENS, prefix="gte."),
         "ForMaskedLM": language_model("lm_head", "dense", "norm", out_bias="", prefix="gte."),

@@ -1,4 +1,4 @@
-"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and of texts in the same space."""
+"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and of token sequences in the same space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .bert import BERT
 
 
 def _tokens(*names: str) -> Template:
-    """Learned tokens, stored [1, 1, dim] each, as rows."""
+    """Return a template for learned tokens, each stored [1, 1, dim], as rows."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
@@ -33,7 +33,7 @@ def _registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
 
 
 def _side(config: Config) -> int:
-    """The height and width of images, which are square."""
+    """Return the side of images, which are square."""
     size = key("image_size", default=224)(config)
     pair = size if isinstance(size, list) else [size, size]
     if len(set(pair)) != 1:
@@ -88,7 +88,7 @@ DEIT = VIT.but(
     prefix_tokens=2,
 )
 VIT_MSN = VIT.but("vit_msn", eps=key("layer_norm_eps", default=1e-6))
-VIT_MAE = VIT.but(  # no patch is masked, as where its features are used
+VIT_MAE = VIT.but(  # no patch is masked, as when it is used for features
     "vit_mae", found={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
 )
 IJEPA = VIT.but(
@@ -100,7 +100,7 @@ IJEPA = VIT.but(
 
 
 def _layer_scaled(name: str, scale: str) -> Template:
-    """The last map of a sublayer, whose outputs the checkpoint multiplies by `scale` (Touvron 2021, LayerScale)."""
+    """Return a template for the last layer of a sublayer, times the checkpoint's `scale` (LayerScale, Touvron 2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 
@@ -111,7 +111,7 @@ def _dinov2_ffn(config: Config) -> int:
 
 
 def _dinov2_up(index: int) -> Template:
-    """Gate (`index` 0) or up (1) of a SwiGLU, packed; the only map in of a plain feed-forward."""
+    """Return a template for gate (`index` 0) or up (1) of a packed SwiGLU, or for up of a plain feed-forward."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not s.gated:
@@ -158,7 +158,7 @@ DINOV2_REGISTERS = DINOV2.but(
     registers=key("num_register_tokens", default=4),
 )
 
-_OLDER = ("add_cross_attention", "tie_encoder_decoder")  # that transformers 4 wrote into all configs
+_OLDER = ("add_cross_attention", "tie_encoder_decoder")  # keys that transformers 4 wrote into all configs
 _CLIP_LAYER = "encoder.layers.{i}"
 _CLIP: Names = {
     "layers.{i}.attn_norm": f"{_CLIP_LAYER}.layer_norm1",
@@ -170,15 +170,18 @@ _CLIP: Names = {
 }
 
 
-def _projected(config: Config) -> bool:
+def _has_projection(config: Config) -> bool:
     """Return whether `architectures` names a class WithProjection, which projects into the shared embedding space."""
     return "WithProjection" in str(config.get("architectures"))
 
 
 def _at_the_end(config: Config) -> SentencePooling | None:
-    """Return the pooling of CLIP with its projection: the state of the first end-of-text token, or of the largest id
-    where eos_token_id is 2, the wrong id of the first configs; None for a class without projection."""
-    if not _projected(config):
+    """Return the pooling of CLIP with its projection, or None for a class without projection.
+
+    It is the state of the first end-of-text token, or of the largest id if eos_token_id is 2, an error of the first
+    configs.
+    """
+    if not _has_projection(config):
         return None
     eos, width = key("eos_token_id", default=49407)(config), key("projection_dim", default=512)(config)
     return SentencePooling("token", after=(Dense(width, "identity", bias=False),), token=None if eos == 2 else eos)
@@ -213,12 +216,12 @@ CLIP_VISION = VIT.but(
     embed_norm=True,
     final_norm=False,
     image_pooler="first",
-    projection=lambda c: key("projection_dim", default=512)(c) if _projected(c) else None,
+    projection=lambda c: key("projection_dim", default=512)(c) if _has_projection(c) else None,
 )
 
 
 def _packed(which: int) -> Template:
-    """Queries (0), keys or values of one projection for all three."""
+    """Return a template for queries (0), keys or values of a fused projection."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.dim
@@ -250,7 +253,7 @@ SIGLIP_VISION = CLIP_VISION.but(
     projection=0,
 )
 
-# -- the texts in the same space
+# -- the text encoders in the same space
 
 CLIP_TEXT = BERT.but(
     "clip_text_model",

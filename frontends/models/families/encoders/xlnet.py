@@ -1,5 +1,6 @@
 """XLNet: attention to contents, distances and segments. The stream that predicts tokens in shuffled order is left out,
-as in transformers where no target is given."""
+as in transformers without a target.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ _LAYER = "layer.{i}"
 _ATTENTION = f"{_LAYER}.rel_attn"
 
 
-def _per_head(name: str, turned: bool = True) -> Template:
-    """A linear map stored [in, heads, d], or, not `turned`, [out, heads, d]."""
+def _per_head(name: str, transpose: bool = True) -> Template:
+    """Return a template for a linear layer stored [in, heads, d], or without `transpose` [out, heads, d]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        joined = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
-        return Permute(joined, (1, 0)) if turned else joined
+        matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
+        return Permute(matrix, (1, 0)) if transpose else matrix
 
     return template
 
@@ -42,7 +43,7 @@ XLNET = BERT.but(
     names={
         "embed": "word_embedding",
         **{f"layers.{{i}}.attn.{which}": _per_head(which) for which in "qkvr"},
-        "layers.{i}.attn.o": _per_head("o", turned=False),
+        "layers.{i}.attn.o": _per_head("o", transpose=False),
         "layers.{i}.attn.content_bias": _flat("r_w_bias"),
         "layers.{i}.attn.distance_bias": _flat("r_r_bias"),
         "layers.{i}.attn.segment_bias": _flat("r_s_bias"),

@@ -1,4 +1,4 @@
-"""Mixtures of experts after DeepSeek-V3 and Mixtral: other routers, shared experts, and layers that have none."""
+"""Mixtures of experts after DeepSeek-V3 and Mixtral: other routers, shared experts, and layers without experts."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ AFMOE = LLAMA.but(
         "afmoe",
         names={"layers.{i}.attn.gate": "blk.{i}.attn_gate"},
         arrangement="sandwich",
-        embed_scale=lambda c: math.sqrt(c["embedding_length"]),  # files do not say whether; llama.cpp always does
+        embed_scale=lambda c: math.sqrt(c["embedding_length"]),  # files do not state it; llama.cpp always scales
         gate=True,
         window=gguf.windows(4),
         rope=gguf.rotary_where_local(4),
@@ -177,7 +177,7 @@ HUNYUAN_MOE = HUNYUAN.but(
 
 
 def _rotary_dim(config: Config) -> RoPE:
-    """RoPE of heads of which `rotary_dim` numbers turn, in configs that say it so."""
+    """Return RoPE for heads of which only `rotary_dim` features are rotated."""
     dim, head = config.get("rotary_dim"), key("head_dim", default=128)(config)
     partial = dim / head if dim else 1.0
     return rope_with(partial_rotary_factor=partial, rope_theta=5e6)(config)
@@ -207,12 +207,12 @@ MINIMAX_M2 = MIXTRAL.but(
 
 
 def flat(name: str) -> Template:
-    """A vector stored as a matrix of one row."""
+    """Return a template for a vector stored as a matrix of one row."""
     return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
 
 
 def _ernie_moe(config: Config) -> MoE:
-    if config.get("moe_norm_min", 1e-12) > 1e-6:  # more than the weights of the chosen experts may add up to
+    if config.get("moe_norm_min", 1e-12) > 1e-6:  # larger than the sum of the chosen experts' weights may be
         raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
     hidden, shared, act = (
         key("moe_intermediate_size")(config),
@@ -257,7 +257,7 @@ def _granite_shared(config: Config) -> Any:
 
 
 def _half_of_shared(index: int) -> Template:
-    """Gate (`index` 0) or up of what all tokens pass, which the checkpoint stores in one tensor."""
+    """Return a template for gate (`index` 0) or up of the shared expert, which the checkpoint stores in one tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shared = experts_of(settings).shared
@@ -287,7 +287,7 @@ GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
 )
 
 
-_MELLUM_WINDOWS = alternating(1, window=1024)  # all global where layer_types does not say
+_MELLUM_WINDOWS = alternating(1, window=1024)  # all layers are global without layer_types
 
 
 def _mellum_sparse(config: Config) -> list[bool]:
@@ -322,8 +322,8 @@ GLM4_MOE_LITE = DEEPSEEK_V3.but(
 
 
 def _softmax_groups(config: Config) -> dict[str, Any]:
-    said = corrected(scale=1.0, groups=1, top_groups=1)(config)
-    return {**said, "scoring": "softmax", "correction": False}
+    routing = corrected(scale=1.0, groups=1, top_groups=1)(config)
+    return {**routing, "scoring": "softmax", "correction": False}
 
 
 def _mistral4_mla(config: Config) -> MLA:
@@ -353,9 +353,9 @@ def _minicpm3_mla(config: Config) -> MLA:
 def _gguf_minicpm3_mla(config: Config) -> MLA:
     names = (f"attention.{n}" for n in ("head_count", "kv_lora_rank", "key_length", "layer_norm_rms_epsilon"))
     heads, rank, width, eps = required(config, *names)
-    rope, turned = rope_of_gguf(config), key("rope.dimension_count")(config)
+    rope, rotary = rope_of_gguf(config), key("rope.dimension_count")(config)
     value = config.get("attention.value_length") or key("embedding_length")(config) // heads
-    return MLA(heads, rank, width - turned, turned, value, rope, config.get("attention.q_lora_rank"), RMSNorm(eps))
+    return MLA(heads, rank, width - rotary, rotary, value, rope, config.get("attention.q_lora_rank"), RMSNorm(eps))
 
 
 MINICPM3 = DEEPSEEK_V2.but(
@@ -371,7 +371,7 @@ MINICPM3 = DEEPSEEK_V2.but(
     ),
     logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
     tie=key("tie_word_embeddings", default=True),
-    gguf=gguf.BASE.but(  # files do not say the scales
+    gguf=gguf.BASE.but(  # files do not state the scales
         "minicpm3",
         inert=(*gguf.BASE.inert, "attention.head_count_kv"),
         names={

@@ -19,42 +19,48 @@ from ...tables.templates import gated
 from ..dense.llama import LLAMA
 from .mixtral import SPARSE, activation
 
-_NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other norms
+_NORM = RMSNorm(1e-6)  # of the latents, whatever the config states for other norms
 
 
 def latent_of(settings: Settings) -> MLA:
-    """The latent attention of the layers, all alike."""
+    """Return the latent attention of the layers, which are all alike."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
 def rows_of_heads(name: str, which: str) -> Template:
-    """The rows for keys or values among those of `name`, where every head's keys stand above its values."""
+    """Return a template for the rows of keys or values in `name`, where every head's keys are above its values."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = latent_of(settings)
-        keys, both = mla.head_dim, mla.head_dim + mla.v_head_dim
-        start, stop = (0, keys) if which == "k" else (keys, both)
-        mine = Slice(Reshape(fetch(name), (mla.heads, both, -1)), 1, start, stop)
-        return Reshape(mine, (mla.heads * (stop - start), -1))
+        keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
+        start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
+        rows = Slice(Reshape(fetch(name), (mla.heads, keys_and_values, -1)), 1, start, stop)
+        return Reshape(rows, (mla.heads * (stop - start), -1))
 
     return template
 
 
 def _rope(config: Config) -> RoPE:
-    """RoPE of the part of each head that turns, all of which does. partial_rotary_factor may say so, of whichever size
-    the config takes for that of a head; one that leaves out frequencies of a scaled type is refused by `rope_of`."""
-    said, (plain, rotary) = dict(rope_settings(config)), required(config, "qk_nope_head_dim", "qk_rope_head_dim")
-    fraction = said.get("partial_rotary_factor") or 1.0
+    """Return RoPE for the rotated part of each head, all of which is rotated.
+
+    partial_rotary_factor may state the part, relative to either head size; a factor that leaves out frequencies of a
+    scaled
+    type is refused by `rope_of`.
+    """
+    settings, (plain, rotary) = dict(rope_settings(config)), required(config, "qk_nope_head_dim", "qk_rope_head_dim")
+    fraction = settings.get("partial_rotary_factor") or 1.0
     sizes = [config["head_dim"]] if config.get("head_dim") else [rotary, plain + rotary]
-    if said.get("rope_type", said.get("type", "default")) == "default" or rotary in (int(n * fraction) for n in sizes):
-        said.pop("partial_rotary_factor", None)
-    whole = {**config, "rope_parameters": said, "partial_rotary_factor": None}
-    return replace(rope_of(whole), interleaved=config.get("rope_interleave", True))
+    if settings.get("rope_type", settings.get("type", "default")) == "default" or rotary in (
+        int(n * fraction) for n in sizes
+    ):
+        settings.pop("partial_rotary_factor", None)
+    resolved = {**config, "rope_parameters": settings, "partial_rotary_factor": None}
+    return replace(rope_of(resolved), interleaved=config.get("rope_interleave", True))
 
 
 def _scale(config: Config) -> float | None:
-    """1/√d, times the square of what YaRN multiplies the scores with where it is told to (mscale_all_dim)."""
+    """Return 1/√d, times the square of YaRN's factor for the scores if the config enables it (mscale_all_dim)."""
     rope, mscale = _rope(config), rope_settings(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
@@ -69,8 +75,10 @@ def mla(config: Config) -> MLA:
 
 
 def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
-    """The rule for which layers have experts: mlp_layer_types or the key of either name says how many are dense, by
-    default `first_dense`; all have experts if that is None."""
+    """Return the rule for the layers with experts: by mlp_layer_types, or after the dense layers counted by either key.
+
+    The default is `first_dense` dense layers; all layers have experts if that is None.
+    """
 
     def sparse(config: Config) -> Iterator[bool]:
         layers = range(key("num_hidden_layers")(config))
@@ -84,9 +92,10 @@ def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]
 
 
 def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """The rule for `moe`: none in the first layers, as `sparse_layers` says; `routing` says how the experts of the
-    others are chosen. All tokens pass further experts, `shared` where the config does not say how many, none if that is
-    0; mlp_bias is also theirs if `biased`."""
+    """Return the rule for `moe`, with `routing` by the config, in the layers of `sparse_layers`.
+
+    `shared` is the default number of shared experts; 0 means none. mlp_bias also applies to the experts if `biased`.
+    """
 
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
@@ -114,8 +123,7 @@ def corrected(
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
 ) -> Rule:
-    """The rule for a router of sigmoids whose choice a bias corrects (DeepSeek-V3); arguments are the defaults, and
-    `factor` the key of the scale."""
+    """Return the rule for a sigmoid router with a bias for the choice (DeepSeek-V3); `factor` is the scale's key."""
 
     def rule(config: Config) -> dict[str, Any]:
         return {
@@ -130,19 +138,19 @@ def corrected(
     return rule
 
 
-def _heads_of(name: str, turned: bool = False) -> Template:
-    """The rows of all heads, stored as a matrix each, `turned` if [rank, rows]."""
+def _heads_of(name: str, transpose: bool = False) -> Template:
+    """Return a template for the rows of all heads, stored as a matrix per head, [rank, rows] if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = latent_of(settings)
-        found, rows = fetch(f"{name}.{part}"), mla.head_dim if turned else mla.v_head_dim
-        return Reshape(Permute(found, (0, 2, 1)) if turned else found, (mla.heads * rows, -1))
+        stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
+        return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
 
     return template
 
 
 def gguf_mla(config: Config) -> MLA:
-    """Keys are as long as the latent's where files say key_length, not in MLA."""
+    """Return latent attention; its keys have the length of the latent in files with key_length, but not in MLA."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
     factor = config.get("rope.scaling.factor", 1.0)
     strength = 1 + config.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)  # of YaRN on the scores
@@ -170,7 +178,7 @@ DEEPSEEK_GGUF = gguf.MIXED.but(
     "deepseek2",
     names={
         **GGUF_LATENT,
-        "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", turned=True),
+        "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", transpose=True),
         "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
     },
     mixer=gguf_mla,
@@ -214,7 +222,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "topk_method": ("noaux_tc", None),
     },
     ffn_bias=False,
-    unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
+    unused=(*LLAMA.unused, "model.layers.61.*"),  # an extra layer, trained to predict two tokens ahead
     moe=experts_after(corrected(), first_dense=3),
     gguf=DEEPSEEK_GGUF,
 )

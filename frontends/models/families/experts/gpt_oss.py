@@ -1,4 +1,4 @@
-"""gpt-oss: sinks, every other layer with a window, clamped and shifted experts with gate and up interleaved."""
+"""gpt-oss: sinks, a window in every other layer, clamped and shifted experts with gate and up interleaved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPERTS = "layers.{i}.mlp.experts"
 
 
 def _interleaved(name: str, offset: int) -> Template:
-    """Gate (`offset` 0) or up (1) of experts stored [experts, dim, 2 · hidden], biases [experts, 2 · hidden]."""
+    """Return a template for gate (`offset` 0) or up (1) of experts [experts, dim, 2 · hidden], biases without dim."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight, last = fetch(name), 1 if part.endswith("bias") else 2
@@ -30,8 +30,8 @@ def _interleaved(name: str, offset: int) -> Template:
     return template
 
 
-def _turned(name: str) -> Template:
-    """The experts' weights, stored [experts, in, out]."""
+def _transposed_experts(name: str) -> Template:
+    """Return a template for the experts' weights, stored [experts, in, out]."""
     return lambda fetch, part, settings: Permute(fetch(name), (0, 2, 1))
 
 
@@ -68,7 +68,7 @@ GPT_OSS = LLAMA.but(
         "layers.{i}.ffn.experts.up": _interleaved(f"{_EXPERTS}.gate_up_proj", 1),
         "layers.{i}.ffn.experts.gate_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 0),
         "layers.{i}.ffn.experts.up_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 1),
-        "layers.{i}.ffn.experts.down": _turned(f"{_EXPERTS}.down_proj"),
+        "layers.{i}.ffn.experts.down": _transposed_experts(f"{_EXPERTS}.down_proj"),
         "layers.{i}.ffn.experts.down_bias": f"{_EXPERTS}.down_proj_bias",
     },
     head_dim=key("head_dim", default=64),

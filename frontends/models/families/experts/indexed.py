@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5: latent attention to the keys that an index chooses (DeepSeek sparse attention, 2025)."""
+"""DeepSeek-V3.2 and GLM-5: latent attention to keys that an index chooses (DeepSeek sparse attention, 2025)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from ...tables import gguf
 from ...tables.family import Config, key
 from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V3, corrected, experts_after, gguf_mla, mla
 
-FULL, SHARED = "full", "shared"  # the types of indexes: of its own, or that of a layer before
+FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that of an earlier layer
 
 
 def index_types(config: Config) -> list[str]:
-    """The type of each layer's index: indexer_types, or index_topk_pattern (a letter per layer), or full for every
-    index_topk_freq-th layer from the one before index_skip_topk_offset on, and all before that."""
-    layers, said = key("num_hidden_layers")(config), "indexer_types"
-    types = config.get(said)
+    """Return the type of each layer's index: indexer_types, or index_topk_pattern (a letter per layer).
+
+    The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and all before it.
+    """
+    layers, source = key("num_hidden_layers")(config), "indexer_types"
+    types = config.get(source)
     if types is None and (pattern := config.get("index_topk_pattern")) is not None:
-        said, types = "index_topk_pattern", [{"F": FULL, "S": SHARED}.get(each, each) for each in pattern]
+        source, types = "index_topk_pattern", [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
     if types is None:
         every, offset = max(config.get("index_topk_freq", 1), 1), config.get("index_skip_topk_offset", 2)
         types = [SHARED if max(i + 1 - offset, 0) % every else FULL for i in range(layers)]
     if len(types) < layers or types[0] != FULL or not {FULL, SHARED}.issuperset(types):
-        raise WeftError(f"{said}={types} must say full or shared for each of the {layers} layers, full for the first")
+        raise WeftError(f"{source}={types} must be full or shared for each of the {layers} layers, full for the first")
     return list(types[:layers])
 
 
-def _by_layer(plain: MLA, index: LightningIndex, own: Sequence[bool]) -> tuple[MLA, ...]:
-    """`plain` with the `index` in the layers that have their `own`, and in the others what the last of these chose."""
-    kept = replace(plain, index=index, keep_index="index")
+def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
+    """Return `plain` with the `index` in the layers that have one, and elsewhere with the last chosen keys."""
+    keeping = replace(plain, index=index, keep_index="index")
     return tuple(
-        replace(plain, share_index="index") if not has else kept if not following else replace(plain, index=index)
-        for has, following in zip(own, [*own[1:], True], strict=True)
+        replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
+        for has, following in zip(has_index, [*has_index[1:], True], strict=True)
     )
 
 
 def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
-    """The rule for latent attention and its index of, by default, `heads` heads. RoPE of the index is `interleaved` or
-    not, whatever that of attention is."""
+    """Return the rule for latent attention and its index of `heads` heads, whose RoPE is `interleaved` or not."""
 
     def rule(config: Config) -> tuple[MLA, LightningIndex]:
         plain = mla({**config, "rope_interleave": True})
@@ -62,16 +63,16 @@ _V32, _GLM = indexed(64, interleaved=False), indexed(32, interleaved=True)
 
 
 def _everywhere(config: Config) -> MLA:
-    """Latent attention with an index, the same in all layers; layers of other types are refused."""
-    other = next((kind for kind in config.get("layer_types") or () if kind != "indexed_attention"), None)
-    if other is not None:
-        raise WeftError(f"layer_types has {other!r}; only indexed_attention is supported")
+    """Return latent attention with an index in all layers; layers of other types are refused."""
+    unsupported = next((kind for kind in config.get("layer_types") or () if kind != "indexed_attention"), None)
+    if unsupported is not None:
+        raise WeftError(f"layer_types has {unsupported!r}; only indexed_attention is supported")
     plain, index = _V32(config)
     return replace(plain, index=index)
 
 
 def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
-    """Latent attention of files: where they do not say which layers have an index, the tensors do."""
+    """Return the latent attention of files; without a list of layers with an index, the tensors determine them."""
     plain, layers = gguf_mla(config), range(key("block_count")(config))
     assert plain.rope is not None
     index = LightningIndex(
@@ -81,10 +82,10 @@ def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
         replace(plain.rope, dim=plain.rope_dim),
     )
     types, there = config.get("attention.indexer.types"), config[gguf.INDEXED]
-    own = [i in there if types is None else bool(types[i]) for i in layers]
-    if not own[0]:
-        raise WeftError("the first layer has no index whose choice others could share: blk.0.indexer.proj is missing")
-    return _by_layer(plain, index, own)
+    has_index = [i in there if types is None else bool(types[i]) for i in layers]
+    if not has_index[0]:
+        raise WeftError("the first layer has no index that others could share: blk.0.indexer.proj is missing")
+    return _by_layer(plain, index, has_index)
 
 
 DEEPSEEK_V32 = DEEPSEEK_V3.but(
@@ -102,7 +103,7 @@ GLM_MOE_DSA = DEEPSEEK_V32.but(
     "glm_moe_dsa",
     inert=("num_key_value_heads", "head_dim", "layer_types"),
     eps=key("rms_norm_eps", default=1e-5),
-    unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # a further layer, trained to predict two tokens ahead
+    unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # an extra layer, trained to predict two tokens ahead
     mixer=lambda c: _by_layer(*_GLM(c), [kind == FULL for kind in index_types(c)]),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=3, shared=1),
     gguf=DEEPSEEK_GGUF.but(

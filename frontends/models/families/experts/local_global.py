@@ -16,7 +16,7 @@ from .corrected import SHARED
 from .deepseek import corrected, experts_after, sparse_layers
 from .mixtral import SPARSE, activation
 
-# -- Cohere 2 MoE: dense layers come first, whose windows have a period of their own
+# -- Cohere 2 MoE: dense layers come first, and their windows have a separate period
 
 
 def _cohere_windows(config: Config) -> tuple[int | None, ...]:
@@ -29,7 +29,7 @@ def _cohere_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """RoPE in local layers, and in dense ones if they would all be global by their period."""
+    """Return RoPE in local layers, and in dense ones if their period would make all of them global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
     layers = zip(_cohere_windows(config), sparse_layers(0)(config), strict=True)
@@ -37,7 +37,7 @@ def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
 
 
 def _cohere_share(config: Config) -> float:
-    """The share of the routed experts, and of the shared one, in what both make."""
+    """Return the factor of the routed experts, and of the shared one, in their sum."""
     averaged = config.get("shared_expert_combination_strategy", "average") == "average"
     return 0.5 if averaged and config.get("num_shared_experts") else 1.0
 
@@ -74,7 +74,7 @@ COHERE2_MOE = COHERE2.but(
     moe=in_layers(_cohere_experts, sparse_layers(0)),
 )
 
-# -- MiMo-V2-Flash: local layers have twice the key/value heads, and sinks
+# -- MiMo-V2-Flash: local layers have twice the KV heads, and sinks
 
 
 def _mimo_windows(config: Config) -> tuple[int | None, ...]:
@@ -85,7 +85,7 @@ def _mimo_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _mimo_ropes(config: Config) -> Any:
-    bases = (lambda c: 5e6), (lambda c: 1e4)  # transformers reads no other where rope_parameters are absent
+    bases = (lambda c: 5e6), (lambda c: 1e4)  # fixed in transformers if rope_parameters are absent
     rule = ropes_by_type(_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
     return rule({**config, "partial_rotary_factor": 0.334})
 
@@ -96,7 +96,7 @@ def _mimo_groups(config: Config) -> tuple[int, ...]:
 
 
 def _mimo_routing(config: Config) -> dict[str, Any]:
-    """The router of DeepSeek-V3; published configs say null for a scale of 1."""
+    """Return the router of DeepSeek-V3; published configs have null for a scale of 1."""
     scale = config.get("routed_scaling_factor")
     routing: dict[str, Any] = corrected(groups=1, top_groups=1)(
         {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
@@ -105,8 +105,8 @@ def _mimo_routing(config: Config) -> dict[str, Any]:
 
 
 def _gguf_groups(config: Config) -> int | tuple[int, ...]:
-    said = key("attention.head_count_kv")(config)
-    return tuple(said[: config["block_count"]]) if isinstance(said, list) else said
+    stated = key("attention.head_count_kv")(config)
+    return tuple(stated[: config["block_count"]]) if isinstance(stated, list) else stated
 
 
 def _gguf_ropes(config: Config) -> tuple[RoPE, ...]:
@@ -148,12 +148,12 @@ MIMO_V2_FLASH = LLAMA.but(
         window=gguf.windows(1),
         sinks=lambda c: tuple(gguf.local_layers(c, 1)),
         rope=_gguf_ropes,
-        multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files leave it out
+        multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files lack it
         moe=gguf.routed("sigmoid", renormalize=True),
     ),
 )
 
-# -- Flint: sinks, sigmoids for scores, and an expert that all tokens pass
+# -- Flint: sinks, sigmoids for scores, and a shared expert
 
 
 def _flint_windows(config: Config) -> tuple[int | None, ...]:
@@ -193,13 +193,13 @@ FLINT = LLAMA.but(
     moe=in_layers(_flint_experts, _flint_sparse),
 )
 
-# -- Laguna: heads by layer, gates of attention by softplus
+# -- Laguna: heads by layer, softplus gates of attention
 
 _LAGUNA_ROPES = {
     "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
 }
-_LAGUNA_WINDOWS = alternating(1, window=512)  # all global where layer_types does not say
+_LAGUNA_WINDOWS = alternating(1, window=512)  # all global without layer_types
 
 
 def _laguna_experts(config: Config) -> MoE:

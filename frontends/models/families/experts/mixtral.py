@@ -19,27 +19,27 @@ from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWE
 
 
 def stacked(name: str) -> Template:
-    """One weight of all experts, [experts, out, in], stored as a tensor each: `{e}` in `name` is the expert."""
+    """Return a template for a weight [experts, out, in] stored as a tensor per expert, which is `{e}` in `name`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
         rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
-        each = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
-        return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in each))
+        weights = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
+        return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in weights))
 
     return template
 
 
 def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
-    """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts.
+    """Return the names of experts under `prefix`: `stacked`, or in transformers' layout, two tensors for all experts.
 
-    `at` is where the mixture stands in the model.
+    `at` is the position of the mixture in the model.
     """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
     def either(fused: Template, name: str) -> Template:
-        each = stacked(f"{prefix}.{{e}}.{name}")
-        return lambda fetch, part, settings: (fused if fetch.has(above) else each)(fetch, part, settings)
+        separate = stacked(f"{prefix}.{{e}}.{name}")
+        return lambda fetch, part, settings: (fused if fetch.has(above) else separate)(fetch, part, settings)
 
     return {
         f"{at}.experts.gate": either(half_of_each(above, 0), gate),
@@ -49,10 +49,10 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
 
 
 def activation(config: Config) -> str:
-    """The name of the config's `hidden_act` in our vocabulary.
+    """Return our name of the config's activation `hidden_act`.
 
     Raises:
-        WeftError: if it has none.
+        WeftError: if we have none.
     """
     name = config.get("hidden_act", "silu")
     if name not in ACTIVATIONS:
@@ -61,7 +61,7 @@ def activation(config: Config) -> str:
 
 
 def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
-    """The rule for `moe` of a config that calls the experts' inner width by one of the keys `hidden`."""
+    """Return the rule for `moe` of a config with the experts' inner width under one of the keys `hidden`."""
 
     def rule(config: Config) -> MoE:
         experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
@@ -176,7 +176,7 @@ GRANITE_MOE = GRANITE.but(
 
 
 def granite_experts(config: Config) -> MoE | None:
-    """Experts beside the feed-forward that all tokens pass; in dense models there is that alone."""
+    """Return the experts next to the shared feed-forward, or None for dense models, which have only that."""
     if not config.get("num_local_experts", 8):
         return None
     moe: MoE = GRANITE_MOE.settings["moe"](config)

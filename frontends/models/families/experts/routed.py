@@ -1,4 +1,4 @@
-"""Mixtures whose routing or blocks are their own: Llama 4, DBRX, Phi-3.5-MoE, JetMoE, LongCat-Flash."""
+"""Mixtures with special routing or blocks: Llama 4, DBRX, Phi-3.5-MoE, JetMoE, LongCat-Flash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .mixtral import MIXTRAL, activation, per_expert
 
 
 def _no_rope_layers(config: Config) -> list[Any]:
-    """A 1 for each layer that knows positions, though the key says otherwise."""
+    """Return a 1 for each layer that has positions, unlike the name of the key suggests."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
@@ -70,8 +70,8 @@ def _llama4_moe(config: Config) -> MoE:
     )
 
 
-def _turned_half(name: str, index: int | None) -> Template:
-    """Half `index` of the experts' tensor `name` [experts, in, gate and up], or all of it, as [experts, out, in]."""
+def _transposed_half(name: str, index: int | None) -> Template:
+    """Return a template for half `index` of tensor `name` [experts, in, gate and up], or all, as [experts, out, in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden, stored = experts_of(settings).hidden, fetch(name)
@@ -86,7 +86,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _gguf_chunked(config: Config) -> list[bool]:
-    """The layers that know positions, which see their chunk of the text; a window of 0 means that all see all."""
+    """Return for each layer if it has positions and sees its chunk only; with window 0 all layers see everything."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.local_layers(config, 4)
 
 
@@ -103,9 +103,9 @@ LLAMA4 = LLAMA.but(
         **gated("layers.{i}.ffn", _FEED),
         **gated("layers.{i}.ffn.shared", f"{_FEED}.shared_expert"),
         "layers.{i}.ffn.router": f"{_FEED}.router",
-        "layers.{i}.ffn.experts.gate": _turned_half(f"{_FEED}.experts.gate_up_proj", 0),
-        "layers.{i}.ffn.experts.up": _turned_half(f"{_FEED}.experts.gate_up_proj", 1),
-        "layers.{i}.ffn.experts.down": _turned_half(f"{_FEED}.experts.down_proj", None),
+        "layers.{i}.ffn.experts.gate": _transposed_half(f"{_FEED}.experts.gate_up_proj", 0),
+        "layers.{i}.ffn.experts.up": _transposed_half(f"{_FEED}.experts.gate_up_proj", 1),
+        "layers.{i}.ffn.experts.down": _transposed_half(f"{_FEED}.experts.down_proj", None),
     },
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
@@ -139,12 +139,12 @@ LLAMA4 = LLAMA.but(
 
 
 def _inner(outer: str, name: str, default: Any = None) -> Rule:
-    """The entry `name` of the mapping `outer` of a config."""
+    """Return the rule for the entry `name` of the mapping `outer` of a config."""
 
     def rule(config: Config) -> Any:
         inner = config.get(outer) or {}
         if not isinstance(inner, Mapping):
-            raise WeftError(f"{outer}={inner!r} is no mapping")
+            raise WeftError(f"{outer}={inner!r} is not a mapping")
         value = inner.get(name)
         return default if value is None else value
 
@@ -158,18 +158,18 @@ def _dbrx_moe(config: Config) -> MoE:
         _inner("ffn_config", "ffn_hidden_size", 3584)(config),
         _inner("ffn_config", "moe_top_k", 1)(config),
         ACTIVATIONS[act],
-        # Without a norm to divide by the weights stay as they are; that is said by null.
+        # Without a norm to divide by, the weights stay unchanged, which null expresses.
         renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None,
     )
 
 
-def _by_expert(name: str, turned: bool = False) -> Template:
-    """Rows of all experts one after the other, as [experts, hidden, dim], or `turned`."""
+def _by_expert(name: str, transpose: bool = False) -> Template:
+    """Return a template for the rows of all experts in order, as [experts, hidden, dim], swapped if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
         rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
-        return Permute(rows, (0, 2, 1)) if turned else rows
+        return Permute(rows, (0, 2, 1)) if transpose else rows
 
     return template
 
@@ -186,7 +186,7 @@ DBRX = LLAMA.but(
         "layers.{i}.ffn.router": "blocks.{i}.ffn.router.layer",
         "layers.{i}.ffn.experts.gate": _by_expert("blocks.{i}.ffn.experts.mlp.w1"),
         "layers.{i}.ffn.experts.up": _by_expert("blocks.{i}.ffn.experts.mlp.v1"),
-        "layers.{i}.ffn.experts.down": _by_expert("blocks.{i}.ffn.experts.mlp.w2", turned=True),
+        "layers.{i}.ffn.experts.down": _by_expert("blocks.{i}.ffn.experts.mlp.w2", transpose=True),
         "final_norm": "norm_f",
     },
     prefix="transformer.",
@@ -219,12 +219,12 @@ DBRX = LLAMA.but(
 
 
 def _phimoe_rope(config: Config) -> RoPE:
-    """The frequencies of a scaling, and the amplitude that the config says for texts up to the original context."""
+    """Return the scaled frequencies, with the amplitude that the config states for up to the original context."""
     config = {"rope_theta": 1e6, **config}
-    said = rope_settings(config)
-    if said.get("rope_type", said.get("type", "default")) == "default":
+    settings = rope_settings(config)
+    if settings.get("rope_type", settings.get("type", "default")) == "default":
         return rope_of(config)
-    return rope_of({**config, "rope_parameters": {**said, "attention_factor": key("short_mscale")(said)}})
+    return rope_of({**config, "rope_parameters": {**settings, "attention_factor": key("short_mscale")(settings)}})
 
 
 PHIMOE = MIXTRAL.but(
@@ -243,7 +243,7 @@ PHIMOE = MIXTRAL.but(
         "phimoe",
         norm="layer",
         window=lambda c: c.get(_WINDOW) or None,
-        moe=gguf.experts(renormalize=True, choice="sparsemixer", jitter=0.01),  # which llama.cpp leaves out
+        moe=gguf.experts(renormalize=True, choice="sparsemixer", jitter=0.01),  # llama.cpp leaves both out
     ),
 )
 
@@ -266,22 +266,22 @@ def _jet_moe(config: Config) -> MoE:
 
 
 def _by_head(name: str, rows: bool) -> Template:
-    """The maps of all experts with the rows (else the columns) of key/value head 0 of every expert first."""
+    """Return a template for all experts' weights with the rows (else columns) of every expert's KV head 0 first."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mixer: MixtureOfAttention = settings.mixer
         experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
         if rows:
-            apart = Permute(Reshape(fetch(name), (experts, heads, d, -1)), (1, 0, 2, 3))
-            return Reshape(apart, (heads * experts * d, -1))
-        apart = Permute(Reshape(fetch(name), (experts, settings.dim, heads, d)), (1, 2, 0, 3))
-        return Reshape(apart, (settings.dim, -1))
+            by_head = Permute(Reshape(fetch(name), (experts, heads, d, -1)), (1, 0, 2, 3))
+            return Reshape(by_head, (heads * experts * d, -1))
+        by_head = Permute(Reshape(fetch(name), (experts, settings.dim, heads, d)), (1, 2, 0, 3))
+        return Reshape(by_head, (settings.dim, -1))
 
     return template
 
 
 def _kv(index: int) -> Template:
-    """Keys (`index` 0) or values of one linear map for both."""
+    """Return a template for keys (`index` 0) or values of a fused linear layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.mixer.kv_heads * settings.mixer.head_dim
@@ -315,7 +315,7 @@ JETMOE = LLAMA.but(
         "layers.{i}.ffn.experts.up": _half_of_jet(1),
         "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
     },
-    refuse={"rms_norm_eps": (1e-6, None)},  # the last norm alone would follow it
+    refuse={"rms_norm_eps": (1e-6, None)},  # only the last norm would follow it
     heads=None,
     kv_heads=None,
     head_dim=None,
@@ -330,7 +330,7 @@ JETMOE = LLAMA.but(
 
 
 def _scaled(name: str, rank: str) -> Template:
-    """A weight times √(dim / rank) (LongCat's scale correction of latents)."""
+    """Return a template for a weight times √(dim / rank) (LongCat's scale correction of latents)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(latent_of(settings), rank)))
@@ -383,7 +383,7 @@ LONGCAT_FLASH = DEEPSEEK_V3.but(
         **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.moe"),
     },
     unused=(*LLAMA.unused, "model.mtp.*"),
-    idle=("*.mlp.experts.*",),  # transformers stores experts that compute nothing too
+    idle=("*.mlp.experts.*",),  # transformers also stores the identity experts
     layers=key("num_layers", "num_hidden_layers"),
     rope=None,
     ffn=None,

@@ -1,4 +1,4 @@
-"""Gemma 3n: four residual streams (AltUp), low-rank maps beside attention, embeddings for every layer."""
+"""Gemma 3n: four residual streams (AltUp), low-rank layers next to attention, embeddings for every layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _embedding(config: Config) -> PerLayerEmbedding:
 
 
 def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
-    """The layers of a file; llama.cpp always takes 20 layers to have keys and values of their own."""
+    """Return the layers of a file; llama.cpp always assumes that 20 layers have separate keys and values."""
     shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
     scales = config.get("activation_sparsity_scale")  # in standard deviations
     return _layers(
@@ -85,8 +85,8 @@ def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
     )
 
 
-def _stacked(name: str) -> Template:
-    """A map of one stream, stored with those of the others."""
+def _unstack(name: str) -> Template:
+    """Return a template for a matrix of one stream, stored in a stack with the others."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         i = int(fetch.layer)
@@ -106,10 +106,10 @@ GEMMA3N_GGUF = gguf.BASE.but(
         "layers.{i}.laurel_left": "blk.{i}.laurel_l",
         "layers.{i}.laurel_right": "blk.{i}.laurel_r",
         "layers.{i}.laurel_norm": "blk.{i}.laurel_post_norm",
-        "spread.projections.{i}": _stacked("altup_proj"),
-        "gather.projections.{i}": _stacked("altup_unembd_proj"),
+        "spread.projections.{i}": _unstack("altup_proj"),
+        "gather.projections.{i}": _unstack("altup_unembd_proj"),
     },
-    # What layers that share keys and values have of their own is not used.
+    # Keys and values of layers that share those of another layer are not used.
     unused=(*gguf.BASE.unused, *(f"*.attn_{n}.weight" for n in ("k", "v", "k_norm"))),
     **GGUF_SETTINGS,
     block=_gguf_layers,

@@ -1,4 +1,4 @@
-"""Gemma 4: embeddings for every layer, shared keys and values, heads of two sizes, experts beside the feed-forward."""
+"""Gemma 4: embeddings for every layer, shared keys and values, heads of two sizes, experts next to the feed-forward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROPES = {
 
 
 def types_of(config: Config, every: int) -> list[str]:
-    """The kind of attention of each layer; by default each `every`-th is global."""
+    """Return the kind of attention of each layer; by default each `every`-th is global."""
     layers = range(key("num_hidden_layers")(config))
     return list(
         config.get("layer_types") or ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in layers]
@@ -43,8 +43,7 @@ def types_of(config: Config, every: int) -> list[str]:
 
 
 def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
-    """Arguments of `Attention` in layer `i`: the last num_kv_shared_layers attend to the keys and values of the last
-    layer before them that is of their kind."""
+    """Return `Attention` arguments of layer `i`: the last layers share keys and values with the last of their kind."""
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
         return {}
@@ -55,26 +54,26 @@ def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
 
 
 def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
-    """RoPE of the layers of a `kind`, for heads of `head` numbers."""
+    """Return RoPE of the layers of a `kind`, for heads of `head` features."""
     base = {"rope_theta": defaults[kind]["rope_theta"]}
-    said = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
-    if said.get("rope_type") != "proportional":
-        return rope_of({**config, "rope_parameters": said})
-    turned = int(said.get("partial_rotary_factor", 1.0) * head // 2)
-    theta = float(said.get("rope_theta", defaults[kind]["rope_theta"]))
-    return RoPE(theta, scaling="proportional", factor=float(said.get("factor", 1.0)), rotated=turned)
+    settings = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
+    if settings.get("rope_type") != "proportional":
+        return rope_of({**config, "rope_parameters": settings})
+    rotated_pairs = int(settings.get("partial_rotary_factor", 1.0) * head // 2)
+    theta = float(settings.get("rope_theta", defaults[kind]["rope_theta"]))
+    return RoPE(theta, scaling="proportional", factor=float(settings.get("factor", 1.0)), rotated=rotated_pairs)
 
 
 def _of_layer(config: Config, i: int, kind: str) -> tuple[int, int]:
-    """The size and the number of key/value heads of a layer; global ones may have their own."""
-    said = config.get("per_layer_config") or {}
-    own = said.get(str(i), said.get(i)) or {}
+    """Return the size and the number of KV heads of a layer; global ones may differ."""
+    by_layer = config.get("per_layer_config") or {}
+    layer_config = by_layer.get(str(i), by_layer.get(i)) or {}
     size, groups = key("head_dim", default=256)(config), key("num_key_value_heads", default=4)(config)
     if kind == "full_attention" and "per_layer_config" not in config:
-        own = {"head_dim": config.get("global_head_dim", 512)}
+        layer_config = {"head_dim": config.get("global_head_dim", 512)}
         if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
-            own["num_key_value_heads"] = config["num_global_key_value_heads"]
-    return own.get("head_dim") or size, own.get("num_key_value_heads") or groups
+            layer_config["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return layer_config.get("head_dim") or size, layer_config.get("num_key_value_heads") or groups
 
 
 def _attention(config: Config, types: list[str], i: int, norm: RMSNorm) -> Attention:
@@ -123,17 +122,17 @@ def _embedding(config: Config) -> PerLayerEmbedding | None:
 
 
 def inside(names: Names, at: str = "block") -> Names:
-    """`names` of parameters whose blocks stand in the field `at` of their layers."""
+    """Return `names` of parameters whose blocks are in the field `at` of their layers."""
     return {name.replace("layers.{i}.", f"layers.{{i}}.{at}.", 1): template for name, template in names.items()}
 
 
 def _router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The router's scale, divided by √dim."""
+    """Return the router's scale divided by √dim."""
     return Scale(fetch("layers.{i}.router.scale"), settings.dim**-0.5)
 
 
-def _weighed_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The output maps of experts, each times its number per_expert_scale."""
+def _scaled_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the output weights of experts, each times its per_expert_scale."""
     down = _EXPERTS["layers.{i}.ffn.moe.experts.down"]
     assert callable(down)
     return Scale(down(fetch, part, settings), fetch("layers.{i}.router.per_expert_scale"))
@@ -160,14 +159,14 @@ PER_LAYER: Names = {
 
 
 def gguf_config(config: Config) -> dict[str, Any]:
-    """The keys of a GGUF file under the names that they have in Hugging Face's configs of Gemma 3n and 4."""
+    """Return the keys of a GGUF file under their names in Hugging Face's configs of Gemma 3n and 4."""
     layers, local = range(config["block_count"]), gguf.local_layers(config, 5)
-    types = ["sliding_attention" if found else "full_attention" for found in local]
+    types = ["sliding_attention" if is_local else "full_attention" for is_local in local]
     wide = int(key("attention.key_length")(config))
     near = int(config.get("attention.key_length_swa", wide))
     groups, hidden = key("attention.head_count_kv")(config), key("feed_forward_length")(config)
     groups = groups if isinstance(groups, list) else [groups for _ in layers]
-    sizes = [near if found else wide for found in local]
+    sizes = [near if is_local else wide for is_local in local]
     return {
         "num_hidden_layers": config["block_count"],
         "num_attention_heads": key("attention.head_count")(config),
@@ -183,29 +182,32 @@ def gguf_config(config: Config) -> dict[str, Any]:
         "vocab_size_per_layer_input": config["vocab_size"],
         "rope_parameters": {
             "sliding_attention": {"rope_theta": config.get("rope.freq_base_swa", 10_000.0)},
-            "full_attention": {"rope_theta": config.get("rope.freq_base", 10_000.0), **_turned(config, wide)},
+            "full_attention": {"rope_theta": config.get("rope.freq_base", 10_000.0), **_rotated_fraction(config, wide)},
         },
     }
 
 
-def _turned(config: Config, head: int) -> dict[str, Any]:
-    """Return how many numbers of global heads turn: those whose frequency is divided by 1, not by 10³⁰."""
+def _rotated_fraction(config: Config, head: int) -> dict[str, Any]:
+    """Return the fraction of rotated features of global heads: their frequencies are divided by 1, not by 10³⁰."""
     divisors = config.get(FREQUENCIES)
     if divisors is None:
         return {}
-    turned = sum(divisor == 1 for divisor in divisors)
+    n_rotated = sum(divisor == 1 for divisor in divisors)
     if any(divisor not in (1, 1e30) for divisor in divisors):
-        raise WeftError(f"{FREQUENCIES} holds other numbers than 1 and 1e30")
-    return {"rope_type": "proportional", "partial_rotary_factor": 2 * turned / head}
+        raise WeftError(f"{FREQUENCIES} has other values than 1 and 1e30")
+    return {"rope_type": "proportional", "partial_rotary_factor": 2 * n_rotated / head}
 
 
 def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
-    said = gguf_config(config)
-    hidden, first_shared = said["intermediate_size"], len(said["layer_types"]) - said["num_kv_shared_layers"]
+    converted = gguf_config(config)
+    hidden, first_shared = (
+        converted["intermediate_size"],
+        len(converted["layer_types"]) - converted["num_kv_shared_layers"],
+    )
     local = gguf.local_layers(config, 5)
     return _layers(
         {
-            **said,
+            **converted,
             "intermediate_size": hidden[0] if isinstance(hidden, list) else hidden,
             "use_double_wide_mlp": isinstance(hidden, list) and hidden[-1] == 2 * hidden[0],
             "attention_k_eq_v": any(not local[i] and i not in config[gguf.VALUED] for i in range(first_shared)),
@@ -218,7 +220,7 @@ def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
 
 
 def _scalar(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return what a layer's output is multiplied by, 1 where the file has none."""
+    """Return the factor of a layer's output, 1 if the file has none."""
     name = "blk.{i}.layer_output_scale.weight"
     return fetch(name) if fetch.has(name) else Full(1.0, (1,))
 
@@ -231,7 +233,7 @@ GGUF_PER_LAYER: Names = {
     "layers.{i}.per_layer.projection": "blk.{i}.proj",
     "layers.{i}.per_layer.norm": "blk.{i}.post_norm",
 }
-GGUF_SETTINGS: dict[str, Any] = {  # what the blocks of these files are made of, they say themselves
+GGUF_SETTINGS: dict[str, Any] = {  # the blocks of these files state their own settings
     "found": {"qk_norm": None, "qkv_bias": None, "out_bias": None},
     **dict.fromkeys(("heads", "kv_heads", "head_dim", "ffn", "rope")),
     "embed_scale": lambda c: math.sqrt(c["embedding_length"]),
@@ -240,7 +242,7 @@ GEMMA4_GGUF = gguf.MIXED.but(
     "gemma4",
     inert=(*gguf.BASE.inert, "rope.dimension_count", "rope.dimension_count_swa"),
     names={
-        **inside({name: found for name, found in gguf.BASE.names.items() if name.startswith("layers.")}),
+        **inside({name: template for name, template in gguf.BASE.names.items() if name.startswith("layers.")}),
         **GGUF_PER_LAYER,
         "layers.{i}.scalar": _scalar,
         **{f"layers.{{i}}.ffn.dense.{n}": f"blk.{{i}}.ffn_{n}" for n in ("gate", "up", "down")},
@@ -277,10 +279,10 @@ GEMMA4 = LLAMA.but(
         "layers.{i}.ffn.router_norm": _router_norm,
         "layers.{i}.ffn.moe.router": "layers.{i}.router.proj",
         **_EXPERTS,
-        "layers.{i}.ffn.moe.experts.down": _weighed_down,
+        "layers.{i}.ffn.moe.experts.down": _scaled_down,
     },
     refuse={"use_bidirectional_attention": (None, False, "vision")},
-    # What layers that share keys and values have of their own is not used.
+    # Keys and values of layers that share those of another layer are not used.
     idle=tuple(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")),
     heads=None,
     kv_heads=None,

@@ -1,4 +1,4 @@
-"""Hybrids of attention with the gated delta rule: OLMo Hybrid, Kimi Linear, and what they share with Qwen's."""
+"""Hybrids of attention with the gated delta rule: OLMo Hybrid, Kimi Linear, and the parts they share with Qwen's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RECURRENT = "linear_attention"
 
 
 def delta_of(settings: Settings) -> GatedDeltaNet:
-    """The delta rule of the layers that have one, all alike."""
+    """Return the delta rule of the layers that have one, which are all alike."""
     return next(mixer for mixer in settings.mixer if isinstance(mixer, GatedDeltaNet))
 
 
 def _channels(settings: Settings) -> int:
-    """Count the channels of the convolution: q, k and v."""
+    """Return the number of channels of the convolution over q, k and v."""
     keys, values = delta_of(settings).widths
     return 2 * keys + values
 
@@ -43,7 +43,7 @@ def delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any
 
 
 def kinds_of(config: Config, every: int = 4) -> list[str]:
-    """The types of the layers, by default attention in each `every`-th."""
+    """Return the types of the layers, by default attention in each `every`-th."""
     layers = range(key("num_hidden_layers")(config))
     plain = [RECURRENT if (i + 1) % every else "full_attention" for i in layers]
     types: list[str] = config.get("layer_types") or plain
@@ -62,8 +62,8 @@ GDN: Names = {
 # -- separate projections of q, k and v
 
 
-def _joined(name: str) -> Template:
-    """One linear map, or the taps of one convolution, stored as those of q, k and v."""
+def _concat_qkv(name: str) -> Template:
+    """Return a template for a linear layer, or the taps of a convolution, stored separately for q, k and v."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
@@ -71,13 +71,13 @@ def _joined(name: str) -> Template:
     return template
 
 
-def _joined_taps(name: str) -> Template:
-    """The weight [channels, width] of a convolution, stored as those of q, k and v [channels, 1, width], or as one."""
-    each = _joined(name)
+def _concat_taps(name: str) -> Template:
+    """Return a template for conv weights [channels, width], stored fused or per q, k, v as [channels, 1, width]."""
+    each = _concat_qkv(name)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        whole = name.replace("{x}_", "")
-        stored = fetch(f"{whole}.{part}") if fetch.has(f"{whole}.{part}") else each(fetch, part, settings)
+        fused_name = name.replace("{x}_", "")
+        stored = fetch(f"{fused_name}.{part}") if fetch.has(f"{fused_name}.{part}") else each(fetch, part, settings)
         return Reshape(stored, (_channels(settings), -1))
 
     return template
@@ -99,8 +99,8 @@ def _olmo_kinds(config: Config) -> list[str]:
 
 
 def _olmo_rope(config: Config) -> Any:
-    said = config.get("rope_parameters") or {}
-    return None if said.get("rope_theta", 0.0) is None else rope_of(config)
+    settings = config.get("rope_parameters") or {}
+    return None if settings.get("rope_theta", 0.0) is None else rope_of(config)
 
 
 OLMO_HYBRID = LLAMA.but(
@@ -111,8 +111,8 @@ OLMO_HYBRID = LLAMA.but(
         "layers.{i}.attn_post_norm": "layers.{i}.feedforward_layer_norm",
         "layers.{i}.ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
         **GDN,
-        "layers.{i}.attn.qkv": _joined("layers.{i}.linear_attn.{x}_proj"),
-        "layers.{i}.attn.conv": _joined_taps("layers.{i}.linear_attn.{x}_conv1d"),
+        "layers.{i}.attn.qkv": _concat_qkv("layers.{i}.linear_attn.{x}_proj"),
+        "layers.{i}.attn.conv": _concat_taps("layers.{i}.linear_attn.{x}_conv1d"),
         "layers.{i}.attn.conv.weight": None,
         "layers.{i}.attn.beta": "layers.{i}.linear_attn.b_proj",
         "layers.{i}.attn.dt.weight": "layers.{i}.linear_attn.a_proj.weight",
@@ -132,22 +132,22 @@ OLMO_HYBRID = LLAMA.but(
 
 
 def _kimi_kinds(config: Config) -> list[bool]:
-    """Return for each layer if it has the delta rule; the lists of layers count from 1."""
-    layers, said = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
+    """Return for each layer if it has the delta rule; the config's lists of layers count from 1."""
+    layers, linear_config = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
         return [kind == RECURRENT for kind in config["layer_types"]]
-    if "full_attn_layers" in said and "kda_layers" in said:
-        return [i + 1 in said["kda_layers"] for i in layers]
+    if "full_attn_layers" in linear_config and "kda_layers" in linear_config:
+        return [i + 1 in linear_config["kda_layers"] for i in layers]
     return [i == 0 or i % 4 != 0 for i in layers]
 
 
 def _kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
-    said, eps = config.get("linear_attn_config") or {}, config.get("rms_norm_eps", 1e-5)
-    size = said.get("head_dim") or config.get("linear_head_dim", 128)
+    linear_config, eps = config.get("linear_attn_config") or {}, config.get("rms_norm_eps", 1e-5)
+    size = linear_config.get("head_dim") or config.get("linear_head_dim", 128)
     delta = GatedDeltaNet(
-        said.get("num_heads") or config.get("linear_num_heads", 32),
+        linear_config.get("num_heads") or config.get("linear_num_heads", 32),
         size,
-        conv=said.get("short_conv_kernel_size") or config.get("linear_conv_kernel_dim", 4),
+        conv=linear_config.get("short_conv_kernel_size") or config.get("linear_conv_kernel_dim", 4),
         gate="sigmoid",
         norm=RMSNorm(eps),
         per_key=True,
@@ -160,8 +160,8 @@ def _kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
 
 
 def _kimi_config(config: Config) -> Config:
-    """The config with the names of DeepSeek-V3."""
-    others = {
+    """Return the config with the key names of DeepSeek-V3."""
+    our_names = {
         "norm_topk_prob": "moe_renormalize",
         "n_group": "num_expert_group",
         "num_experts_per_tok": "num_experts_per_token",
@@ -169,7 +169,7 @@ def _kimi_config(config: Config) -> Config:
     }
     return {
         "n_shared_experts": 1,
-        **{name: config[other] for name, other in others.items() if other in config},
+        **{name: config[theirs] for name, theirs in our_names.items() if theirs in config},
         **config,
     }
 
@@ -211,8 +211,8 @@ KIMI_LINEAR = LLAMA.but(
         "max_position_embeddings",
     ),
     names={
-        "layers.{i}.attn.qkv": _joined("layers.{i}.self_attn.{x}_proj"),
-        "layers.{i}.attn.conv": _joined_taps("layers.{i}.self_attn.{x}_conv1d"),
+        "layers.{i}.attn.qkv": _concat_qkv("layers.{i}.self_attn.{x}_proj"),
+        "layers.{i}.attn.conv": _concat_taps("layers.{i}.self_attn.{x}_conv1d"),
         "layers.{i}.attn.beta": "layers.{i}.self_attn.b_proj",
         "layers.{i}.attn.dt_down": "layers.{i}.self_attn.f_a_proj",
         "layers.{i}.attn.dt.weight": "layers.{i}.self_attn.f_b_proj.weight",
@@ -236,7 +236,10 @@ KIMI_LINEAR = LLAMA.but(
         **gated("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
     },
     aliases={"block_sparse_moe": "mlp"},
-    refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},  # the act of convolutions, too
+    refuse={
+        "attention_bias": (False, None),
+        "hidden_act": ("silu", "swish", None),
+    },  # also the convolutions' activation
     ffn_bias=False,
     kv_heads=None,
     head_dim=None,
@@ -244,16 +247,16 @@ KIMI_LINEAR = LLAMA.but(
     qkv_bias=False,
     out_bias=False,
     eps=key("rms_norm_eps", default=1e-5),
-    tie=False,  # whatever the config says
+    tie=False,  # whatever the config states
     context=key("model_max_length", "max_position_embeddings", default=None),
     mixer=_kimi_mixers,
     moe=_kimi_experts,
     gguf=DEEPSEEK_GGUF.but(
         "kimi-linear",
-        inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # that of latent attention has a key of its own
+        inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # latent attention has a separate key for it
         names={
-            "layers.{i}.attn.qkv": _joined("blk.{i}.attn_{x}"),
-            "layers.{i}.attn.conv": _joined_taps("blk.{i}.ssm_conv1d_{x}"),
+            "layers.{i}.attn.qkv": _concat_qkv("blk.{i}.attn_{x}"),
+            "layers.{i}.attn.conv": _concat_taps("blk.{i}.ssm_conv1d_{x}"),
             "layers.{i}.attn.beta": "blk.{i}.ssm_beta",
             "layers.{i}.attn.dt_down": "blk.{i}.ssm_f_a",
             "layers.{i}.attn.dt.weight": "blk.{i}.ssm_f_b.weight",

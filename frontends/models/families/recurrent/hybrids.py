@@ -34,7 +34,7 @@ def _short_conv(config: Config) -> ShortConv:
 
 
 def _lfm2_width(config: Config) -> int:
-    """The inner width of feed-forwards, which the config may give as that of one without a gate."""
+    """Return the inner width of feed-forwards, which the config may state for one without a gate."""
     width = int(key("block_ff_dim", "intermediate_size")(config))
     if not config.get("block_auto_adjust_ff_dim", True):
         return width
@@ -44,7 +44,7 @@ def _lfm2_width(config: Config) -> int:
 
 
 def _lfm2_experts(config: Config) -> MoE:
-    """Routed by sigmoids; their sum is not enlarged by 1e-6 as in transformers, which is less than rounding."""
+    """Return experts routed by sigmoids; unlike in transformers, 1e-6 is not added to their sum, less than rounding."""
     experts, hidden, k = required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
         experts,
@@ -73,7 +73,7 @@ _LFM2_GGUF = gguf.MIXED.but(
         "layers.{i}.attn.conv": "blk.{i}.shortconv.conv",
         "final_norm": "token_embd_norm",
     },
-    aliases={"token_embd_norm": "output_norm"},  # as files may call it
+    aliases={"token_embd_norm": "output_norm"},  # another name in some files
     found={"qk_norm": lambda keys: "head"},
     kv_heads=gguf.most_kv_heads,
     window=lambda c: c.get("attention.sliding_window") or None,
@@ -124,16 +124,16 @@ LFM2_MOE = LFM2.but(
 
 
 def _state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The projection into gate, x, B, C and step, each of which has a multiplier of its own."""
-    mamba, found = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
+    """Return the projection into gate, x, B, C and step, each with a separate multiplier."""
+    mamba, weight = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
     wide = mamba.groups * mamba.state
     sizes = mamba.inner, mamba.inner, wide, wide, mamba.heads
     parts = settings.multipliers["ssm"]
-    whole = settings.multipliers["ssm_in"] if part == "weight" else 1.0
-    if all(m * whole == 1 for m in parts):
-        return found
-    rows = (Full(m * whole, (size,)) for m, size in zip(parts, sizes, strict=True))
-    return Scale(found, Concat(tuple(rows)))
+    common = settings.multipliers["ssm_in"] if part == "weight" else 1.0
+    if all(m * common == 1 for m in parts):
+        return weight
+    rows = (Full(m * common, (size,)) for m, size in zip(parts, sizes, strict=True))
+    return Scale(weight, Concat(tuple(rows)))
 
 
 def _multipliers(config: Config) -> dict[str, Any]:
@@ -172,13 +172,13 @@ def _falcon_mixer(config: Config) -> ParallelHybrid:
     return ParallelHybrid(attention, mamba)
 
 
-def _beside(names: Names) -> Names:
-    """The names of a state space that stands beside attention."""
-    return {name.replace(".attn.", ".attn.ssm."): found for name, found in names.items()}
+def _parallel_names(names: Names) -> Names:
+    """Return the names of a state space that runs in parallel to attention."""
+    return {name.replace(".attn.", ".attn.ssm."): template for name, template in names.items()}
 
 
 def _gguf_falcon(config: Config) -> ParallelHybrid:
-    """Attention and a state space, which llama.cpp norms, if at all, behind the gate."""
+    """Return attention and a state space, which llama.cpp normalizes, if at all, after the gate."""
     heads, kv_heads = required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), rope_of_gguf(config))
     mamba = replace(gguf_mamba2(config), norm_first=False)
@@ -189,7 +189,7 @@ FALCON_H1 = LLAMA.but(
     "falcon_h1",
     inert=("mamba_d_head", "mamba_expand"),
     names={
-        **_beside(mamba2_names("layers.{i}.mamba")),
+        **_parallel_names(mamba2_names("layers.{i}.mamba")),
         "layers.{i}.attn.ssm.in": _state_input,
         "layers.{i}.attn.ssm.out": times("layers.{i}.mamba.out_proj", "ssm_out"),
         "layers.{i}.attn.attention.q": times("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
@@ -215,11 +215,11 @@ FALCON_H1 = LLAMA.but(
     gguf=gguf.BASE.but(  # the converter multiplies the weights by all multipliers
         "falcon-h1",
         names={
-            **_beside(HEADED_STATES),
+            **_parallel_names(HEADED_STATES),
             **{f"layers.{{i}}.attn.attention.{x}": f"blk.{{i}}.attn_{x}" for x in "qkv"},
             "layers.{i}.attn.attention.o": "blk.{i}.attn_output",
         },
-        aliases={"ffn_norm.weight": "ffn_norm"},  # as the converter and the loader call it
+        aliases={"ffn_norm.weight": "ffn_norm"},  # the name in the converter and the loader
         heads=None,
         kv_heads=None,
         head_dim=None,
@@ -238,11 +238,11 @@ def _nemotron_kinds(config: Config) -> list[str]:
     """Return the kind of each layer: mamba, attention, mlp or moe.
 
     Raises:
-        WeftError: if a layer is something else.
+        WeftError: if a layer is of another kind.
     """
     pattern = config.get("hybrid_override_pattern")
-    said = key("layers_block_type", "layer_types", default=("mamba", "moe", "attention", "mlp"))(config)
-    types = [_LETTERS.get(c, c) for c in pattern] if pattern else said
+    stated = key("layers_block_type", "layer_types", default=("mamba", "moe", "attention", "mlp"))(config)
+    types = [_LETTERS.get(c, c) for c in pattern] if pattern else stated
     kinds = [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in types]
     for kind in kinds:
         if kind not in _LETTERS.values():
@@ -273,7 +273,7 @@ def _nemotron_mixers(config: Config) -> tuple[Any, ...]:
 def _nemotron_experts(config: Config) -> MoE:
     act, bias, latent = ACTIVATIONS[_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
     if config.get(latent) and bias:
-        raise WeftError(f"mlp_bias={bias} is not supported beside {latent}")
+        raise WeftError(f"mlp_bias={bias} is not supported together with {latent}")
     return MoE(
         key("n_routed_experts", default=8)(config),
         key("moe_intermediate_size", default=7688)(config),
@@ -299,25 +299,25 @@ _EXPERTS = "layers.{i}.mixer.experts"
 
 
 def _nemotron_stacked(part: str) -> Template:
-    """The weights of all experts in one tensor, or in a tensor each."""
-    each = stacked(f"{_EXPERTS}.{{e}}.{part}_proj")
+    """Return a template for the weights of all experts, stored in one tensor or in a tensor per expert."""
+    separate = stacked(f"{_EXPERTS}.{{e}}.{part}_proj")
 
     def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
-        whole = f"{_EXPERTS}.{part}_proj"
-        return fetch(whole) if fetch.has(whole) else each(fetch, name, settings)
+        stacked_name = f"{_EXPERTS}.{part}_proj"
+        return fetch(stacked_name) if fetch.has(stacked_name) else separate(fetch, name, settings)
 
     return template
 
 
 def _gguf_widths(config: Config) -> tuple[int | None, ...]:
-    """The inner widths of the layers that are a feed-forward and no mixture."""
-    said, layers = key("feed_forward_length")(config), range(config["block_count"])
-    widths = said if isinstance(said, list) else [said for _ in layers]
+    """Return the inner widths of the layers that are a plain feed-forward, None for others."""
+    widths_stated, layers = key("feed_forward_length")(config), range(config["block_count"])
+    widths = widths_stated if isinstance(widths_stated, list) else [widths_stated for _ in layers]
     return tuple(None if i in config[gguf.SPARSE] else widths[i] or None for i in layers)
 
 
 def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
-    """The layers of a file, with the least step of all published configs, which files do not say."""
+    """Return the layers of a file, with the minimum step of all published configs, which files do not state."""
     kv_heads = key("attention.head_count_kv")(config)
     heads, mamba = key("attention.head_count")(config), replace(gguf_mamba2(config), least_step=0.001)
 
@@ -368,7 +368,7 @@ NEMOTRON_H = LLAMA.but(
     ffn=in_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _nemotron_kinds(c))),
     gated=False,
     activation=_nemotron_activation,
-    tie=False,  # whatever the config says
+    tie=False,  # whatever the config states
     mixer=_nemotron_mixers,
     moe=in_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
     gguf=gguf.MIXED.but(

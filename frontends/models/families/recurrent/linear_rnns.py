@@ -59,14 +59,14 @@ def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
 
 
 def _lightning(which: str) -> Template:
-    """Rows of q, k or v: of attention, or of lightning attention, which packs them head by head."""
+    """Return a template for rows of q, k or v: of attention, or of lightning attention, which packs them by head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
             return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
         heads, index = s.head_count, "qkv".index(which)
-        apart = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
-        return Reshape(Slice(apart, 1, index, index + 1), (heads * s.head_size, -1))
+        by_head = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
+        return Reshape(Slice(by_head, 1, index, index + 1), (heads * s.head_size, -1))
 
     return template
 
@@ -79,7 +79,7 @@ MINIMAX = MIXTRAL.but(
         "layers.{i}.attn.gate": "layers.{i}.self_attn.output_gate",
         "layers.{i}.attn.out": "layers.{i}.self_attn.out_proj",
     },
-    idle=("*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),  # numbers that follow from the config
+    idle=("*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),  # values that follow from the config
     window=None,
     block=_minimax_blocks,
 )
@@ -106,13 +106,13 @@ def _griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
 
 
 def _in_bfloat16(number: float) -> float:
-    """`number` with the 8 bits of a bfloat16, in which transformers keeps it."""
+    """Return `number` rounded to bfloat16, in which transformers stores it."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(mantissa * 256) / 256, exponent)
 
 
 def _blocks(name: str) -> Template:
-    """A block-diagonal map [width, width/heads], stored [heads, in, out]."""
+    """Return a template for a block-diagonal matrix [width, width/heads], stored [heads, in, out]."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         unit = next(mixer for mixer in s.mixer if mixer is not None)
@@ -210,7 +210,7 @@ RWKV = Family(
         "lm_head": "head",
     },
     prefix="rwkv.",
-    refuse={"layer_norm_epsilon": (1e-5, None)},  # in the layers alone: the last norm has 1e-5
+    refuse={"layer_norm_epsilon": (1e-5, None)},  # only of the layers: the last norm has 1e-5
     unused=("head.weight",),
 )
 
@@ -247,7 +247,7 @@ XLSTM = Family(
         "eps": key("norm_eps", default=1e-6),
         "mixer": _mlstm,
         "logit_softcap": key("output_logit_soft_cap", default=30.0),
-        "tie": False,  # whatever the config says
+        "tie": False,  # whatever the config states
     },
     names={
         "embed": "embeddings",

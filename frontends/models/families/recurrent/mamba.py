@@ -22,7 +22,7 @@ _PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": NO_LIMIT}
 
 
 def _channels(settings: Settings) -> int:
-    """Count the channels of the convolution of the state spaces; they may stand among or beside attention."""
+    """Return the number of channels of the state spaces' convolution; these may be parallel to attention."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     layers = (getattr(mixer, "ssm", mixer) for mixer in mixers)
     mixer = next(layer for layer in layers if isinstance(layer, Mamba | Mamba2))
@@ -30,12 +30,12 @@ def _channels(settings: Settings) -> int:
 
 
 def taps(name: str, channels: Callable[[Settings], int] = _channels) -> Template:
-    """The convolution's weight [channels, width], stored [channels, 1, width]."""
+    """Return a template for the convolution's weight [channels, width], stored [channels, 1, width]."""
     return lambda fetch, part, settings: Reshape(fetch(name), (channels(settings), -1))
 
 
 def _names(at: str) -> Names:
-    """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
+    """Return the names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": taps(f"{at}.conv1d.weight"),
@@ -46,7 +46,7 @@ def _names(at: str) -> Names:
 
 
 def mamba2_names(at: str) -> Names:
-    """Name the parameters of a Mamba-2 layer that the checkpoint calls `at`."""
+    """Return the names of a Mamba-2 layer that the checkpoint calls `at`."""
     return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
@@ -87,7 +87,7 @@ def _mamba2(config: Config) -> Mamba2:
 
 
 def log_rates(*dims: int) -> Template:
-    """A_log, of shape `dims` if given, of the A = −e^A_log that is stored."""
+    """Return a template for A_log, of shape `dims` if given, of the stored A = −e^A_log."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch("blk.{i}.ssm_a")
@@ -112,7 +112,7 @@ HEADED_STATES: Names = {
 
 
 def _gguf_mamba(normed: bool = False) -> Rule:
-    """The rule for `mixer` of Mamba, its step, B and C `normed` or as the file says (Falcon Mamba)."""
+    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed` or by the file (Falcon Mamba)."""
 
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
@@ -138,7 +138,7 @@ MAMBA_GGUF = gguf.BASE.but(
     kv_heads=None,
     ffn=None,
     rope=None,
-    context=None,  # the file's number is arbitrary
+    context=None,  # the file's value is arbitrary
     mixer=_gguf_mamba(),
 )
 MAMBA = Family(
@@ -274,7 +274,7 @@ def _granite_rope(config: Config) -> RoPE | None:
     return rope_of(config) if config.get("position_embedding_type") == "rope" else None
 
 
-def _passed_by_all(at: str) -> Names:
+def _shared_expert_names(at: str) -> Names:
     packed = "layers.{i}.shared_mlp.input_linear"
     return {
         f"{at}.gate": half(packed, 0),
@@ -288,8 +288,8 @@ GRANITE_HYBRID = GRANITE_MOE.but(
     inert=("mamba_d_head", "num_experts_per_tok", "num_local_experts", "intermediate_size"),
     names={
         **mamba2_names("layers.{i}.mamba"),
-        **_passed_by_all("layers.{i}.ffn"),
-        **_passed_by_all("layers.{i}.ffn.shared"),
+        **_shared_expert_names("layers.{i}.ffn"),
+        **_shared_expert_names("layers.{i}.ffn.shared"),
     },
     refuse=_PLAIN,
     ffn=key("shared_intermediate_size"),

@@ -25,18 +25,20 @@ def _qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
 
 
 def _of_each_head(name: str, index: int) -> Template:
-    """Part `index` of a linear map whose rows are those of the queries and of the gate, head by head."""
+    """Return a template for part `index` of a linear layer with the rows of queries and gate, head by head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        apart = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
-        return Reshape(Slice(apart, 1, index, index + 1), (s.head_count * s.head_size, -1))
+        by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
+        return Reshape(Slice(by_head, 1, index, index + 1), (s.head_count * s.head_size, -1))
 
     return template
 
 
 def _of_each_group(name: str, *which: int, of: int) -> Template:
-    """Parts `which` of a linear map whose rows are q, k, v and the gate (`of` 4) or β and steps (`of` 2) of a group of
-    heads, group by group."""
+    """Return a template for parts `which` of a linear layer with rows for each group of heads, group by group.
+
+    The parts are q, k, v and the gate (`of` 4) or β and steps (`of` 2).
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta = delta_of(settings)
@@ -44,8 +46,8 @@ def _of_each_group(name: str, *which: int, of: int) -> Template:
         keys, values = (width // groups for width in delta.widths)
         sizes = [keys, keys, values, values] if of == 4 else [delta.heads // groups] * 2
         starts = [sum(sizes[:i]) for i in range(of)]
-        apart = Reshape(fetch(f"{name}.{part}"), (groups, sum(sizes), -1))
-        rows = (Slice(apart, 1, starts[i], starts[i] + sizes[i]) for i in which)
+        by_group = Reshape(fetch(f"{name}.{part}"), (groups, sum(sizes), -1))
+        rows = (Slice(by_group, 1, starts[i], starts[i] + sizes[i]) for i in which)
         return Concat(tuple(Reshape(r, (groups * sizes[i], -1)) for i, r in zip(which, rows, strict=True)))
 
     return template
@@ -81,9 +83,9 @@ _QWEN = QWEN2_MOE.but(
 
 
 def _gguf_recurrent(config: Config) -> list[bool]:
-    said, layers = config.get("attention.recurrent_layers"), range(config["block_count"])
+    stated, layers = config.get("attention.recurrent_layers"), range(config["block_count"])
     every = config.get("full_attention_interval", 4)
-    return said[: len(layers)] if isinstance(said, list) else [(i + 1) % every != 0 for i in layers]
+    return stated[: len(layers)] if isinstance(stated, list) else [(i + 1) % every != 0 for i in layers]
 
 
 def _gguf_delta(config: Config) -> GatedDeltaNet:
@@ -94,16 +96,15 @@ def _gguf_delta(config: Config) -> GatedDeltaNet:
 
 
 def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
-    """Order the `rows` of heads of values group by group; stored are the first heads of all groups, then the second
-    ones and so on."""
+    """Return `stored`, the first value heads of all groups, then the second ones and so on, ordered by group."""
     delta = delta_of(settings)
     groups = delta.groups or delta.heads
-    apart = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
-    return Reshape(apart, (rows, -1))
+    by_group = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
+    return Reshape(by_group, (rows, -1))
 
 
 def _rows_of_heads(name: str) -> Template:
-    """A linear map whose rows are those of heads of values."""
+    """Return a template for a linear layer whose rows are value heads."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta, stored = delta_of(settings), fetch(f"{name}.{part}")
@@ -114,7 +115,7 @@ def _rows_of_heads(name: str) -> Template:
 
 
 def _rows_of_values(name: str) -> Template:
-    """Rows of q and k, as they are, and of heads of values."""
+    """Return a template for rows of q and k, unchanged, and of value heads."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         (keys, values), stored = delta_of(settings).widths, fetch(f"{name}.{part}")
@@ -125,20 +126,20 @@ def _rows_of_values(name: str) -> Template:
 
 
 def _columns_of_heads(name: str) -> Template:
-    """A linear map whose columns are those of heads of values."""
+    """Return a template for a linear layer whose columns are value heads."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta = delta_of(settings)
         groups = delta.groups or delta.heads
-        apart = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
-        return Reshape(Permute(apart, (0, 2, 1, 3)), (settings.dim, -1))
+        by_group = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
+        return Reshape(Permute(by_group, (0, 2, 1, 3)), (settings.dim, -1))
 
     return template
 
 
-def _of_heads(made: Template) -> Template:
-    """A number for each head of values."""
-    return lambda fetch, part, settings: Reshape(_by_group(made(fetch, part, settings), settings, 1), (-1,))
+def _of_heads(template: Template) -> Template:
+    """Return a template for a number per value head."""
+    return lambda fetch, part, settings: Reshape(_by_group(template(fetch, part, settings), settings, 1), (-1,))
 
 
 _GGUF_Q = "blk.{i}.attn_q"
@@ -162,7 +163,7 @@ _GATE = "layers.{i}.attn.gate"
 
 
 def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
-    """The gate behind the delta rule, or behind attention, whichever the layer has."""
+    """Return a template for the gate after the delta rule, or after attention, by the kind of layer."""
     of_heads = _of_each_head(queries, 1)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

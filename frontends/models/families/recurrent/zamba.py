@@ -1,4 +1,4 @@
-"""Zamba and Zamba2: Mamba layers, some of them fed by a few transformer blocks that take turns."""
+"""Zamba and Zamba2: Mamba layers, some with input from a few alternating transformer blocks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def _kinds(config: Config) -> list[bool]:
     plain = ["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7
     plain += ["mamba"] * 4 + ["hybrid"] + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2
     kinds = [kind == "hybrid" for kind in config.get("layers_block_type") or plain]
-    given = config.get("hybrid_layer_ids")
-    if given is not None and given != [i for i, fed in enumerate(kinds) if fed]:
-        raise WeftError(f"hybrid_layer_ids={given} is not supported: layers_block_type says others, or another order")
+    hybrid_ids = config.get("hybrid_layer_ids")
+    if hybrid_ids is not None and hybrid_ids != [i for i, fed in enumerate(kinds) if fed]:
+        raise WeftError(
+            f"hybrid_layer_ids={hybrid_ids} is not supported: layers_block_type has others, or another order"
+        )
     return kinds
 
 
@@ -56,38 +58,38 @@ def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
     return tuple(fed if hybrid else alone for hybrid in _kinds(config))
 
 
-def _fed(settings: Settings) -> list[int]:
-    """The layers that a transformer block feeds."""
+def _fed_layers(settings: Settings) -> list[int]:
+    """Return the layers that a transformer block feeds."""
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
 def _shared(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
-    """A weight of the `block` whose turn it is, with the layer's own low-rank `adapter`; `half` of its rows."""
+    """Return a template for a weight of the layer's `block`, plus its low-rank `adapter`; or `half` of the rows."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        layers = _fed(settings)
+        layers = _fed_layers(settings)
         turn = layers.index(int(fetch.layer))
-        # Without tied embeddings transformers ties no blocks either: every layer has its own.
-        own = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
-        first = "{i}" if own else layers[turn % settings.multipliers["blocks"]]
+        # Without tied embeddings transformers does not share blocks either: every layer has one.
+        is_separate = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
+        first = "{i}" if is_separate else layers[turn % settings.multipliers["blocks"]]
         at = f"layers.{first}.{block}"
-        found, low = fetch(f"{at}.{name}.{part}"), f"{at}.{adapter}.{turn}"
+        weight, low = fetch(f"{at}.{name}.{part}"), f"{at}.{adapter}.{turn}"
         if adapter and part == "weight" and fetch.has(f"{low}.0.weight"):
-            found = Add((found, MatMul(fetch(f"{low}.1.weight"), fetch(f"{low}.0.weight"))))
+            weight = Add((weight, MatMul(fetch(f"{low}.1.weight"), fetch(f"{low}.0.weight"))))
         if half is None:
-            return found
+            return weight
         rows = settings.block[layers[0]].ffn.hidden
-        return Slice(found, 0, half * rows, (half + 1) * rows)
+        return Slice(weight, 0, half * rows, (half + 1) * rows)
 
     return template
 
 
-def _either(alone: str | Template, fed: str | Template) -> Template:
-    """Choose the name of a layer without a transformer block, or of one with it."""
+def _either(plain: str | Template, hybrid: str | Template) -> Template:
+    """Return a template for the tensor of a layer without a transformer block, or of one with it."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        found = fed if settings.block[int(fetch.layer)].attn is not None else alone
-        return fetch(f"{found}.{part}") if isinstance(found, str) else found(fetch, part, settings)
+        entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
+        return fetch(f"{entry}.{part}") if isinstance(entry, str) else entry(fetch, part, settings)
 
     return template
 
@@ -102,19 +104,19 @@ def _channels(settings: Settings) -> int:
 
 
 def _states() -> Names:
-    """The names of the state spaces, which stand deeper in the layers that are fed."""
-    found: Names = {}
+    """Return the names of the state spaces, whose modules are nested deeper in the layers that are fed."""
+    names: Names = {}
     for name, alone in mamba2_names("layers.{i}.mamba").items():
         fed = mamba2_names("layers.{i}.mamba_decoder.mamba")[name]
         if isinstance(alone, str) and isinstance(fed, str) and name.endswith((".bias", ".a_log", ".d")):
             pair: tuple[Any, Any] = _whole(alone), _whole(fed)
         else:
             pair = alone, fed
-        found[name.replace(".attn.", ".mamba.")] = _either(*pair)
+        names[name.replace(".attn.", ".mamba.")] = _either(*pair)
     convolutions: list[Callable[..., Recipe]] = [
         taps(f"layers.{{i}}.{at}.conv1d.weight", _channels) for at in ("mamba", "mamba_decoder.mamba")
     ]
-    return {**found, "layers.{i}.mamba.conv.weight": _either(*convolutions)}
+    return {**names, "layers.{i}.mamba.conv.weight": _either(*convolutions)}
 
 
 ZAMBA2 = LLAMA.but(
@@ -145,7 +147,7 @@ ZAMBA2 = LLAMA.but(
         "layers.{i}.ffn.down": _shared("feed_forward.down_proj"),
         "final_norm": "final_layernorm",
     },
-    idle=("*_adapter_list.*",),  # of a block's copy: those of the other layers
+    idle=("*_adapter_list.*",),  # the adapters of other layers in a block's copy
     layers=lambda c: len(_kinds(c)),
     heads=None,
     kv_heads=None,
@@ -160,9 +162,9 @@ ZAMBA2 = LLAMA.but(
 )
 
 
-# -- Zamba: one block, and states of Mamba in heads
+# -- Zamba: a single block, and Mamba states in heads
 
-_MOST_HEADS = 8  # that have names
+_MOST_HEADS = 8  # the number of heads with names
 
 
 def _zamba_kinds(config: Config) -> list[bool]:
@@ -198,27 +200,30 @@ def _zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
 
 
 def _both(name: str) -> Template:
-    """A tensor of a state space, which stands deeper in the layers that are fed."""
+    """Return a template for a tensor of a state space, whose module is nested deeper in the layers that are fed."""
     return _either(f"layers.{{i}}.mamba.{name}", f"layers.{{i}}.mamba_decoder.mamba.{name}")
 
 
 def _in_turns(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The rows of x and of the gate, which take turns in the checkpoint."""
+    """Return the rows of x and of the gate, which alternate in the checkpoint."""
     stored, rows = _both("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
     return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
 
 
 def _of_head(name: str, head: int) -> Template:
-    """The part of tensor `name` [heads, ...] that belongs to a head; of all channels if there is one."""
+    """Return a template for a head's part of tensor `name` [heads, ...]; all channels if there is one head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mamba = settings.block[0].mamba
         at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
-        own, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads
+        part_of_head, channels = (
+            Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1),
+            mamba.inner // mamba.heads,
+        )
         rank = mamba.dt_rank or -(-settings.dim // 16)
         shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
         shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
-        return Reshape(own, shapes.get(name.partition("_")[0], (channels,)))
+        return Reshape(part_of_head, shapes.get(name.partition("_")[0], (channels,)))
 
     return template
 

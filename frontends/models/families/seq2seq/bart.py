@@ -1,6 +1,6 @@
 """BART and its relatives: biases, LayerNorm, learned positions (mBART) or sinusoids (Marian, Pegasus, M2M-100).
 
-A config without an encoder (BartForCausalLM) describes the decoder alone.
+A config without an encoder (BartForCausalLM) describes a decoder only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...tables.settings import Settings
 
 
 def _names(part: str) -> dict[str, str]:
-    """Names of the encoder or decoder."""
+    """Return the names of the encoder or decoder."""
     layer = f"{part}.layers.{{i}}"
     names = {
         f"{part}.positions.weight": f"{part}.embed_positions.weight",
@@ -34,13 +34,13 @@ def _names(part: str) -> dict[str, str]:
 
 
 def _decoder_alone(prefix: str) -> Names:
-    """Names of a decoder without an encoder, which stand under `prefix`."""
+    """Return the names, under `prefix`, of a decoder without an encoder."""
     names = _names("decoder").items()
     return {ours.removeprefix("decoder."): prefix + theirs.removeprefix("decoder.") for ours, theirs in names}
 
 
 def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The head's bias, stored as one row of its own."""
+    """Return the head's bias, stored as a separate row."""
     return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
 
 
@@ -49,13 +49,13 @@ def _alone(config: Config) -> bool:
 
 
 def _size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
-    """The config's size called `name` of the encoder, or of a decoder without one, with their defaults."""
+    """Return the rule for the size `name` of the encoder, or of a decoder without one, with their defaults."""
     of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
     return lambda c: of[_alone(c)](c)
 
 
 def scaled(default: bool, width: str = "d_model") -> Rule:
-    """The factor of embeddings: the root of their width if scale_embedding, or without that key if `default`."""
+    """Return the rule for the factor of embeddings: √width with scale_embedding, or without that key by `default`."""
     return lambda c: key(width)(c) ** 0.5 if c.get("scale_embedding", default) else 1.0
 
 
@@ -103,16 +103,16 @@ BART = Family(
         "head_bias": lambda keys: "final_logits_bias" in keys,
     },
     unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version"),
-    idle=("*.encoder_attn*",),  # of a decoder alone
+    idle=("*.encoder_attn*",),  # of a decoder without an encoder
     aliases={"shared.": "decoder.embed_tokens."},
 )
-# Their decoder begins with the last token of the text, a language.
+# Their decoder starts with the last token of the source, a language.
 _OTHER_START = dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering"))
 MBART = BART.but("mbart", tasks=_OTHER_START, arrangement="pre")
 
 
 def _sinusoids(**options: Any) -> Rule:
-    """Sinusoidal positions, all sines before all cosines; see `Sinusoidal` for the `options`."""
+    """Return the rule for sinusoidal positions, all sines before all cosines; `options` are those of `Sinusoidal`."""
     return lambda c: Sinusoidal(key("max_position_embeddings")(c), interleaved=False, **options)
 
 
@@ -141,7 +141,7 @@ BLENDERBOT_SMALL = BART.but(
 
 
 def _first_position(config: Config) -> int:
-    """The position of the first token: that behind the padding token's."""
+    """Return the position of the first token: the one after the padding token's."""
     return int(key("pad_token_id", default=1)(config)) + 1
 
 
@@ -157,7 +157,7 @@ M2M_100 = BART.but(
 XGLM = M2M_100.but(
     "xglm",
     names={"embed": "embed_tokens", **_decoder_alone("")},
-    refuse={"pad_token_id": (0, 1, None)},  # the table is 0 at its row, where another may be that of a token
+    refuse={"pad_token_id": (0, 1, None)},  # the table is 0 in its row, which for other ids may be a token's
     kind="decoder",
     layers=key("num_layers"),
     heads=key("attention_heads"),

@@ -1,4 +1,4 @@
-"""Decoders before GPT-2, and what kept their positions: GPT, CTRL, BioGPT."""
+"""Decoders before GPT-2, and those that keep their positions: GPT, CTRL, BioGPT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .bart import scaled
 
 
 def _activation(config: Config) -> str:
-    """GPT's gelu is that by tanh."""
+    """Return the activation; GPT's gelu is the tanh form."""
     name = str(config.get("afn") or "gelu")
     return "gelu_new" if name == "gelu" else name
 
@@ -40,7 +40,7 @@ CTRL = GPT2.but(
         "layers.{i}.ffn_norm": "h.{i}.layernorm2",
         "final_norm": "layernorm",
     },
-    refuse={"layer_norm_epsilon": (1e-6, None)},  # that of the last norm; those of the layers are constant
+    refuse={"layer_norm_epsilon": (1e-6, None)},  # of the last norm only; those of the layers are constant
     ffn=key("dff"),
     eps=1e-6,
     activation="relu",

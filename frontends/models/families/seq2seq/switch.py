@@ -1,4 +1,4 @@
-"""Switch Transformers: T5 with some feed-forwards replaced by mixtures of experts, one expert for each token."""
+"""Switch Transformers: T5 with some feed-forwards replaced by mixtures of experts, one expert per token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .t5 import T5
 
 
 def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
-    """The mixtures of `layers` layers of which about `sparse` have one: every layers/sparse-th."""
+    """Return the mixtures of `layers` layers of which about `sparse` have one: every layers/sparse-th."""
     moe = MoE(
         config.get("num_experts", 8),
         key("d_ff")(config),
@@ -35,7 +35,7 @@ def _decoder(config: Config) -> dict[str, object]:
 
 
 def _names(part: str, ffn: int) -> Names:
-    """Map names that differ from T5 in the encoder or decoder, whose feed-forward is sublayer `ffn`."""
+    """Return names that differ from T5 in the encoder or decoder, whose feed-forward is sublayer `ffn`."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",

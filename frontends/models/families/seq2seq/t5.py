@@ -1,4 +1,4 @@
-"""T5 and what grew from it: relative position biases, RMSNorm before each sublayer, scores without a scale."""
+"""T5 and its successors: relative position biases, RMSNorm before each sublayer, scores without a scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..dense.gemma import GEMMA2
 
 
 def _names(part: str, ffn: int) -> Names:
-    """Names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
+    """Return the names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
     block = f"{part}.block.{{i}}.layer"
     names: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -37,7 +37,7 @@ def _names(part: str, ffn: int) -> Names:
 
 
 def _up(name: str) -> Template:
-    """The map into the feed-forward, called otherwise where a gate stands beside it."""
+    """Return a template for the first layer of the feed-forward, whose name differs if it has a gate."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
@@ -46,15 +46,15 @@ def _up(name: str) -> Template:
 
 
 def relative_bias(config: Config) -> T5Bias:
-    """The table of relative positions of a config, one for all layers."""
+    """Return the table of relative positions of a config, one for all layers."""
     buckets = config.get("relative_attention_num_buckets", 32)
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
 def feed_forward(default: str) -> dict[str, Any]:
-    """The settings that feed_forward_proj says: an activation, perhaps after "gated-"; gated-gelu is that by tanh.
+    """Return the settings in feed_forward_proj: an activation, perhaps after "gated-"; gated-gelu is the tanh form.
 
-    Where dense_act_fn or is_gated_act stands beside it, as in configs that transformers writes, that one counts.
+    dense_act_fn and is_gated_act, which transformers writes into configs, override it.
     """
     proj = key("feed_forward_proj", default=default)
 
@@ -68,13 +68,13 @@ def feed_forward(default: str) -> dict[str, Any]:
 
 
 def _scaled(config: Config) -> Any:
-    """Logits are divided by √dim where the head was made to be the embedding."""
+    """Return the scale of logits: 1/√dim if the head was tied to the embedding."""
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     return 1.0 if tied is False else key("d_model")(config) ** -0.5
 
 
 def _gguf_names(part: str, short: str) -> Names:
-    """Names of the encoder or decoder in GGUF files, which call it `short`."""
+    """Return the names of the encoder or decoder in GGUF files, which call it `short`."""
     block = f"{short}.blk.{{i}}"
     sublayers = {"attn": "attn", "cross": "cross_attn"}
     return {
@@ -91,16 +91,18 @@ def _gguf_bias(config: Config) -> T5Bias:
     return T5Bias(key("attention.relative_buckets_count")(config), 128, key("attention.head_count")(config))
 
 
-def _where_biased(own: bool) -> Callable[[Config], T5Bias | None]:
-    """The table of relative positions of each layer, where more than the first one have their `own`; or that of all."""
-    return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == own else None
+def _where_biased(by_layer: bool) -> Callable[[Config], T5Bias | None]:
+    """Return the rule for the table of relative positions: `by_layer` if more than the first have one, or shared."""
+    return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
 def _gguf_scaled(config: Config) -> Any:
-    """1/√dim for the first T5, the only one without gates, and for UMT5, whose layers have tables of their own, as in
-    transformers; llama.cpp leaves it out, which changes no order of tokens."""
-    whole = config[gguf.GATED] and len(config[gguf.BIASED]) < 2
-    return 1.0 if whole else key("embedding_length")(config) ** -0.5
+    """Return 1/√dim for the first T5, the only one without gates, and for UMT5, whose layers have separate tables.
+
+    transformers does the same; llama.cpp leaves it out, which does not change the order of tokens.
+    """
+    unscaled = config[gguf.GATED] and len(config[gguf.BIASED]) < 2
+    return 1.0 if unscaled else key("embedding_length")(config) ** -0.5
 
 
 T5_GGUF = gguf.BASE.but(
@@ -121,8 +123,8 @@ T5_GGUF = gguf.BASE.but(
     gated=lambda c: bool(c[gguf.GATED]),
     activation=lambda c: "gelu_new" if c[gguf.GATED] else "relu",
     logit_scale=_gguf_scaled,
-    position_bias=_where_biased(own=False),
-    bias=_where_biased(own=True),
+    position_bias=_where_biased(by_layer=False),
+    bias=_where_biased(by_layer=True),
     decoder=lambda c: {"layers": key("decoder_block_count", "block_count")(c)},
 )
 T5 = Family(
@@ -177,7 +179,7 @@ UMT5 = T5.but(
 
 
 def _gemma_names(part: str) -> Names:
-    """Names of the encoder or decoder, whose norms stand around each sublayer."""
+    """Return the names of the encoder or decoder, which has norms around each sublayer."""
     layer = f"{part}.layers.{{i}}"
     names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": shifted(f"{part}.norm")}
     for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
@@ -188,7 +190,7 @@ def _gemma_names(part: str) -> Names:
 
 
 def _of(part: str, rule: Any) -> Any:
-    """The rule that reads the config of the encoder or decoder."""
+    """Return the rule that reads the config of the encoder or decoder."""
     return (lambda c: rule(key(part)(c))) if callable(rule) else rule
 
 
