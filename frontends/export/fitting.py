@@ -63,7 +63,6 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
 
     `candidates` yields them for a graph; errors call them a `kind`, such as "Hugging Face family".
 
-
     Raises:
         WeftError: if none does, naming the nearest candidate and the first difference.
     """
@@ -105,7 +104,6 @@ def tensors_of(reference: Graph, result: Match, candidate: Candidate) -> dict[st
     """Return the tensors of the candidate's checkpoint as recipes over the parameters that were matched to them.
 
     `reference` is the candidate's graph, `result` its match with the exported graph.
-
 
     Raises:
         WeftError: if a layout of the family has no inverse.

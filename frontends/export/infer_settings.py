@@ -29,7 +29,6 @@ def proposals(
     The family `source_name` of the model comes first, with the settings that `model` was read with; then all families
     with the settings inferred from the graph.
 
-
     Raises:
         WeftError: if no settings can be inferred.
     """

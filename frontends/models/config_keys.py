@@ -175,7 +175,6 @@ def unread_keys(
 ) -> Iterator[Unread]:
     """Yield the keys of `config` that the result of `read`, its settings, does not depend on, except known and `inert`.
 
-
     A key counts as read if `read` accesses it, or would if another key were absent or a flag inverted (such as the
     window that use_sliding_window=false switches off), or if another value of it gives other settings.
     """

@@ -121,7 +121,6 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     `keys` are those of the checkpoint, if there is one. If it lacks the head's tensors, the head is returned as left
     out.
 
-
     Raises:
         WeftError: if the table refuses a key of the config.
     """
@@ -146,7 +145,6 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
     """Return `table` with a reranker's head: the score is the logit of the first of `tokens`, minus that of the second.
-
 
     Raises:
         WeftError: if its logits are not a linear map of the hidden states.
@@ -190,7 +188,7 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class of `config` if weft does not read it; `left` are the unread tensors."""
+    """Return the head of the class of `config` if weft does not read it; `unread_keys` are its candidates."""
     suffix = suffix_of(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None

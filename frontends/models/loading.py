@@ -116,7 +116,6 @@ def describe(
     Tensors that `keys` lacks get the names that they should have. `check` is called with each parameter that has a
     name.
 
-
     Raises:
         WeftError: if a setting is missing or not supported.
     """

@@ -167,15 +167,14 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
 
     `idle` are reasons by option that leave the built model unchanged.
 
-
     Raises:
         WeftError: naming one that has none.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
         raise no_effect(f"--weights {weights}", reason)
-    if reason := first.get(selected.passes().get(CACHE_DTYPE, "").partition("{")[0]):
-        idle = {**idle, CACHE_DTYPE: reason}
+    if cache_reason := first.get(selected.passes().get(CACHE_DTYPE, "").partition("{")[0]):
+        idle = {**idle, CACHE_DTYPE: cache_reason}
     for name, option in selected.listed().items():
         if name in idle and (value := getattr(selected, name)) != option.default:
             raise no_effect(f"{option.flag} {value}", idle[name])

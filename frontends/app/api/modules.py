@@ -1,5 +1,4 @@
-"""`weft.torch`, `weft.state_dict`, `weft.with_weights`: a source as an `nn.Module` of readable PyTorch, or its weights,
-without files; and the weights of a module, trained or not, back in the graph."""
+"""`weft.torch`, `weft.state_dict`, `weft.with_weights`: a source as an `nn.Module` without files, and its weights."""
 
 from __future__ import annotations
 

@@ -60,7 +60,6 @@ def opened_model(
     `text` requires a tokenizer, `verifies` (of drafts) the logits of all tokens, and a number of `experts` on the
     device PyTorch. The `trusted` folders may run their Python.
 
-
     Raises:
         WeftError: also for options of the command that do not apply to the model.
     """

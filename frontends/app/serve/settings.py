@@ -17,7 +17,6 @@ class Settings:
     `drain` seconds to finish after a signal. Requests must carry `api_key`, if it is set, and name one of `hosts`, if
     they are set.
 
-
     Raises WeftError for a value outside its range.
     """
 

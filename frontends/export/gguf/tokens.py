@@ -26,7 +26,6 @@ def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = la
 
     `note` reports tokens that end an answer but have no key.
 
-
     Raises:
         WeftError: if GGUF has no keys for its kind, or it has more tokens than rows.
     """

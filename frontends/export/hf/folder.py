@@ -77,7 +77,7 @@ def write_huggingface(
     tensors: dict[str, Tensor] = {}
     for key, tensor in result.tensors.items():
         if key in codes:
-            tensors |= compressed.packed(key, codes[key], kind, reader)
+            tensors |= compressed.pack_weight(key, codes[key], kind, reader)
         else:
             tensors[key] = Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
     config = {**result.config, "dtype": CONFIG_NAMES[kind]}

@@ -180,7 +180,6 @@ class SafetensorsReader(Rerouted):
 
     Prefixes that torch.compile and DistributedDataParallel add (`wrappers`) are removed from the names.
 
-
     Raises:
         WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
     """

@@ -1,5 +1,4 @@
-"""Model types of transformers that no table describes: multimodal models, whose language model is read, and types that
-are refused."""
+"""Model types without a table: multimodal models, whose language model is read, and types that are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Rotary settings in configs: Hugging Face's rope_parameters, or the older rope_theta and rope_scaling, and llama.cpp's
-keys. A setting of `RopeScaling` has one name in each, by which it is read and written."""
+"""Rotary settings in configs: Hugging Face's rope_parameters or older keys, and llama.cpp's keys.
+
+A setting of `RopeScaling` has one name in each, by which it is read and written.
+"""
 
 from __future__ import annotations
 

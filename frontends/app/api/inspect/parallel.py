@@ -29,7 +29,6 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
 
     Linear layers, experts and layers are divided by the plans that ``weft compile --target transformers`` writes.
 
-
     Raises:
         WeftError: if `split` cannot be parsed, naming a part that cannot be divided so, or if PyTorch is missing: the
             plans refer to modules.

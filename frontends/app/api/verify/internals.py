@@ -85,7 +85,6 @@ class Internals:
 
         Caches start empty, with the length of the input.
 
-
         Raises:
             WeftError: with ONNX Runtime's message if it fails.
         """

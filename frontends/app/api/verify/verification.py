@@ -1,5 +1,4 @@
-"""Checks that a compiled folder computes the same as its source: logits, cached decoding, and the first layer that
-differs.
+"""Checks that a compiled folder computes the same as its source: logits, cached decoding, the first differing layer.
 
 The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
 Decoders are teacher-forced: the prompt goes in as two chunks, then the model's own greedy tokens one at a time, so that

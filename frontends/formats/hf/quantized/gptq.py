@@ -7,7 +7,6 @@ one less than its value, in "gptq_v2" it is the value. GPTQModel subtracts the o
 borrows from the next zero point; adding them to entire words again restores the values in both cases. For 3 bits, where
 codes cross words, it subtracts from each zero point, and 0 becomes 7.
 
-
 ``awq`` (https://arxiv.org/abs/2306.00978, its GEMM layout): `qweight` [in, out / 8] and `qzeros` pack eight outputs
 into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
 """

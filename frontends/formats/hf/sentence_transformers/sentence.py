@@ -194,7 +194,6 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
 
     `config` is that of its transformer.
 
-
     Raises:
         WeftError: naming the module, key or file that is not supported, missing or unsound.
     """
