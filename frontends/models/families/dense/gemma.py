@@ -1,5 +1,6 @@
-"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 on norms around both sublayers and local layers;
-VaultGemma with norms before them only.
+"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU.
+
+From Gemma 2 on norms are around both sublayers (in VaultGemma before them only), and some layers are local.
 """
 
 from __future__ import annotations

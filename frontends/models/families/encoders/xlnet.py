@@ -1,5 +1,6 @@
-"""XLNet: attention to contents, distances and segments. The stream that predicts tokens in shuffled order is left out,
-as in transformers without a target.
+"""XLNet: attention to contents, distances and segments.
+
+The stream that predicts tokens in shuffled order is left out, as in transformers without a target.
 """
 
 from __future__ import annotations
