@@ -156,7 +156,7 @@ def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: 
         ("llama-gqa-tied", "sliding-window{size=8, keep_first=1}", "keep_first=0 at layers.0.attn.attention where the"),
         ("bloom", "", "no Hugging Face family expresses the graph: the nearest is"),
         ("mamba", "", "no Hugging Face family expresses the graph: the graph has no softmax attention"),
-        ("deepseek-v3", "", "none that a config describes: q is made by concat"),
+        ("deepseek-v3", "", "not one that a config describes: q is made by concat"),
         ("llama-gqa-tied", "replace-activation{to=relu}, kv-cache", "export it before kv-cache"),
     ],
 )

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "landmarks": (
         "nystromformer",
         {"num_landmarks": 32},
-        "num_landmarks=32 differs from segment_means_seq_len=64: attention by landmarks is of texts of that one length",
+        "num_landmarks=32 differs from segment_means_seq_len=64: attention by landmarks needs sequences of that length",
     ),
     "blocks": ("big_bird", {"attention_type": "sparse"}, "attention_type='sparse' is not supported"),
     "quantized": (

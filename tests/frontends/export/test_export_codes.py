@@ -147,7 +147,9 @@ def test_codes_of_packed_weights(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", **GQA, tie_word_embeddings=True)
     model = quantized(folder, before="fold-norm-scale, pack-qkv, pack-gate-up, ")
     notes = exported(model, tmp_path / "out", dtype="f16")
-    assert notes[0] == "weights that keep their codes: 21 as uint4_32" and notes[1].endswith("are written, in f16")
+    assert notes[0] == "weights that keep their codes: 21 as uint4_32" and notes[1].endswith(
+        "are written instead of codes, in f16"
+    )
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     want = blocks(model.graph, "layers.2.attn.qkv.weight")
     parts = [taken_apart(tensors, f"model.layers.2.self_attn.{p}_proj", 4) for p in "qkv"]

@@ -282,7 +282,10 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
         (("--format", "onnx", "-o", tmp_path / "out"), "unknown format 'onnx'; weft exports hf, safetensors, gguf"),
         (("-o", tmp_path / "a.gguf", "--format", "hf"), "is called a file of gguf, but --format hf writes a folder"),
         (("-o", tmp_path / "a.safetensors", "--format", "gguf"), "but --format gguf writes a file .gguf"),
-        (("-o", tmp_path / "a.onnx"), "is called what `weft compile` writes; name a folder, or a file .gguf"),
+        (
+            ("-o", tmp_path / "a.onnx"),
+            "has the suffix of files that `weft compile` writes; name a folder, or a file .gguf",
+        ),
         (("-o", tmp_path / "file"), "a file with that name is in the way"),
         (("-o", folder), f"{folder}: it holds the source"),
         (("-o", "/proc/out"), "cannot write to /proc/out"),

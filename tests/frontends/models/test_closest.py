@@ -62,7 +62,7 @@ def test_why_a_type_is_not_read(kind: str, tmp_path: Path) -> None:
 def test_a_folder_without_weights_lists_the_families(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
     with pytest.raises(
-        WeftError, match="model_type 'mystery' is not known, and no family reads it; `weft families` lists the"
+        WeftError, match="model_type 'mystery' is not known, and no family reads it; `weft families` lists all"
     ):
         weft.load_source(tmp_path)
 

@@ -71,7 +71,7 @@ def test_the_command_tells_the_same(preset: str) -> None:
 
 def test_the_sheet_of_deepseek() -> None:
     sheet = fact_sheet(load_source("deepseek-v3"))
-    assert sheet.about == "DeepSeek-V3 (2024) without the layer that predicts one token further · decoder"
+    assert sheet.about == "DeepSeek-V3 (2024) without the layer that predicts one more token · decoder"
     assert dict(sheet.rows) | {"FLOPs per token": ""} == {
         "Parameters": "671,026,404,352",
         "Active for a token": "37,552,282,624",

@@ -63,7 +63,7 @@ def test_a_head_that_is_not_read_is_left_out_of_a_run_if_that_is_accepted(tmp_pa
     assert "--without qa_outputs accepts that" in command(*ask, status=2).stderr
     assert len(json.loads(command(*ask, "--without", "qa_outputs").stdout)) == 32
     refusal = command(*ask, "--without", "magic", status=2).stderr
-    assert "has no part 'magic' that could be left out; what is left out: qa_outputs" in refusal
+    assert "has no part 'magic' to leave out; parts left out: qa_outputs" in refusal
     command("opt", tmp_path, "-o", tmp_path / "model", "--without", "qa_outputs")
     command("compile", tmp_path / "model", "-o", tmp_path / "out")
     assert "passed, without: qa_outputs" in command("verify", tmp_path / "out").stdout

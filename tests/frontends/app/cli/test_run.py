@@ -98,7 +98,7 @@ def test_run_holds_some_experts(compiled: Path, tmp_path: Path) -> None:
     assert "compiled for ort-cpu, which holds all experts on the device" in refused(
         "run", compiled, "--ids", "4", "--experts-on-device", "2"
     )
-    assert "--experts-on-device goes with --target torch, not with ort-cpu" in refused(
+    assert "--experts-on-device needs --target torch, not ort-cpu" in refused(
         "run", tmp_path / "tiny.py", "--ids", "4", "--experts-on-device", "2", "--target", "ort-cpu"
     )
 

@@ -112,7 +112,7 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
         ("[1]", "config.json: a JSON object was expected, not array"),
         (
             '{"model_type": "yolo"}',
-            "model_type 'yolo' is not known, and no family reads it; `weft families` lists the ",
+            "model_type 'yolo' is not known, and no family reads it; `weft families` lists all ",
         ),
         ("{}", "model_type None is not known"),
         ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
@@ -168,7 +168,7 @@ def test_missing_tensor(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
-    fails(folder, r"has no tensor 'model.layers.1.mlp.up_proj.weight', which parameter layers.1.ffn.up.weight is read")
+    fails(folder, r"has no tensor 'model.layers.1.mlp.up_proj.weight', which parameter layers.1.ffn.up.weight reads")
 
 
 def test_wrong_shape(folder: Path) -> None:
@@ -176,7 +176,7 @@ def test_wrong_shape(folder: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"] = np.ones((48, 31), np.float32)
     save_file(tensors, folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
-    fails(folder, rf"{name} \[48, 31\] does not fit layers.1.ffn.up.weight, which the config makes \[48, 32\]")
+    fails(folder, rf"{name} \[48, 31\] does not fit layers.1.ffn.up.weight, whose shape is \[48, 32\] by the config")
 
 
 def test_wrong_shape_behind_a_recipe(save: Any) -> None:

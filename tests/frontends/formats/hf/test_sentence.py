@@ -271,7 +271,7 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         (
             "sentence_bert_config.json",
             {"module_output_name": "sentence_embedding", "modality_config": {"text": HIDDEN}},
-            "modality_config is .* weft reads the pooler_output of texts by get_text_features, without",
+            "modality_config is .* weft reads the pooler_output of get_text_features, without",
         ),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
         ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "know truncation_side"),
@@ -328,7 +328,11 @@ def test_tables_of_vectors(tmp_path: Path) -> None:
     ("family", "start", "message"),
     [
         ("albert", 0, "a albert model before a WeightedLayerPooling is not supported"),
-        ("bert", 0, r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, .* makes \[4\]"),
+        (
+            "bert",
+            0,
+            r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, whose shape is \[4\] by the config",
+        ),
         ("bert", 4, "start=4 is after the last layer"),
     ],
 )
@@ -352,7 +356,7 @@ def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(bert), "peft_type": "LORA"})
     )
-    refused(adapter, r"an adapter with a modules\.json of its own is not supported: merge it")
+    refused(adapter, r"an adapter with its own modules\.json is not supported: merge it")
 
 
 def test_records_that_were_edited_are_refused(bert: Path, tmp_path: Path) -> None:
@@ -361,7 +365,7 @@ def test_records_that_were_edited_are_refused(bert: Path, tmp_path: Path) -> Non
     weft.compile(bert, tmp_path / "out", target="transformers")
     path = tmp_path / "out" / "model.weft"
     path.write_text(path.read_text().replace('"type": "Pooling"', '"type": "../../Pooling"'))
-    refused(tmp_path / "out", "meta sentence = .* is no record of modules: Pooling, Dense")
+    refused(tmp_path / "out", "meta sentence = .* is not a record of modules: Pooling, Dense")
 
 
 def refused(folder: Path, message: str) -> None:
