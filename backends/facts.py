@@ -11,7 +11,7 @@ from weft.ir.schema.states import Growth
 
 
 @dataclass(frozen=True)
-class Carried:
+class StateRecord:
     """A state of a graph: the `input` for the old state, the `output` with the new one, its growth, and the `initial`
     fill value of a state of constant size."""
 
@@ -78,7 +78,7 @@ class Facts:
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, if the graph does not fix it
-    carried: tuple[Carried, ...] = ()  # states; empty if the folder does not record them
+    carried: tuple[StateRecord, ...] = ()  # states; empty if the folder does not record them
     rolling: frozenset[int] = frozenset()  # the indices of rolling caches
     compares: bool = False  # tokens of a call compete with each other, so padding would change results
     compares_above: int = 0  # tokens of a text above which they compete

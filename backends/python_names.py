@@ -40,9 +40,9 @@ class PythonNames(Pass):
     usual: tuple[str, ...] = ()
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        from .runtime.torch.folder import pytorch
+        from .runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from .torch.lower.identifiers import name_for_python  # needs torch for the attributes of nn.Module
 
         if wrong := next((pair for pair in self.usual if "=" not in pair), None):

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
-from weft.ir.recipes.streams import narrow
+from weft.ir.recipes.streams import cast_finite
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -115,4 +115,4 @@ def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
         WeftError: if a value is not finite, or exceeds the range of the dtype.
     """
     for values in tensor.blocks():
-        yield narrow(values, tensor.dtype, key).reshape(-1).view(np.uint8)
+        yield cast_finite(values, tensor.dtype, key).reshape(-1).view(np.uint8)

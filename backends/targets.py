@@ -17,11 +17,11 @@ from weft.ir.graph import Graph, Node
 from weft.ir.registry import Registry
 from weft.ir.types import dtypes
 from weft.passes import Pass, Phase, Pipeline, default_pipeline, parse_pipeline
-from weft.passes.edits.legalization import TAKES, Accepts
+from weft.passes.edits.legalization import ACCEPTS, Accepts
 from weft.passes.forms import Form
 from weft.passes.library.cleanup.cast import Cast
 from weft.passes.library.target.legalize import Legalize
-from weft.passes.library.target.rope_length import RopeLength, depends
+from weft.passes.library.target.rope_length import RopeLength, depends_on_length
 
 from .facts import Facts
 from .options import MOVED, Option, Options
@@ -147,7 +147,7 @@ class Backend(ABC):
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
         """Return the target's own passes for `graph`, after `pipeline`: the maximum length, and the cast to `dtype`."""
-        length = (RopeLength(max_length),) if max_length is not None and depends(graph) else ()
+        length = (RopeLength(max_length),) if max_length is not None and depends_on_length(graph) else ()
         return (*length, *(() if dtype == "f32" else (Cast(dtypes.parse(dtype)),)))
 
     @abstractmethod
@@ -237,7 +237,7 @@ def register(*backends: Backend) -> None:
     """Register targets under their names."""
     for backend in backends:
         TARGETS.add(backend.name, backend)
-        TAKES.add(backend.name, backend.takes)
+        ACCEPTS.add(backend.name, backend.takes)
 
 
 def all_options() -> dict[str, tuple[Option, list[str]]]:

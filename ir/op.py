@@ -10,11 +10,11 @@ from .recipes.readers import Array
 from .registry import Registry
 from .schema.attributes import Attr, type_name
 from .schema.cases import Case, Sample, bools, case, ints, normal, positive
-from .schema.checks import axis_of, broadcast, fixed, show, total, want
+from .schema.checks import axis_of, broadcast, require, require_int, show, total
 from .schema.op import OPS as SCHEMAS
 from .schema.op import Cost, Trait
 from .schema.signature import OpCall, Operand
-from .schema.states import Growth, StateKind, StateSpec, caches, constant_state, cross_states
+from .schema.states import Growth, StateKind, StateSpec, caches, cross_states, fixed_size_state
 from .types import Shape, TensorType, sizes
 from .types.dtypes import DType
 from .types.sizes import Poly, Size
@@ -47,19 +47,19 @@ __all__ = [
     "broadcast",
     "caches",
     "case",
-    "constant_state",
     "cross_states",
-    "fixed",
+    "fixed_size_state",
     "ints",
     "lookup",
     "normal",
     "op",
     "positive",
+    "require",
+    "require_int",
     "show",
     "sizes",
     "total",
     "type_name",
-    "want",
 ]
 
 

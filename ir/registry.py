@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from .errors import WeftError, unknown
-from .storage.documents import told
+from .storage.documents import error_text
 
 T = TypeVar("T")
 GROUP = "weft.plugins"
@@ -22,7 +22,7 @@ _plugins = ""  # "loading", "loaded"
 _trouble = ""  # the error message of the first plugin that failed
 
 
-class DeclaredTwice(WeftError, ValueError):
+class DuplicateName(WeftError, ValueError):
     """Error for two items of one kind with the same name."""
 
 
@@ -50,7 +50,7 @@ class Registry(Mapping[str, T]):
             raise WeftError(f"{self.kind} {name!r}: a name must be a text")
         present = self._items.setdefault(name, item)
         if present is not item and getattr(present, "__qualname__", present) != getattr(item, "__qualname__", item):
-            raise DeclaredTwice(f"{self.kind} {name} is declared twice: {present!r} and {item!r}")
+            raise DuplicateName(f"{self.kind} {name} is declared twice: {present!r} and {item!r}")
         self._items[name] = item
 
     def remove(self, name: str) -> None:
@@ -184,4 +184,4 @@ def _describe(error: BaseException) -> str:
     """Return a description of `error` of foreign code. Raise it again if it is an interrupt or comes from a signal."""
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
-    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {told(error)}"
+    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error_text(error)}"

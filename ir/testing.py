@@ -7,7 +7,7 @@ from collections.abc import Collection
 from .graph import Graph, Value
 from .graph.step import Step
 from .op import Case, Op
-from .ops.loops import beside
+from .ops.loops import cast_step
 from .recipes import Source
 from .recipes.readers import Array, MemoryReader
 from .types import TensorType, dtypes
@@ -29,7 +29,7 @@ def one_node(
     operands: list[Value | None] = []
     arrays, attrs = case.draw(seed), dict(case.attrs)
     if isinstance(step := attrs.get("step"), Step):  # states of the step stay f32
-        attrs["step"] = beside(step, [dtype] * len(arrays))
+        attrs["step"] = cast_step(step, [dtype] * len(arrays))
     names = op.operand_names(arrays, attrs)
     for i, array in enumerate(arrays):
         if array is None:

@@ -13,9 +13,9 @@ from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
 from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
-from .library.cleanup.drop_dropout import DropDropout, drops
+from .library.cleanup.drop_dropout import DropDropout, has_dropout
 from .library.cleanup.fold_constants import FoldConstants
-from .library.cleanup.quiet_routers import QuietRouters, noises
+from .library.cleanup.quiet_routers import QuietRouters, noise_inputs
 from .library.decode.embedding import FuseEmbedding
 from .library.decode.experts import FuseMixture, FuseRoute
 from .library.decode.heads import FuseLatent, FuseQkv
@@ -48,8 +48,8 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     sequence (None: the model's context). Fused ops are expanded; router noise and dropout are removed. With `trains`,
     dropout stays, and no parameter that the architecture declares is folded into another.
     """
-    cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noises(graph))}
-    cleanup |= {DropDropout(): drops(graph) and not trains}
+    cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noise_inputs(graph))}
+    cleanup |= {DropDropout(): has_dropout(graph) and not trains}
     first = tuple(p for p, needed in cleanup.items() if needed)
     simplify = Phase("simplify", (*first, Dce(), Cse(), FoldConstants(weights=not trains)))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))

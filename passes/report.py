@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.ir import Graph
 
-from .analysis.costs import TEXT, cost, weight_bytes
+from .analysis.costs import DEFAULT_SIZES, cost, weight_bytes
 from .core.base import Pass
 from .core.trace import Trace
 
@@ -16,14 +16,14 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
-class Price:
+class GraphCost:
     """The FLOPs of a run on 64 tokens, and the bytes of all parameters."""
 
     flops: int
     weights: int
 
     @classmethod
-    def of(cls, graph: Graph) -> Price:
+    def of(cls, graph: Graph) -> GraphCost:
         """Return the price of one run of `graph`."""
         flops = cost(graph).flops
         assert isinstance(flops, int)
@@ -43,7 +43,7 @@ class Record:
     seconds: float
     trace: Trace
     nodes: tuple[int, int]
-    prices: tuple[Price, Price] | None = None
+    prices: tuple[GraphCost, GraphCost] | None = None
     shown: str = ""
     difference: float | None = None
 
@@ -79,7 +79,7 @@ class Record:
         if self.prices is not None:
             before, after = self.prices
             flops, weights = _change(before.flops, after.flops), _change(before.weights, after.weights)
-            lines.append(f"  {flops} FLOPs for {TEXT['seq']} tokens, {weights} bytes of parameters")
+            lines.append(f"  {flops} FLOPs for {DEFAULT_SIZES['seq']} tokens, {weights} bytes of parameters")
         if self.shown:
             lines.append(f"  shown ({self.applied.effect}): {self.shown}")
         return "\n".join([*lines, *(f"  {line}" for line in self.summary)])

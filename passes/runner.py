@@ -18,7 +18,7 @@ from .core.text import parse_pipeline
 from .core.trace import Trace
 from .default import default_pipeline
 from .edits.legalization import is_fused
-from .report import Price, Record, Report
+from .report import GraphCost, Record, Report
 
 
 @dataclass
@@ -76,7 +76,7 @@ def run_passes(
     if verify:
         inner_hooks.append(lambda step: _check_effect(step, equivalence))
     index, priced = 0, report is not None and report.priced
-    price = Price.of(current) if priced else None
+    price = GraphCost.of(current) if priced else None
     for phase in pipeline.phases:
         for applied in phase.passes:
             index += 1
@@ -92,7 +92,7 @@ def run_passes(
             for hook in inner_hooks:
                 hook(step)
             if report is not None:
-                old_price, price = price, Price.of(current) if priced else None
+                old_price, price = price, GraphCost.of(current) if priced else None
                 prices = (old_price, price) if old_price is not None and price is not None else None
                 evidence = applied.shows() if verify else ""
                 record = Record(phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest)

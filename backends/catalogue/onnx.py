@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from weft.ir.graph import Graph, Node
 from weft.passes import Pass, Phase, Pipeline
 from weft.passes.forms import Form
-from weft.passes.library.cache.rolling_buffer import FullCaches, rolls
+from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, losses
 from weft.passes.library.target.sides import DecoderSide, EncoderSide
-from weft.passes.library.target.widen_codes import WidenCodes, small_floats
+from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
 
 from .. import cpu
 from ..facts import Facts
@@ -53,7 +53,7 @@ class OnnxBackend(Backend):
     ) -> tuple[Pass, ...]:
         base_passes = super().finish(graph, pipeline, dtype, max_length, trains=trains)
         kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
-        codes = small_floats(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
+        codes = has_float4_weights(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
         conditional = {
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
@@ -71,7 +71,7 @@ class OnnxBackend(Backend):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
             return forms
         forms[MODEL] = Form(Pipeline((legalized,)))
-        if suits_genai(graph) and any(map(rolls, graph.nodes)):
+        if suits_genai(graph) and any(map(is_rolling, graph.nodes)):
             forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
             forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
         return forms

@@ -11,7 +11,7 @@ from weft.passes import Pass, Phase, Pipeline
 from weft.passes.default import FUSE_DECODE
 from weft.passes.edits.legalization import Accepts
 from weft.passes.forms import Form
-from weft.passes.library.cleanup.drop_dropout import DropDropout, drops
+from weft.passes.library.cleanup.drop_dropout import DropDropout, has_dropout
 from weft.passes.library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, losses
@@ -61,25 +61,25 @@ class TorchBackend(Backend):
         return base_passes if trains or not losses(graph) else (*base_passes, DropOutputs(tuple(losses(graph))))
 
     def lowerings(self, op: str) -> list[str]:
-        from ..runtime.torch.folder import pytorch
+        from ..runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from ..torch.program.registry import LOWERINGS
 
         return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
 
     def refusals(self, node: Node) -> list[str] | None:
-        from ..runtime.torch.folder import pytorch
+        from ..runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from ..torch.lower.lower import refusals
 
         return refusals(node)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        from ..runtime.torch.folder import pytorch
+        from ..runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from ..torch.decode.lowering import takes as step_takes
         from ..torch.lower.lower import takes
 
@@ -89,14 +89,14 @@ class TorchBackend(Backend):
         return takes(graph)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        from ..runtime.torch.folder import pytorch
+        from ..runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from ..torch.decode.lowering import refusal
 
         forms = {MODEL: Form(self.model(PythonNames()))}
         if refusal(graph) is None:
-            quiet = (DropDropout(),) if drops(graph) else ()  # steps do not train
+            quiet = (DropDropout(),) if has_dropout(graph) else ()  # steps do not train
             phases = Phase(FUSE_DECODE.name, (*quiet, *FUSE_DECODE.passes)), Phase(STEP, (Legalize(self.name, STEP),))
             forms[STEP] = Form(Pipeline(phases), of=MODEL)
         return forms

@@ -43,9 +43,9 @@ class TransformersBackend(TorchBackend):
     own_code = True
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        from ..runtime.torch.folder import pytorch
+        from ..runtime.torch.folder import import_torch
 
-        pytorch()
+        import_torch()
         from ..torch.transformers.lower.lower import OWN, USUAL
 
         forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}

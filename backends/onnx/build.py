@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
-from weft.ir.recipes.readers import switched
+from weft.ir.recipes.readers import find_switched
 from weft.passes.analysis.states import has_cache, max_source
 
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
@@ -63,7 +63,7 @@ class OnnxFolder:
             "kept_blocks": asked if block_counts else "",
             "weights": weight_facts(graph, self.tensors),
         }
-        if (tensors := switched(graph.reader)) is not None:
+        if (tensors := find_switched(graph.reader)) is not None:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if block_counts:
             self.facts["blocks"] = block_counts

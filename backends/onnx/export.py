@@ -17,8 +17,8 @@ from onnx_ir import serde
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
-from weft.ir.recipes.readers import Array, TensorReader, switched
-from weft.ir.recipes.streams import narrow, stored_part, stream, stream_parts
+from weft.ir.recipes.readers import Array, TensorReader, find_switched
+from weft.ir.recipes.streams import cast_finite, stored_part, stream, stream_parts
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
@@ -135,7 +135,7 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
     Raises:
         WeftError: if ONNX Runtime is missing, or a pass stores factors of adapters in few bits.
     """
-    if (tensors := switched(built.reader)) is None:
+    if (tensors := find_switched(built.reader)) is None:
         return
     ort = onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
@@ -234,4 +234,4 @@ def _cast_block(w: Weight, block: Array) -> Array:
     block = np.atleast_1d(block)
     if w.recipe.constant and np.isinf(block).any():  # −∞ of a mask is intended
         return np.ascontiguousarray(block.astype(w.dtype.numpy))
-    return narrow(block, w.dtype, next(iter(w.recipe.sources()), str(w.value.name)))
+    return cast_finite(block, w.dtype, next(iter(w.recipe.sources()), str(w.value.name)))

@@ -13,17 +13,17 @@ from typing import Any
 from weft.ir.schema.states import Growth
 from weft.ir.storage.documents import Record
 
-from ..facts import Carried
+from ..facts import StateRecord
 
 
-def read_states(manifest: Record) -> tuple[Carried, ...]:
+def read_states(manifest: Record) -> tuple[StateRecord, ...]:
     """Return the states that a manifest records for the inputs of its graph; empty if it is older than such records.
 
     Raises WeftError when a record is broken.
     """
     growths = tuple(growth.value for growth in Growth)
     return tuple(
-        Carried(
+        StateRecord(
             record.text("input"),
             record.text("output"),
             Growth(record.choice("growth", growths)),
@@ -37,15 +37,15 @@ def read_states(manifest: Record) -> tuple[Carried, ...]:
 _CACHE, _STATE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)"), re.compile(r"past_states\.\d+\.\w+")
 
 
-def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[Carried, ...]:
+def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[StateRecord, ...]:
     """Infer the states among the `inputs` of a graph by their names; `rolling` are the indices of rolling caches."""
     states = []
     for name in inputs:
         if (cache := _CACHE.fullmatch(name)) is not None:
             growth = Growth.WINDOW if int(cache[1]) in rolling else Growth.TEXT
-            states.append(Carried(name, name.replace("past_key_values", "present"), growth))
+            states.append(StateRecord(name, name.replace("past_key_values", "present"), growth))
         elif _STATE.fullmatch(name):
-            states.append(Carried(name, name.replace("past_states", "present_states"), Growth.CONSTANT))
+            states.append(StateRecord(name, name.replace("past_states", "present_states"), Growth.CONSTANT))
     return tuple(states)
 
 

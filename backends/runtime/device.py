@@ -5,11 +5,11 @@ from __future__ import annotations
 from weft.ir.errors import WeftError
 
 from ..targets import TARGETS, Backend, Place
-from .ort.session import DEVICES, gpu_trouble, missing_cuda, onnxruntime
-from .torch.folder import pytorch
+from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, onnxruntime
+from .torch.folder import import_torch
 
 
-def place_for(device: str, target: str | None = None) -> Place:
+def choose_place(device: str, target: str | None = None) -> Place:
     """Return the target, device and dtype for a source that runs on `device` (auto, cpu or cuda).
 
     Without `target`, choose the first target that can use the device; "auto" takes a GPU if any target can use it.
@@ -42,26 +42,26 @@ def _first_usable(device: str) -> tuple[Place | None, str]:
                 return target.place(device), ""
             except WeftError as error:
                 trouble = trouble or str(error)
-            if device == "cuda" and gpu_trouble() is not None:
+            if device == "cuda" and find_gpu_problem() is not None:
                 break  # no GPU at all: loading further libraries would only cost time
     return None, trouble
 
 
 def by_onnxruntime(device: str, target: Backend) -> Place:
-    """Return the place where ONNX Runtime runs `target`. Raises as `place_for` does."""
+    """Return the place where ONNX Runtime runs `target`. Raises as `choose_place` does."""
     if device not in ("auto", target.device):
         runs = f"what is compiled for {target.name} runs on {target.device}"
         raise WeftError(f"{runs}, not on {device}: leave out --target or --device")
     ort = onnxruntime()
-    trouble = missing_cuda(ort) if target.device == "cuda" else None
+    trouble = find_cuda_problem(ort) if target.device == "cuda" else None
     if trouble:
         raise WeftError(f"device cuda cannot be used: {trouble}")
     return Place(target.name, target.device)
 
 
 def by_torch(device: str, target: Backend) -> Place:
-    """Return the place where PyTorch runs `target`, with dtype bf16 on a GPU. Raises as `place_for` does."""
-    torch = pytorch()
+    """Return the place where PyTorch runs `target`, with dtype bf16 on a GPU. Raises as `choose_place` does."""
+    torch = import_torch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     from ..torch.package.module import checked_device
 

@@ -13,7 +13,7 @@ from weft.ir.storage.documents import Record
 from ..facts import Embedding, Facts, Sound, Task
 from ..targets import TARGETS
 from .carried import read_states
-from .core.sampling import defaults_of
+from .core.sampling import read_sampling_defaults
 
 GENAI = "genai_config.json"
 _ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
@@ -76,7 +76,7 @@ def _from_manifest(folder: Path) -> Facts:
     if "sampling" in data:
         sampling = data.record("sampling")
         most = sampling.integer("max_tokens", None, least=1)
-        optional["defaults"] = defaults_of(sampling) | ({} if most is None else {"max_tokens": most})
+        optional["defaults"] = read_sampling_defaults(sampling) | ({} if most is None else {"max_tokens": most})
     if "outputs" in data:
         optional["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])

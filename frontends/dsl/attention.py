@@ -7,7 +7,7 @@ import math
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.elementwise import filled
+from weft.ir.ops.elementwise import fill_like
 from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
@@ -282,7 +282,7 @@ def _append_marks(q: Value, k: Value, heads: int, kv_heads: int, mark: float) ->
     assert chosen is not None
     by_head = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]
     ones, zeros = (
-        filled(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(by_head, (1.0, 0.0), strict=True)
+        fill_like(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(by_head, (1.0, 0.0), strict=True)
     )
     visible = ops.unsqueeze(chosen, axes=(2, 3), name="seen")
     marks = ones, ops.where(visible, zeros, ops.affine(zeros, plus=mark), name="penalties")

@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.op import Growth
-from weft.ir.ops.elementwise import masked
+from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import dtypes
 
 from .build import (
@@ -240,13 +240,13 @@ class MixtureOfDepths:
             states = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
             if any(spec.growth is Growth.CONSTANT for spec in states):
                 raise WeftError(f"{node.op.name} sees all tokens before it, chosen or not: give a capacity")
-        return ops.add(x, masked(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
+        return ops.add(x, mask_fill(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
 
     def _by_rank(self, x: Value, r: Value, capacity: int) -> Value:
         scores, indices = ops.top_k.emit(r, k=capacity, name=("best_scores", "best"))
         if self.aux_loss:
             lowest = ops.slice(scores, axis=1, start=capacity - 1, stop=capacity, name="least_score")
-            error = ops.sub(ops.softplus(r), masked(ops.less_equal(lowest, r), r), name="cross_entropy")
+            error = ops.sub(ops.softplus(r), mask_fill(ops.less_equal(lowest, r), r), name="cross_entropy")
             contribute("aux_loss", ops.affine(ops.mean(error, axes=(0, 1)), by=self.aux_loss, name="weighted_loss"))
         ranks, _ = ops.top_k.emit(ops.affine(indices, by=-1), k=capacity, name=("negated", "ranks"))
         chosen = ops.affine(ranks, by=-1, name="chosen")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.ops.activation import known_activation
-from weft.ir.storage.documents import shown
+from weft.ir.ops.activation import check_activation
+from weft.ir.storage.documents import quote_value
 
 
 def need(module: object, condition: bool, message: str) -> None:
@@ -35,7 +35,7 @@ def need_few(module: object, *names: str) -> None:
     for name in names:
         value = getattr(module, name)
         fits = value is None or value <= MOST_PARTS
-        need(module, fits, f"{name}={shown(value)} exceeds {MOST_PARTS}, the most there can be")
+        need(module, fits, f"{name}={quote_value(value)} exceeds {MOST_PARTS}, the most there can be")
 
 
 def need_positive(module: object, *names: str) -> None:
@@ -51,7 +51,7 @@ def need_finite(module: object, *names: str) -> None:
 def _need_each(module: object, names: Iterable[str], fits: Callable[[Any], bool], expected: str) -> None:
     for name in names:
         value = getattr(module, name)
-        need(module, value is None or fits(value), f"{name}={shown(value)} must be {expected}")
+        need(module, value is None or fits(value), f"{name}={quote_value(value)} must be {expected}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -89,6 +89,6 @@ def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
 def need_activation(module: object, activation: str) -> None:
     """Raise WeftError unless `activation`, a setting of `module`, is supported by `activate`."""
     try:
-        known_activation(activation)
+        check_activation(activation)
     except WeftError as e:
         raise WeftError(f"{type(module).__name__}: {e}") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.latent import absorbed, expanded
-from weft.ir.ops.positions import picked
+from weft.ir.ops.latent import absorbed, emit_expanded
+from weft.ir.ops.positions import gather_per_query
 
 from .attention import LightningIndex
 from .build import fill, keep, kept, module, named, param, provided, uniform
@@ -67,7 +67,7 @@ class MLA:
         q, rotary = self._queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
-        y = (absorbed if self.absorbed else expanded)(
+        y = (absorbed if self.absorbed else emit_expanded)(
             q,
             rotary if self.rope is None else self.rope(rotary, self.heads, "q_rope"),
             named(self.norm, "kv_norm")(latent),
@@ -225,10 +225,12 @@ class DisentangledAttention:
         width, terms = q.width, []
         if self.to_position:
             scores = head_products(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
-            terms.append(picked(scores, index))
+            terms.append(gather_per_query(scores, index))
         if self.from_position:
             scores = head_products(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
-            terms.append(ops.transpose(picked(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2)))
+            terms.append(
+                ops.transpose(gather_per_query(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2))
+            )
         return ops.affine(ops.add(*terms) if len(terms) == 2 else terms[0], by=scale, name="position_scores")
 
 
@@ -257,7 +259,7 @@ class TransformerXLAttention:
         d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
         distances = head_products(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
-        scores = picked(distances, index)
+        scores = gather_per_query(distances, index)
         if same is not None:
             products = head_products(_add_bias(q, "segment_bias"), param("segments", (2, width)), self.heads)
             equal, unequal = ops.split.emit(products, sizes=(1, 1), axis=3, name=("own_segment", "other_segment"))

@@ -10,7 +10,7 @@ from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
-from weft.ir.ops.elementwise import masked
+from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, current, keep, module, named, param, provided, providing, trace_as
@@ -255,9 +255,9 @@ class MaskScaling:
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
         masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
         ones = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x
-        counts = (ops.sum(masked(counted, ones), axes=(1,), keepdims=True) for counted in (masks, mask))
+        counts = (ops.sum(mask_fill(counted, ones), axes=(1,), keepdims=True) for counted in (masks, mask))
         unmasked = ops.affine(ops.div(*counts), by=-1.0, plus=1.0)
-        return masked(ops.logical_not(masks), ops.div(ops.affine(x, by=1 - self.trained), unmasked))
+        return mask_fill(ops.logical_not(masks), ops.div(ops.affine(x, by=1 - self.trained), unmasked))
 
 
 @module

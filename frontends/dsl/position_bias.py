@@ -7,7 +7,7 @@ import math
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.elementwise import filled, masked
+from weft.ir.ops.elementwise import fill_like, mask_fill
 from weft.ir.ops.tensor import indices
 from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
@@ -144,7 +144,7 @@ class SinusoidalDistances:
         if row is None or x.width % 2:
             raise WeftError("sinusoidal distances belong in an Encoder of even width")
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
-        ones = ops.concat(filled(half, 0.0), filled(half, 1.0), axis=2, name="unturned")
+        ones = ops.concat(fill_like(half, 0.0), fill_like(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):
             past = RoPE()(ones, 1, "behind")  # (−sin, cos)
         sines, cosines = ops.split.emit(past, sizes=(x.width // 2, x.width // 2), axis=2, name=("sines", "cosines"))
@@ -154,7 +154,7 @@ class SinusoidalDistances:
         if self.clamp is not None:
             distances = ops.clip(distances, low=-self.clamp, high=self.clamp)
         length = ops.affine(ops.max(ops.iota(x, axis=1), axes=(0,), keepdims=True), plus=1, name="length")
-        forward = ops.less_equal(filled(distances, 0), distances)
+        forward = ops.less_equal(fill_like(distances, 0), distances)
         return {
             "relative_table": table,
             "relative_rows": ops.where(forward, distances, ops.sub(length, distances), name="relative_rows"),
@@ -203,7 +203,7 @@ class TransientGlobals:
         first = ops.affine(indices(x, runs, "runs"), by=window, name="run_starts")
         near = ops.affine(indices(x, 3 * window, "offsets"), plus=-window, name="near_offsets")
         tokens = ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(near, axes=(0,)), name="near_tokens")
-        inside = ops.logical_and(ops.less_equal(filled(tokens, 0), tokens), ops.less_equal(tokens, last))
+        inside = ops.logical_and(ops.less_equal(fill_like(tokens, 0), tokens), ops.less_equal(tokens, last))
         tokens = ops.clip(ops.minimum(tokens, last), low=0, name="near_tokens")
         visible = ops.logical_and(
             ops.gather(shown, tokens, axis=1), ops.unsqueeze(inside, axes=(0,)), name="near_shown"
@@ -215,9 +215,9 @@ class TransientGlobals:
         query_blocks = ops.gather(at, queries, axis=1, name="run_blocks")
         keys = ops.concat(visible, exists, axis=2, name="run_shown")
         # In the dtype of x, even if the PyTorch module is cast later.
-        ones = filled(ops.transpose(ops.slice(x, axis=2, start=0, stop=1), axes=(0, 2, 1)), 1.0)
+        ones = fill_like(ops.transpose(ops.slice(x, axis=2, start=0, stop=1), axes=(0, 2, 1)), 1.0)
         return {
-            "global_members": ops.where(members, ones, filled(ones, 0.0), name="global_members"),
+            "global_members": ops.where(members, ones, fill_like(ones, 0.0), name="global_members"),
             "run_queries": queries,
             "run_keys": ops.concat(tokens, global_indices, axis=1, name="run_keys"),
             "run_mask": ops.reshape(keys, shape=(batch * runs, keys.shape[2]), name="run_mask"),
@@ -229,10 +229,10 @@ class TransientGlobals:
 
         It is −1 for padding (`shown` [batch, seq] is false), and everywhere if there is no complete block.
         """
-        width = filled(row, self.block)
-        ends_block = ops.logical_and(ops.equal(ops.mod(row, width), filled(row, self.block - 1)), shown)
+        width = fill_like(row, self.block)
+        ends_block = ops.logical_and(ops.equal(ops.mod(row, width), fill_like(row, self.block - 1)), shown)
         complete_blocks = ops.sum(ops.cast(ends_block, to=dtypes.i64), axes=(1,), keepdims=True, name="whole_blocks")
-        block_index = masked(shown, ops.floordiv(row, width), -1)
+        block_index = mask_fill(shown, ops.floordiv(row, width), -1)
         return ops.minimum(block_index, ops.affine(complete_blocks, plus=-1), name="token_blocks")
 
     def _bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
@@ -246,8 +246,8 @@ class TransientGlobals:
         tables = [param(f"{name}.weight", (self.buckets, self.heads)) for name in ("local", "blocks")]
         local = ops.relative_position_bias(tables[0], queries, keys, max_distance=self.max_distance, name="local_bias")
         distance = ops.abs(ops.sub(ops.unsqueeze(keys, axes=(1,)), ops.unsqueeze(queries, axes=(2,))))
-        within = ops.unsqueeze(ops.less(distance, filled(distance, window)), axes=(1,), name="within_window")
-        local = ops.expand(masked(within, local, -math.inf), shape=(rows, *local.shape[1:]))
+        within = ops.unsqueeze(ops.less(distance, fill_like(distance, window)), axes=(1,), name="within_window")
+        local = ops.expand(mask_fill(within, local, -math.inf), shape=(rows, *local.shape[1:]))
         block_row = ops.unsqueeze(blocks, axes=(0,))
         block_bias = ops.relative_position_bias(
             tables[1], query_blocks, block_row, max_distance=self.max_distance, name="block_bias"

@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.graph.step import BATCH, traced_step
+from weft.ir.graph.step import BATCH, trace_step
 from weft.ir.types import TensorType, dtypes
 
 
@@ -76,7 +76,7 @@ def scan(
     named_states = zip(names, states.values(), strict=False)
     carried = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in named_states}
     tokens = {n: x.type.with_shape(BATCH, *x.shape[2:]) for n, x in zip(names[len(states) :], inputs, strict=True)}
-    scan_step, constants = traced_step(inputs[0].graph, run, carried, tokens)
+    scan_step, constants = trace_step(inputs[0].graph, run, carried, tokens)
     made = ops.scan.emit(*inputs, *constants, step=scan_step, name=name)
     return made if returns_tuple[0] else made[0]
 

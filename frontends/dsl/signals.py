@@ -10,7 +10,7 @@ from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.graph import Graph, Value
 from weft.ir.ops.activation import activate
-from weft.ir.ops.elementwise import masked
+from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, trace_as
@@ -232,7 +232,7 @@ class PositionalConvolution:
 def _zero_padding(x: Value) -> Value:
     """Set x [batch, seq, dim] to 0 at padding, if a mask is provided."""
     mask = provided("key_mask")
-    return x if mask is None else masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
+    return x if mask is None else mask_fill(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
 
 
 @module

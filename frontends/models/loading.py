@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream
-from weft.ir.storage.documents import shown
+from weft.ir.storage.documents import quote_value
 
 from .config_keys import unread_keys
 from .left_out import LeftOut, unread_settings, unread_tensors
@@ -101,7 +101,7 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
         if isinstance(value, int) and value > limit:
             has = f"its checkpoint has {limit} tensors in all" if limit == len(keys) else f"the limit is {limit}"
             cause = "the config is damaged or another model's"
-            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {cause}")
+            raise WeftError(f"{source}: {name}={quote_value(value)} layers, and {has}; {cause}")
 
 
 def describe(

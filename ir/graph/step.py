@@ -70,7 +70,7 @@ class Step:
 
     def type(self, name: str, batch: sizes.Size) -> TensorType:
         """Return the type of the input `name` for a batch of size `batch`."""
-        return placed(self.graph.inputs[name].type, batch)
+        return bind_batch(self.graph.inputs[name].type, batch)
 
     def _check(self) -> None:
         graph, inputs = self.graph, self.graph.inputs
@@ -105,7 +105,7 @@ class Step:
                 raise WeftError(f"step: {name} is {type}, but {named.pop()} is not a size of a single token")
 
 
-def placed(type: TensorType, batch: sizes.Size) -> TensorType:
+def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:
     """Return `type` with `batch` in place of the size called batch."""
     return type.with_shape(*(sizes.substitute(size, {"batch": batch}) for size in type.shape))
 
@@ -171,7 +171,7 @@ def _format_step(step: Step) -> str:
 # -- steps of functions
 
 
-def traced_step(
+def trace_step(
     graph: Graph,
     function: Callable[[Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]],
     states: Mapping[str, tuple[TensorType, float]],

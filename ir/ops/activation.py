@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Op, OpCall, Trait, Value, case, normal, op, want
+from ..op import Array, Op, OpCall, Trait, Value, case, normal, op, require
 from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
@@ -33,7 +33,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 @gelu.infer
 def _(n: OpCall) -> None:
     is_supported = n.approximate in ("none", "tanh", "sigmoid")
-    want(is_supported, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
+    require(is_supported, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
 
 
 @gelu.body
@@ -109,18 +109,18 @@ def activate(x: Value, name: str) -> Value:
 
 def _find_activation(name: str) -> tuple[Op, dict[str, Any]]:
     """Return the op of the activation `name` and its attributes."""
-    known_activation(name)
+    check_activation(name)
     return (swish, {"beta": float(name[6:-1])}) if name.startswith("swish(") else ACTIVATIONS[name]
 
 
-def known_activation(name: str) -> None:
+def check_activation(name: str) -> None:
     """Check that `name` is an activation that `activate` can emit.
 
     Raises:
         WeftError: if it is not.
     """
     is_activation = name in ACTIVATIONS or name == "identity" or _SWISH.fullmatch(name) is not None
-    want(is_activation, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
+    require(is_activation, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
 
 def apply_activation(x: Array, name: str) -> Array:
@@ -150,8 +150,8 @@ def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None
 
 @glu.infer
 def _(n: OpCall) -> None:
-    want(n.gate == n.up, f"gate {n.gate} and up {n.up} differ")
-    known_activation(n.activation)
+    require(n.gate == n.up, f"gate {n.gate} and up {n.up} differ")
+    check_activation(n.activation)
 
 
 @glu.body

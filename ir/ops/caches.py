@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, TensorType, Value, want
+from ..op import Array, OpCall, TensorType, Value, require
 from ..schema.states import CODES
 from ..types import dtypes
-from .elementwise import add, affine, cast, clip, div, filled, less, logical_or, minimum, mod, mul, round_, sub
+from .elementwise import add, affine, cast, clip, div, fill_like, less, logical_or, minimum, mod, mul, round_, sub
 from .elementwise import where as choose
 from .reduce import max as greatest
 from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
 
-def held(newest: Array, capacity: int, keep: int) -> Array:
+def slot_positions(newest: Array, capacity: int, keep: int) -> Array:
     """Return the position that each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
 
     Slots that are still empty have a position below 0 or above `newest`.
@@ -43,13 +43,13 @@ def write(past: Array, new: Array, positions: Array, last: int, keep: int) -> Ar
 
 
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
-    """Emit the positions that `held` returns; `slot` [1, capacity] is 0, 1, …"""
+    """Emit the positions that `slot_positions` returns; `slot` [1, capacity] is 0, 1, …"""
     rolling_slots = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
     rolled = sub(newest, mod(sub(newest, slot), rolling_slots))
     if not keep:
         return rolled
-    later = choose(less(rolled, filled(rolled, keep)), filled(rolled, -1), rolled)
-    return choose(less(slot, filled(slot, keep)), slot, later)
+    later = choose(less(rolled, fill_like(rolled, keep)), fill_like(rolled, -1), rolled)
+    return choose(less(slot, fill_like(slot, keep)), slot, later)
 
 
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
@@ -69,12 +69,12 @@ def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCal
     is_past = less(target, first)
     if n.keep_first:
         is_past = logical_or(is_past, less(newest, target))
-    source = choose(is_past, add(slot, filled(first, 0)), add(sub(target, first), capacity))
+    source = choose(is_past, add(slot, fill_like(first, 0)), add(sub(target, first), capacity))
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
 
-def limits(bits: int) -> tuple[int, int]:
+def code_range(bits: int) -> tuple[int, int]:
     """Return the smallest and the largest code of `bits` bits."""
     return -(1 << bits - 1), (1 << bits - 1) - 1
 
@@ -86,12 +86,12 @@ def reshape_scale(scale: Array, heads: int) -> Array:
 
 def quantize(x: Array, scale: Array, bits: int) -> Array:
     """Return the codes, int64, of x [batch, heads, slots, width]."""
-    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *limits(bits)).astype(np.int64)
+    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *code_range(bits)).astype(np.int64)
 
 
 def emit_codes(x: Value, scale: Value, bits: int) -> Value:
     """Emit the codes of x [batch, keys, heads · width]."""
-    low, high = limits(bits)
+    low, high = code_range(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])
 
@@ -117,16 +117,16 @@ def check_quantization(
         WeftError: if they do not fit.
     """
     if bits is None:
-        want(not any(scales.values()), "scales of a cache go with cache_bits")
+        require(not any(scales.values()), "scales of a cache go with cache_bits")
         return
-    want(bits in CODES, f"cache_bits={bits}: codes have {' or '.join(map(str, CODES))} bits")
-    want(causal, "only the cache of causal attention is quantized")
+    require(bits in CODES, f"cache_bits={bits}: codes have {' or '.join(map(str, CODES))} bits")
+    require(causal, "only the cache of causal attention is quantized")
     for (name, scale), x in zip(scales.items(), (k, v), strict=True):
         if x is None:
-            want(scale is None, f"{name} goes with v")
+            require(scale is None, f"{name} goes with v")
             continue
         fits = scale is not None and scale.dtype.is_float and scale.shape in ((1,), (x.shape[2],))
-        want(fits, f"{name} {scale} must be [1] or [{x.shape[2]}], for the channels of {x}")
+        require(fits, f"{name} {scale} must be [1] or [{x.shape[2]}], for the channels of {x}")
         width = x.shape[2]
         even = bits == 8 or (isinstance(width, int) and width // heads % 2 == 0)
-        want(even, f"{x}: two codes of 4 bits are a byte, so heads must have an even size")
+        require(even, f"{x}: two codes of 4 bits are a byte, so heads must have an even size")

@@ -22,7 +22,7 @@ from ..op import (
     normal,
     op,
     positive,
-    want,
+    require,
 )
 from ..types import dtypes
 
@@ -30,14 +30,14 @@ _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)
 
 
 def _check_integers(x: TensorType, *numbers: float) -> None:
-    want(
+    require(
         x.dtype.is_float or all(float(n).is_integer() for n in numbers),
         f"{x} is not floating-point: {numbers} must be integers",
     )
 
 
 def _broadcast_type(n: OpCall) -> TensorType:
-    want(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
+    require(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
     return TensorType(n.x.dtype, broadcast(n.x, n.y))
 
 
@@ -46,7 +46,7 @@ def _comparison_type(n: OpCall) -> TensorType:
 
 
 def _logical_type(n: OpCall) -> TensorType:
-    want(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
+    require(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
     return TensorType(dtypes.bool_, broadcast(n.x, n.y))
 
 
@@ -193,8 +193,8 @@ def dropout(x: Array, *, share: float) -> Array:
 
 @dropout.infer
 def _(n: OpCall) -> None:
-    want(n.x.dtype.is_float, f"{n.x} must be floating-point")
-    want(0 <= n.share < 1, f"share={n.share} must be at least 0 and below 1")
+    require(n.x.dtype.is_float, f"{n.x} must be floating-point")
+    require(0 <= n.share < 1, f"share={n.share} must be at least 0 and below 1")
 
 
 @dropout.body
@@ -213,19 +213,19 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 
 @where.infer
 def _(n: OpCall) -> TensorType:
-    want(n.condition.dtype == dtypes.bool_, "the condition must be bool")
-    want(n.x.dtype == n.y.dtype, f"branches have dtypes {n.x.dtype} and {n.y.dtype}")
+    require(n.condition.dtype == dtypes.bool_, "the condition must be bool")
+    require(n.x.dtype == n.y.dtype, f"branches have dtypes {n.x.dtype} and {n.y.dtype}")
     return TensorType(n.x.dtype, broadcast(n.condition, n.x, n.y))
 
 
 # -- compositions
 
 
-def filled(x: Value, number: float) -> Value:
+def fill_like(x: Value, number: float) -> Value:
     """Emit a constant: `number` in the shape and dtype of x."""
     return affine(x, by=0.0, plus=number)
 
 
-def masked(seen: Value, x: Value, number: float = 0.0) -> Value:
+def mask_fill(seen: Value, x: Value, number: float = 0.0) -> Value:
     """Emit x where `seen` holds, else `number`."""
-    return where(seen, x, filled(x, number))
+    return where(seen, x, fill_like(x, number))

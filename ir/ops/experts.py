@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, total, want
+from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, require, total
 from ..types import sizes
-from .activation import activate, apply_activation, glu, known_activation
+from .activation import activate, apply_activation, check_activation, glu
 from .elementwise import add, mul
 from .products import matmul
 from .reduce import sum as add_up
-from .tensor import reshape, swap, unsqueeze
+from .tensor import reshape, swap_last_axes, unsqueeze
 
 _X, _WEIGHTS = normal(2, 5, 6), (normal(3, 8, 6), normal(3, 6, 8))
 _COMBINE = np.where(np.arange(30).reshape(2, 5, 3) * 7 % 5 < 2, 0.7, 0.0)
@@ -53,13 +53,13 @@ def moe(
         chosen = combine[..., e] != 0
         biases = (None if b is None else b[e] for b in (up_bias, gate_bias))
         gate_weight = None if gate is None else gate[e]
-        hidden = hidden_of(x[chosen], up[e], gate_weight, *biases, activation=activation, limit=limit, shift=shift)
+        hidden = expert_hidden(x[chosen], up[e], gate_weight, *biases, activation=activation, limit=limit, shift=shift)
         expert_output = hidden @ down[e].T + (0 if down_bias is None else down_bias[e])
         y[chosen] += combine[chosen, e, None] * expert_output
     return y
 
 
-def hidden_of(
+def expert_hidden(
     x: Array,
     up: Array,
     gate: Array | None,
@@ -82,20 +82,20 @@ def hidden_of(
 @moe.infer
 def _(n: OpCall) -> None:
     x, up, gate = n.x, n.up, n.gate
-    want(up.rank == 3 and x.rank >= 1, f"up {up} must be [experts, hidden, dim]")
+    require(up.rank == 3 and x.rank >= 1, f"up {up} must be [experts, hidden, dim]")
     experts, hidden, dim = up.shape
-    want(x.shape[-1] == dim and x.dtype == up.dtype, f"x {x} does not fit up {up}")
+    require(x.shape[-1] == dim and x.dtype == up.dtype, f"x {x} does not fit up {up}")
     fits = n.combine == x.with_shape(*x.shape[:-1], experts)
-    want(fits, f"combine {n.combine} must weigh {experts} experts for x {x}")
-    want(n.down == up.with_shape(experts, dim, hidden), f"down {n.down} does not fit up {up}")
-    want(gate is None or gate == up, f"gate {gate} differs from up {up}")
-    want(gate is not None or n.gate_bias is None, "gate_bias needs a gate")
-    want(gate is not None or (n.limit is None and n.shift == 0), "limit and shift need a gate")
+    require(fits, f"combine {n.combine} must weigh {experts} experts for x {x}")
+    require(n.down == up.with_shape(experts, dim, hidden), f"down {n.down} does not fit up {up}")
+    require(gate is None or gate == up, f"gate {gate} differs from up {up}")
+    require(gate is not None or n.gate_bias is None, "gate_bias needs a gate")
+    require(gate is not None or (n.limit is None and n.shift == 0), "limit and shift need a gate")
     for bias, width in ((n.up_bias, hidden), (n.down_bias, dim), (n.gate_bias, hidden)):
-        want(bias is None or bias == up.with_shape(experts, width), f"bias {bias} must be [{experts}, {width}]")
-    known_activation(n.activation)
+        require(bias is None or bias == up.with_shape(experts, width), f"bias {bias} must be [{experts}, {width}]")
+    check_activation(n.activation)
     in_range = n.active is None or (n.active >= 1 and (not isinstance(experts, int) or n.active <= experts))
-    want(in_range, f"active={n.active} is not between 1 and {experts} experts")
+    require(in_range, f"active={n.active} is not between 1 and {experts} experts")
 
 
 @moe.cost
@@ -115,7 +115,7 @@ def _(n: OpCall) -> Value:
     tokens = sizes.product(n.x.shape[:-1])
 
     def project(rows: Value, weight: Value, bias: Value | None) -> Value:
-        y = matmul(rows, swap(weight))
+        y = matmul(rows, swap_last_axes(weight))
         return y if bias is None else add(y, unsqueeze(bias, axes=(1,)))
 
     rows = reshape(n.x, shape=(1, tokens, dim))
@@ -125,6 +125,6 @@ def _(n: OpCall) -> Value:
     else:
         gate_input = project(rows, n.gate, n.gate_bias)
         hidden = glu(gate_input, hidden, activation=n.activation, limit=n.limit, shift=n.shift)
-    weights = unsqueeze(swap(reshape(n.combine, shape=(tokens, experts))), axes=(2,))
+    weights = unsqueeze(swap_last_axes(reshape(n.combine, shape=(tokens, experts))), axes=(2,))
     mixed = add_up(mul(weights, project(hidden, n.down, n.down_bias)), axes=(0,))
     return reshape(mixed, shape=n.x.shape)

@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), composed of `attention` and products.
 
 Keys and values of all heads are projections of one latent c [batch, keys, rank]: k = W_UK c, v = W_UV c; the heads
-share a rotary part of the key. `expanded` follows that definition. `absorbed` multiplies W_UK into the queries and W_UV
-into the outputs instead and attends to (c, rotary key) as one KV head of width rank + rotary, whose value is c: only
-that need be cached. Both compute the same function.
+share a rotary part of the key. `emit_expanded` follows that definition. `absorbed` multiplies W_UK into the queries and
+W_UV into the outputs instead and attends to (c, rotary key) as one KV head of width rank + rotary, whose value is c:
+only that need be cached. Both compute the same function.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, sizes, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, require, sizes
 from .products import linear, matmul
 from .softmax_attention import attention
-from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze
+from .tensor import concat, expand, merge_heads, reshape, split_heads, swap_last_axes, unsqueeze
 
 
 @op(
@@ -44,11 +44,11 @@ def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight: TensorType = n.weight
     fixed = weight.rank == 2 and all(isinstance(s, int) for s in weight.shape)
-    want(fixed and x.dtype == weight.dtype, f"weight {weight} must be [heads·out, in] in the dtype of x {x}")
+    require(fixed and x.dtype == weight.dtype, f"weight {weight} must be [heads·out, in] in the dtype of x {x}")
     rows, width = weight.shape
-    want(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are not a multiple of heads={n.heads}")
+    require(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are not a multiple of heads={n.heads}")
     width_in, width_out = (rows, n.heads * width) if n.inverse else (n.heads * width, rows)
-    want(x.rank == 3 and x.shape[2] == width_in, f"x {x} must be [batch, n, {width_in}] for weight {weight}")
+    require(x.rank == 3 and x.shape[2] == width_in, f"x {x} must be [batch, n, {width_in}] for weight {weight}")
     return x.with_shape(*x.shape[:2], width_out)
 
 
@@ -62,13 +62,13 @@ def _(n: OpCall) -> Size:
 def _(n: OpCall) -> Value:
     rows, width = n.weight.shape
     weight = reshape(n.weight, shape=(n.heads, rows // n.heads, width))
-    return flat(matmul(per_head(n.x, n.heads), weight if n.inverse else swap(weight)))
+    return merge_heads(matmul(split_heads(n.x, n.heads), weight if n.inverse else swap_last_axes(weight)))
 
 
 # -- compositions
 
 
-def expanded(
+def emit_expanded(
     q: Value,
     q_rope: Value | None,
     latent: Value,
@@ -108,7 +108,7 @@ def absorbed(
     scale: float | None = None,
     **attrs: Any,
 ) -> Value:
-    """Emit the attention of `expanded` over the latents themselves, as one KV head."""
+    """Emit the attention of `emit_expanded` over the latents themselves, as one KV head."""
     rotary_width = k_rope.width if k_rope is not None else 0
     scale = 1 / math.sqrt(q.width // heads + rotary_width) if scale is None else scale
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..graph import Graph
-from ..graph.step import BATCH, NEXT, Step, placed, traced_step
+from ..graph.step import BATCH, NEXT, Step, bind_batch, trace_step
 from ..interpreter import interpret
-from ..op import Array, Growth, OpCall, Size, StateKind, StateSpec, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, Growth, OpCall, Size, StateKind, StateSpec, TensorType, Trait, Value, case, normal, op, require
 from ..schema.checks import total
 from ..types import sizes
 from ..types.dtypes import DType, f32
@@ -39,7 +39,7 @@ def step_of(
     def starts(shape: tuple[int | float, ...]) -> float:
         return next((n for n in shape if isinstance(n, float)), 0.0)
 
-    step, read = traced_step(
+    step, read = trace_step(
         graph,
         lambda s, t: function(s, [*t, *constant_values.values()]),
         {name: (types(shape), starts(shape)) for name, shape in states.items()},
@@ -121,18 +121,20 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     inputs, constants, states = _split_operands(n.values, step)
     names = (*step.tokens, *step.constants)
     counts = f"{len(names)} values ({', '.join(names)}) or {len(names) + len(step.states)} with states"
-    want(len(n.values) in (len(names), len(names) + len(step.states)), f"this step takes {counts}, not {len(n.values)}")
-    want(inputs[0].rank >= 2, f"{names[0]} {inputs[0]} must be [batch, seq, ...]")
+    require(
+        len(n.values) in (len(names), len(names) + len(step.states)), f"this step takes {counts}, not {len(n.values)}"
+    )
+    require(inputs[0].rank >= 2, f"{names[0]} {inputs[0]} must be [batch, seq, ...]")
     batch, seq = inputs[0].shape[:2]
     for name, type in zip(step.tokens, inputs, strict=True):
         token = step.type(name, batch)
         expected = token.with_shape(batch, seq, *token.shape[1:])
-        want(type == expected, f"{name} {type} must be {expected}: the step reads {token} for each token")
+        require(type == expected, f"{name} {type} must be {expected}: the step reads {token} for each token")
     named = zip((*step.constants, *step.states), (*constants, *states), strict=False)
     for name, type in named:
         expected = step.type(name, batch)
-        want(type == expected, f"{name} {type} must be {expected}")
-    outputs = [placed(step.graph.outputs[name].type, batch) for name in step.outputs]
+        require(type == expected, f"{name} {type} must be {expected}")
+    outputs = [bind_batch(step.graph.outputs[name].type, batch) for name in step.outputs]
     return (*(t.with_shape(batch, seq, *t.shape[1:]) for t in outputs), *states)
 
 
@@ -155,7 +157,7 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
     )
 
 
-def beside(step: Step, operands: Sequence[DType]) -> Step:
+def cast_step(step: Step, operands: Sequence[DType]) -> Step:
     """Return `step` with tokens and constants cast to the dtypes `operands`, and outputs to that of the first token.
 
     It still computes in its own dtypes: sums over thousands of tokens lose too much in 8 or 11 bits of mantissa.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, require
 from .elementwise import add, affine, mul, rsqrt, square, sub
 from .reduce import mean
 
 
 def _check_widths(x: TensorType, *vectors: TensorType | None) -> None:
     for v in vectors:
-        want(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
+        require(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
 
 
 @op(
@@ -90,9 +90,9 @@ def add_norm(
 
 @add_norm.infer
 def _(n: OpCall) -> tuple[TensorType, TensorType]:
-    want(n.x == n.y, f"operands {n.x} and {n.y} differ")
-    want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
-    want(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
+    require(n.x == n.y, f"operands {n.x} and {n.y} differ")
+    require(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
+    require(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
     _check_widths(n.x, n.weight, n.bias)
     return n.x, n.x
 

@@ -20,7 +20,7 @@ from .elementwise import (
     clip,
     div,
     equal,
-    filled,
+    fill_like,
     floordiv,
     less,
     less_equal,
@@ -92,7 +92,7 @@ def _fill_number_operands(op: Op) -> None:
         value, number = _split_operands(x, y)
         if op in (floordiv, mod) and value is x and number == 0:
             raise WeftError(f"{op.name}: {value!r} is divided by 0")
-        constant = filled(value, number)
+        constant = fill_like(value, number)
         return op(constant, value, name=name) if value is y else op(value, constant, name=name)
 
 
@@ -106,12 +106,12 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     if value is y:
         if number <= 0:
             raise WeftError(f"pow: the base {number} must be positive")
-        return pow(filled(value, number), value, name=name)
+        return pow(fill_like(value, number), value, name=name)
     special = {0.5: sqrt, -0.5: rsqrt, -1.0: reciprocal, 2.0: square}.get(number)
     if special is not None:
         return special(value, name=name)
     if not number.is_integer() or abs(number) > LARGEST_POWER:
-        return pow(value, filled(value, number), name=name)
+        return pow(value, fill_like(value, number), name=name)
     if number in (0, 1):
         return affine(value, by=number, plus=1 - number, name=name)
     if number < 0:
@@ -134,7 +134,7 @@ def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
     like = next((v for v in (x, y) if not is_number(v)), None)
     if like is None:
         like = cast(condition, to=dtypes.f32)
-    x, y = (filled(like, float(v)) if is_number(v) else v for v in (x, y))
+    x, y = (fill_like(like, float(v)) if is_number(v) else v for v in (x, y))
     return where(condition, x, y, name=name)
 
 

@@ -26,7 +26,7 @@ from ..op import (
     normal,
     op,
     positive,
-    want,
+    require,
 )
 from ..types import dtypes, sizes
 from .elementwise import abs as absolute
@@ -36,13 +36,13 @@ from .elementwise import (
     cast,
     clip,
     cos,
-    filled,
+    fill_like,
     floor,
     less,
     less_equal,
     log,
     logical_and,
-    masked,
+    mask_fill,
     minimum,
     mul,
     neg,
@@ -57,14 +57,14 @@ from .reduce import sum as add_up
 from .tensor import (
     concat,
     expand,
-    flat,
     gather_rows,
     iota,
-    per_head,
+    merge_heads,
     reshape,
     scatter_rows,
     slice_,
-    swap,
+    split_heads,
+    swap_last_axes,
     transpose,
     unsqueeze,
 )
@@ -77,8 +77,8 @@ def _bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     queries: TensorType = n.queries
     keys: TensorType = n.keys
     for t in (queries, keys):
-        want(t.rank == 2 and t.dtype.is_int, f"positions {t} must be integers [batch or 1, n]")
-    want(queries.dtype == keys.dtype, f"positions {queries} and {keys} differ in dtype")
+        require(t.rank == 2 and t.dtype.is_int, f"positions {t} must be integers [batch or 1, n]")
+    require(queries.dtype == keys.dtype, f"positions {queries} and {keys} differ in dtype")
     (batch,) = broadcast(queries.with_shape(queries.shape[0]), keys.with_shape(keys.shape[0]))
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
@@ -126,10 +126,10 @@ def _bucket_counts(count: int, bidirectional: bool, max_distance: int) -> tuple[
 @relative_position_bias.infer
 def _(n: OpCall) -> TensorType:
     table: TensorType = n.table
-    want(table.rank == 2, f"table {table} must be [buckets, heads]")
+    require(table.rank == 2, f"table {table} must be [buckets, heads]")
     buckets, heads = table.shape
     fits = isinstance(buckets, int) and buckets >= 4 and n.max_distance > buckets // (4 if n.bidirectional else 2)
-    want(fits, f"max_distance={n.max_distance} must exceed the distances that table {table} has a bucket for")
+    require(fits, f"max_distance={n.max_distance} must exceed the distances that table {table} has a bucket for")
     return _bias_type(table, heads, n)
 
 
@@ -140,9 +140,9 @@ def _(n: OpCall) -> Value:
     distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
     ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
-    bucket = choose(less(distance, filled(distance, exact)), distance, clip(far, high=count - 1))
+    bucket = choose(less(distance, fill_like(distance, exact)), distance, clip(far, high=count - 1))
     if n.bidirectional:
-        future = cast(less(filled(relative, 0), relative), to=bucket.type.dtype)
+        future = cast(less(fill_like(relative, 0), relative), to=bucket.type.dtype)
         bucket = add(bucket, affine(future, by=count))
     return transpose(embedding(bucket, n.table), axes=(0, 3, 1, 2))
 
@@ -160,7 +160,7 @@ def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False
 @alibi.infer
 def _(n: OpCall) -> TensorType:
     slopes: TensorType = n.slopes
-    want(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
+    require(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
     return _bias_type(slopes, slopes.shape[0], n)
 
 
@@ -234,28 +234,28 @@ def relative_attention(
 @relative_attention.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, width = n.q, n.k, n.v, n.q.shape[-1]
-    want(
+    require(
         q.rank == 3 and isinstance(width, int) and width % n.heads == 0,
         f"q {q} must be [batch, seq, {n.heads}·d]",
     )
-    want(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
+    require(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
     d = sizes.floordiv(width, n.heads)
     for t in (n.key_table, n.value_table):
         if t is not None:
             fits = t.rank == 2 and isinstance(t.shape[0], int) and t.shape[0] % 2 == 1 and t.shape[0] > 1
             fits = fits and t == q.with_shape(t.shape[0], d)
-            want(fits, f"table {t} must be [2R + 1, d], R ≥ 1, for q {q}, heads={n.heads}")
+            require(fits, f"table {t} must be [2R + 1, d], R ≥ 1, for q {q}, heads={n.heads}")
     absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
-    want(all(absent) or not any(absent), "past_k, past_v and positions go together")
+    require(all(absent) or not any(absent), "past_k, past_v and positions go together")
     fits = n.key_mask is None or n.key_mask.shape == k.shape[:2]
-    want(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
+    require(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
     if n.past_k is None:
         return (q,)
     fits_cache = n.causal and k.shape == q.shape and n.key_mask is None
-    want(fits_cache, f"a cache needs causal=true, no key_mask, and k {k} as long as q {q}")
+    require(fits_cache, f"a cache needs causal=true, no key_mask, and k {k} as long as q {q}")
     fits = n.past_k.rank == 4 and n.past_k == n.past_v == q.with_shape(q.shape[0], n.heads, n.past_k.shape[2], d)
-    want(fits, f"past_k {n.past_k} and past_v {n.past_v} must be [batch, {n.heads}, capacity, {d}]")
-    want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
+    require(fits, f"past_k {n.past_k} and past_v {n.past_v} must be [batch, {n.heads}, capacity, {d}]")
+    require(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
     return q, n.past_k, n.past_v
 
 
@@ -275,7 +275,7 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
 
 @relative_attention.body
 def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
-    qh, kh, vh = (per_head(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
+    qh, kh, vh = (split_heads(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
     query_at, reach = unsqueeze(iota(n.q, axis=1), axes=(0,)), n.key_table.shape[0] // 2
     if n.past_k is not None:
         query_at = n.positions
@@ -283,32 +283,32 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
     query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
     relative = sub(unsqueeze(key_at, axes=(0, 1)), query_at)  # [batch or 1, seq, keys]
     row = affine(clip(relative, low=-reach, high=reach), plus=reach)
-    scores = add(matmul(qh, swap(kh)), picked(matmul(qh, swap(n.key_table)), row))
+    scores = add(matmul(qh, swap_last_axes(kh)), gather_per_query(matmul(qh, swap_last_axes(n.key_table)), row))
     scores = affine(scores, by=1 / math.sqrt(qh.width))
     relative = unsqueeze(relative, axes=(1,))
-    seen = [less_equal(relative, filled(relative, 0))] if n.causal else []
+    seen = [less_equal(relative, fill_like(relative, 0))] if n.causal else []
     if n.key_mask is not None:
         seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
     if seen:
-        scores = masked(functools.reduce(logical_and, seen), scores, -math.inf)
+        scores = mask_fill(functools.reduce(logical_and, seen), scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
     if n.value_table is not None:  # each row times the weights of all keys at its distance
-        below = masked(less_equal(relative, filled(relative, -reach)), weights)
-        above = masked(less_equal(filled(relative, reach), relative), weights)
+        below = mask_fill(less_equal(relative, fill_like(relative, -reach)), weights)
+        above = mask_fill(less_equal(fill_like(relative, reach), relative), weights)
         ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
         steps = affine(iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0), plus=1 - reach)
         at = add(
             query_at, cast(steps, to=query_at.type.dtype)
         )  # position of the one key at each distance between the ends
         last = greatest(key_at, axes=(0,), keepdims=True)
-        exists = unsqueeze(logical_and(less_equal(filled(at, 0), at), less_equal(at, last)), axes=(1,))
-        between = masked(exists, picked(weights, minimum(clip(at, low=0), last)))
+        exists = unsqueeze(logical_and(less_equal(fill_like(at, 0), at), less_equal(at, last)), axes=(1,))
+        between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
         y = add(y, matmul(concat(ends[0], between, ends[1], axis=3), n.value_table))
-    return flat(y) if n.past_k is None else (flat(y), kh, vh)
+    return merge_heads(y) if n.past_k is None else (merge_heads(y), kh, vh)
 
 
-def picked(x: Value, index: Value) -> Value:
+def gather_per_query(x: Value, index: Value) -> Value:
     """Gather x [batch, heads, seq, n] at `index` [batch or 1, seq, m] of every query: [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
+from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, require, show
 from .elementwise import add
 
 
@@ -17,10 +17,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias = n.weight, n.bias
-    want(weight.rank == 2, f"weight {weight} is not a matrix")
-    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
-    want(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} does not have the input width of weight {weight}")
-    want(bias is None or bias == weight.with_shape(weight.shape[0]), f"bias {bias} does not fit weight {weight}")
+    require(weight.rank == 2, f"weight {weight} is not a matrix")
+    require(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    require(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} does not have the input width of weight {weight}")
+    require(bias is None or bias == weight.with_shape(weight.shape[0]), f"bias {bias} does not fit weight {weight}")
     return x.with_shape(*x.shape[:-1], weight.shape[0])
 
 
@@ -50,9 +50,9 @@ def matmul(x: Array, y: Array) -> Array:
 def _product_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     y: TensorType = n.y
-    want(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
-    want(x.rank >= 2 and y.rank >= 2, f"operands {x} and {y} must have two axes or more")
-    want(x.shape[-1] == y.shape[-2], f"inner sizes of {x} and {y} differ")
+    require(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
+    require(x.rank >= 2 and y.rank >= 2, f"operands {x} and {y} must have two axes or more")
+    require(x.shape[-1] == y.shape[-2], f"inner sizes of {x} and {y} differ")
     lead = broadcast(x.with_shape(*x.shape[:-2], 1, 1), y.with_shape(*y.shape[:-2], 1, 1))[:-2]
     return x.with_shape(*lead, x.shape[-2], y.shape[-1])
 
@@ -72,8 +72,8 @@ def embedding(ids: Array, table: Array) -> Array:
 @embedding.infer
 def _rows_type(n: OpCall) -> TensorType:
     table: TensorType = n.table
-    want(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
-    want(table.rank == 2, f"table {show(table.shape)} is not a matrix")
+    require(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
+    require(table.rank == 2, f"table {show(table.shape)} is not a matrix")
     return table.with_shape(*n.ids.shape, table.shape[1])
 
 

@@ -24,12 +24,12 @@ from ..op import (
     Trait,
     Value,
     case,
-    constant_state,
-    fixed,
+    fixed_size_state,
     ints,
     normal,
     positive,
-    want,
+    require,
+    require_int,
 )
 from ..types import dtypes, sizes
 from .activation import relu
@@ -42,11 +42,11 @@ from .reduce import sum as add_up
 from .rotary import rope
 from .tensor import (
     expand,
-    flat,
-    per_head,
+    merge_heads,
     reshape,
+    split_heads,
     squeeze,
-    swap,
+    swap_last_axes,
     unsqueeze,
 )
 
@@ -60,7 +60,7 @@ def present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorTyp
         WeftError: if `past` has another type.
     """
     fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
-    want(fits, f"the past {past} must be {wanted}")
+    require(fits, f"the past {past} must be {wanted}")
     return () if past is None else (past,)
 
 
@@ -146,13 +146,13 @@ def gated_linear_attention(
 def infer_matrix_recurrence(n: OpCall) -> tuple[TensorType, ...]:
     """Infer the types of y and the present state of a recurrence of q, k and v with a state matrix per head."""
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
-    want(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
-    wide, width = (fixed(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
-    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
+    require(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
+    wide, width = (require_int(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
+    require(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
     fits = v.shape[:2] == q.shape[:2] and width % heads == 0 and wide % groups == 0
-    want(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
+    require(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
     gates = [v.with_shape(*v.shape[:2], heads * keys) for keys in (1, wide // groups)]
-    want(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
+    require(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
     return v, *present_type(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
 
 
@@ -168,7 +168,7 @@ def _(n: OpCall) -> Size:
 def matrix_state(n: OpCall) -> tuple[StateSpec, ...]:
     """Return the specification of the state [heads, d, dv] of a recurrence of q, k and v."""
     matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
-    return (constant_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
+    return (fixed_size_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
 
 
 gated_linear_attention.states(matrix_state)
@@ -247,7 +247,7 @@ def gated_delta_rule(
 def _(n: OpCall) -> tuple[TensorType, ...]:
     types = infer_matrix_recurrence(n)
     each = n.v.with_shape(*n.v.shape[:2], n.heads)
-    want(n.beta == each, f"beta {n.beta} must be {each}")
+    require(n.beta == each, f"beta {n.beta} must be {each}")
     return types
 
 
@@ -317,7 +317,12 @@ def linear_attention(
             seen, norm = add(seen, before), reshape(add(norm, before), shape=past_norm.shape)
             present = *state, in_dtype(past_norm.type.dtype, norm)
     else:
-        y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(v, heads)))), norm
+        y, seen = (
+            merge_heads(
+                matmul(split_heads(rq, heads), matmul(swap_last_axes(split_heads(rk, heads)), split_heads(v, heads)))
+            ),
+            norm,
+        )
     products = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
     numerators = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
     y = reshape(div(numerators, add_up(products, axes=(3,), keepdims=True)), shape=y.shape)
@@ -327,20 +332,22 @@ def linear_attention(
 @linear_attention.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads = n.q, n.k, n.v, n.heads
-    width, dv = (fixed(t.shape[-1], f"q {q} and v {v} must have fixed widths") for t in (q, v))
-    want(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
+    width, dv = (require_int(t.shape[-1], f"q {q} and v {v} must have fixed widths") for t in (q, v))
+    require(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
     divides = heads >= 1 and width % heads == 0 and dv % heads == 0
-    want(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
-    want(k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}")
-    want(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
-    want((n.positions is None) == (n.frequencies is None), "positions and frequencies go together")
-    want(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")
+    require(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
+    require(
+        k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}"
+    )
+    require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
+    require((n.positions is None) == (n.frequencies is None), "positions and frequencies go together")
+    require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")
     if n.positions is not None:
         rope.types([q, n.positions, n.frequencies], rope.check_attrs({"heads": heads}))
-    want((n.past_state is None) == (n.past_norm is None), "past_state and past_norm go together")
+    require((n.past_state is None) == (n.past_norm is None), "past_state and past_norm go together")
     if n.past_state is None:
         return (v.with_shape(*q.shape[:2], dv),)
-    want(n.causal, "a past needs causal=true")
+    require(n.causal, "a past needs causal=true")
     norm = q.with_shape(q.shape[0], heads, width // heads)
     state = norm.with_shape(*norm.shape, dv // heads)
     return v, *present_type(n.past_state, state), *present_type(n.past_norm, norm)
@@ -359,6 +366,6 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
         return ()
     keys, values = (n.heads, n.q.shape[2] // n.heads), n.v.shape[2] // n.heads
     return (
-        constant_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
-        constant_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
+        fixed_size_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
+        fixed_size_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
     )

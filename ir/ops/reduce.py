@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
+from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, require
 from ..types import dtypes
 
 _CASES = [
@@ -19,7 +19,7 @@ _CASES = [
 def _reduced_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
-    want(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
+    require(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
     shape = [1 if i in gone else s for i, s in enumerate(x.shape) if n.keepdims or i not in gone]
     return x.with_shape(*shape)
 
@@ -86,8 +86,8 @@ def top_k(x: Array, *, k: int) -> tuple[Array, Array]:
 
 @top_k.infer
 def _(n: OpCall) -> tuple[TensorType, TensorType]:
-    want(n.x.rank >= 1 and n.k >= 1, f"k={n.k} must be positive")
-    want(not isinstance(n.x.shape[-1], int) or n.k <= n.x.shape[-1], f"k={n.k} exceeds the last axis of {n.x}")
+    require(n.x.rank >= 1 and n.k >= 1, f"k={n.k} must be positive")
+    require(not isinstance(n.x.shape[-1], int) or n.k <= n.x.shape[-1], f"k={n.k} exceeds the last axis of {n.x}")
     values = n.x.with_shape(*n.x.shape[:-1], n.k)
     return values, values.with_dtype(dtypes.i64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, ints, normal, op, require, require_int
 from .elementwise import add, affine, cast, cos, mul, sin, sub
 from .tensor import concat, reshape, slice_, split, unsqueeze
 
@@ -52,12 +52,12 @@ def rope(
 @rope.infer
 def _(n: OpCall) -> None:
     x: TensorType = n.x
-    want(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
+    require(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
     misfit = f"the width of {x} is not a multiple of heads={n.heads}"
-    width, pairs = fixed(x.shape[2], misfit), n.frequencies.shape[-1]
-    want(n.heads > 0 and width % n.heads == 0, misfit)
+    width, pairs = require_int(x.shape[2], misfit), n.frequencies.shape[-1]
+    require(n.heads > 0 and width % n.heads == 0, misfit)
     fits = isinstance(pairs, int) and n.frequencies.rank == 1 and 2 * pairs <= width // n.heads
-    want(fits, f"frequencies {n.frequencies} exceed the head size of {x} with heads={n.heads}")
+    require(fits, f"frequencies {n.frequencies} exceed the head size of {x} with heads={n.heads}")
 
 
 @rope.cost

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, axis_of, case, normal, op, require, require_int
 from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,
@@ -20,13 +20,13 @@ from .elementwise import (
     cast,
     div,
     equal,
-    filled,
+    fill_like,
     less,
     less_equal,
     logical_and,
     logical_not,
     logical_or,
-    masked,
+    mask_fill,
     maximum,
     mul,
     sigmoid,
@@ -37,7 +37,7 @@ from .elementwise import abs as absolute
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up
-from .tensor import iota, one_hot, reshape, swap, unsqueeze
+from .tensor import iota, one_hot, reshape, swap_last_axes, unsqueeze
 
 _LOGITS = normal(2, 7, 8)
 _CLOSED = -1e30  # the logit of an expert that a token may not choose; it becomes -inf in f16
@@ -92,17 +92,17 @@ def route(
 @route.infer
 def _(n: OpCall) -> None:
     logits, groups, top_groups = n.logits, n.groups, n.top_groups
-    experts = fixed(logits.shape[-1], f"logits {logits} must have a fixed number of experts")
-    want(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
-    want(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
-    want(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
-    want(n.scale > 0, f"scale={n.scale} must be positive")
-    want(groups >= 1 and experts % groups == 0, f"{experts} experts cannot be split into groups={groups}")
-    want(1 <= top_groups <= groups, f"top_groups={top_groups} is not between 1 and groups={groups}")
+    experts = require_int(logits.shape[-1], f"logits {logits} must have a fixed number of experts")
+    require(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
+    require(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
+    require(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
+    require(n.scale > 0, f"scale={n.scale} must be positive")
+    require(groups >= 1 and experts % groups == 0, f"{experts} experts cannot be split into groups={groups}")
+    require(1 <= top_groups <= groups, f"top_groups={top_groups} is not between 1 and groups={groups}")
     fits = groups == 1 or n.group_score == "max" or experts // groups >= 2
-    want(fits, "group_score=top2 needs two experts per group")
+    require(fits, "group_score=top2 needs two experts per group")
     open_to = experts // groups * top_groups
-    want(1 <= n.k <= open_to, f"k={n.k} is not between 1 and the {open_to} experts open to a token")
+    require(1 <= n.k <= open_to, f"k={n.k} is not between 1 and the {open_to} experts open to a token")
 
 
 @route.cost
@@ -126,8 +126,8 @@ def _(n: OpCall) -> Value:
     if n.groups > 1:
         members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
         best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
-        open_ = less(filled(best, 0.5), _top_k_mask(best, n.top_groups, n.groups, best))
-        ranked = reshape(masked(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
+        open_ = less(fill_like(best, 0.5), _top_k_mask(best, n.top_groups, n.groups, best))
+        ranked = reshape(mask_fill(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
     chosen_scores = mul(scores, _top_k_mask(ranked, n.k, experts, scores))
     if n.renormalize:
         chosen_scores = div(chosen_scores, add_up(chosen_scores, axes=(-1,), keepdims=True))
@@ -144,15 +144,15 @@ def _capacity(x: Array, capacity: int | None, factor: float) -> int:
 
 
 def _check_capacity(x: TensorType, n: OpCall) -> None:
-    want(x.rank >= 2 and isinstance(x.shape[-1], int), f"{x} must be [..., tokens, experts]")
-    want(n.capacity is None or n.capacity >= 1, f"capacity={n.capacity} must be positive")
-    want(n.factor > 0, f"factor={n.factor} must be positive")
+    require(x.rank >= 2 and isinstance(x.shape[-1], int), f"{x} must be [..., tokens, experts]")
+    require(n.capacity is None or n.capacity >= 1, f"capacity={n.capacity} must be positive")
+    require(n.factor > 0, f"factor={n.factor} must be positive")
 
 
 def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
     """Emit whether `count` is below the capacity C of `_capacity`; an integer is below ⌈z⌉ exactly if it is below z."""
     if n.capacity is not None:
-        return less(count, filled(count, n.capacity))
+        return less(count, fill_like(count, n.capacity))
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
     share = affine(cast(last, to=dtypes.f32), by=n.factor / x.width, plus=n.factor / x.width - 1e-4)
     return less(cast(count, to=dtypes.f32), share)
@@ -160,7 +160,7 @@ def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
 
 def _routed_mask(combine: Value) -> Value:
     """Emit the mask of the tokens that are routed to each expert."""
-    return logical_not(equal(combine, filled(combine, 0)))
+    return logical_not(equal(combine, fill_like(combine, 0)))
 
 
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
@@ -199,7 +199,7 @@ def _(n: OpCall) -> Value:
     combine = _merge_batch(n.combine, n)
     is_routed = cast(_routed_mask(combine), to=dtypes.i64)
     before = cumsum(is_routed, axis=len(combine.shape) - 2, exclusive=True)
-    limited = masked(_below_limit(before, combine, n), combine)
+    limited = mask_fill(_below_limit(before, combine, n), combine)
     return reshape(limited, shape=n.combine.shape) if n.batched else limited
 
 
@@ -234,13 +234,13 @@ expert_choice.cost(_routing_cost)
 def _(n: OpCall) -> Value:
     logits = _merge_batch(n.logits, n)
     scores, rank = softmax(logits), len(logits.shape)
-    swapped = swap(scores)  # [..., experts, tokens]
+    swapped = swap_last_axes(scores)  # [..., experts, tokens]
     mine, others = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
     token = iota(logits, axis=rank - 2)
     earlier = less(unsqueeze(token, axes=(0,)), unsqueeze(token, axes=(1,)))  # [token, other token]
     is_ahead = logical_or(less(mine, others), logical_and(equal(mine, others), earlier))
-    better = swap(add_up(cast(is_ahead, to=dtypes.i64), axes=(rank,)))
-    chosen = masked(_below_limit(better, logits, n), scores)
+    better = swap_last_axes(add_up(cast(is_ahead, to=dtypes.i64), axes=(rank,)))
+    chosen = mask_fill(_below_limit(better, logits, n), scores)
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
 
@@ -256,7 +256,7 @@ def load_balance_loss(logits: Array, combine: Array) -> Array:
 @load_balance_loss.infer
 def _(n: OpCall) -> TensorType:
     logits: TensorType = n.logits
-    want(logits == n.combine, f"logits {logits} and combine {n.combine} differ")
+    require(logits == n.combine, f"logits {logits} and combine {n.combine} differ")
     axis_of(-2, logits.rank)
     return logits.with_shape()
 
@@ -302,11 +302,11 @@ def sparse_mixer(logits: Value, *, jitter: float) -> Value:
     for _ in range(2):
         best = greatest(open_to, axes=axis, keepdims=True)
         gap = div(sub(best, logits), maximum(magnitude, best))
-        near = less_equal(gap, filled(gap, 2 * jitter))
+        near = less_equal(gap, fill_like(gap, 2 * jitter))
         hit = _top_k_mask(open_to, 1, experts, logits)
-        weight = mul(hit, softmax(masked(near, open_to, number=_CLOSED)))
+        weight = mul(hit, softmax(mask_fill(near, open_to, number=_CLOSED)))
         combine = weight if combine is None else add(combine, weight)
-        open_to = masked(less(hit, filled(hit, 0.5)), open_to, number=_CLOSED)
+        open_to = mask_fill(less(hit, fill_like(hit, 0.5)), open_to, number=_CLOSED)
     assert combine is not None
     return combine
 

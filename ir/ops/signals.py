@@ -17,18 +17,18 @@ from ..op import (
     TensorType,
     Value,
     case,
-    constant_state,
-    fixed,
+    fixed_size_state,
     normal,
     op,
-    want,
+    require,
+    require_int,
 )
 from ..types import sizes
-from .activation import activate, apply_activation, known_activation
+from .activation import activate, apply_activation, check_activation
 from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
 from .products import linear, matmul
 from .reduce import max as greatest
-from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap, transpose, unsqueeze
+from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
 
 
 @op(
@@ -54,16 +54,16 @@ def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias = n.weight, n.bias
-    want(
+    require(
         x.rank == weight.rank == 4,
         f"x {x} must be [batch, channels, height, width], weight {weight} [dim, channels, h, w]",
     )
-    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
-    height, width = (fixed(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
-    dim, channels, h, w = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
-    want(x.shape[1] == channels, f"x {x} does not have the {channels} channels of weight {weight}")
-    want(height % h == 0 and width % w == 0, f"patches of {h} × {w} do not divide x {x}")
-    want(bias is None or bias == weight.with_shape(dim), f"bias {bias} does not fit weight {weight}")
+    require(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    height, width = (require_int(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
+    dim, channels, h, w = (require_int(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    require(x.shape[1] == channels, f"x {x} does not have the {channels} channels of weight {weight}")
+    require(height % h == 0 and width % w == 0, f"patches of {h} × {w} do not divide x {x}")
+    require(bias is None or bias == weight.with_shape(dim), f"bias {bias} does not fit weight {weight}")
     return x.with_shape(x.shape[0], (height // h) * (width // w), dim)
 
 
@@ -126,17 +126,19 @@ def _frame_count(n: OpCall) -> Size:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias, groups = n.weight, n.bias, n.groups
-    want(x.rank == weight.rank == 3, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]")
-    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
-    out, width, _ = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
-    want(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")
-    want(x.shape[2] == width * groups, f"x {x} does not have the {width * groups} channels of weight {weight}")
-    want(bias is None or bias == weight.with_shape(out), f"bias {bias} does not fit weight {weight}")
-    want(n.stride >= 1, f"stride={n.stride} must be positive")
+    require(
+        x.rank == weight.rank == 3, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]"
+    )
+    require(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    out, width, _ = (require_int(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    require(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")
+    require(x.shape[2] == width * groups, f"x {x} does not have the {width * groups} channels of weight {weight}")
+    require(bias is None or bias == weight.with_shape(out), f"bias {bias} does not fit weight {weight}")
+    require(n.stride >= 1, f"stride={n.stride} must be positive")
     pads = tuple(n.padding)
-    want(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must be the numbers of zeros before and after x")
+    require(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must be the numbers of zeros before and after x")
     frames = _frame_count(n)
-    want(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
+    require(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
     return x.with_shape(x.shape[0], frames, out)
 
 
@@ -157,7 +159,7 @@ def _(n: OpCall) -> Value:
     windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
     rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
     taps = reshape(transpose(n.weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
-    y = reshape(transpose(matmul(rows, swap(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
+    y = reshape(transpose(matmul(rows, swap_last_axes(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
     return y if n.bias is None else add(y, n.bias)
 
 
@@ -172,7 +174,7 @@ def fourier(x: Array) -> Array:
 
 @fourier.infer
 def _(n: OpCall) -> None:
-    want(n.x.rank >= 2, f"x {n.x} must have two axes to transform")
+    require(n.x.rank >= 2, f"x {n.x} must have two axes to transform")
 
 
 @fourier.cost
@@ -228,11 +230,11 @@ def causal_conv(
 def _(n: OpCall) -> tuple[TensorType, ...]:
     x, weight, bias, past = n.x, n.weight, n.bias, n.past
     width = weight.shape[-1]
-    want(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
-    want(x.rank == 3 and weight == x.with_shape(x.shape[2], width), f"weight {weight} does not fit x {x}")
-    want(bias is None or bias == x.with_shape(x.shape[2]), f"bias {bias} does not fit x {x}")
-    want(past is None or past == x.with_shape(x.shape[0], width - 1, x.shape[2]), f"past {past} does not fit x {x}")
-    known_activation(n.activation)
+    require(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
+    require(x.rank == 3 and weight == x.with_shape(x.shape[2], width), f"weight {weight} does not fit x {x}")
+    require(bias is None or bias == x.with_shape(x.shape[2]), f"bias {bias} does not fit x {x}")
+    require(past is None or past == x.with_shape(x.shape[0], width - 1, x.shape[2]), f"past {past} does not fit x {x}")
+    check_activation(n.activation)
     return (x,) if past is None else (x, past)
 
 
@@ -246,7 +248,7 @@ def _(n: OpCall) -> Size:
 @causal_conv.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
     channels, taps = n.weight.shape
-    return (constant_state(StateKind.CONV, n.x, taps - 1, channels),)
+    return (fixed_size_state(StateKind.CONV, n.x, taps - 1, channels),)
 
 
 @causal_conv.body

@@ -20,8 +20,8 @@ from ..op import (
     cross_states,
     normal,
     op,
+    require,
     total,
-    want,
 )
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
@@ -32,11 +32,11 @@ from .elementwise import (
     affine,
     cast,
     equal,
-    filled,
+    fill_like,
     less,
     less_equal,
     logical_and,
-    masked,
+    mask_fill,
     maximum,
     minimum,
     tanh,
@@ -49,11 +49,11 @@ from .tensor import (
     expand,
     gather_rows,
     iota,
-    per_head,
     reshape,
     scatter_rows,
     slice_,
-    swap,
+    split_heads,
+    swap_last_axes,
     transpose,
     unsqueeze,
 )
@@ -175,7 +175,7 @@ def attention(
         capacity = past_k.shape[2]
         first = positions[:, :1]
         slots = np.arange(capacity) + 0 * first
-        past_at = cache_ops.held(first - 1, capacity, keep_first) if rolling else slots
+        past_at = cache_ops.slot_positions(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         pasts = [
@@ -231,64 +231,64 @@ def attention(
 def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
     for t in (q, k, v):
-        want(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
-    want(
+        require(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
+    require(
         heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is not a multiple of kv_heads={kv_heads}"
     )
     for t, count, name in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
         divides = t is None or (isinstance(t.shape[2], int) and t.shape[2] % count == 0)
-        want(divides, f"the width of {t} is not a multiple of {name}={count}")
+        require(divides, f"the width of {t} is not a multiple of {name}={count}")
     d, dk = q.shape[2] // heads, k.shape[2] // kv_heads
-    want(d == dk, f"q {q} and k {k} have head sizes {d} and {dk}")
+    require(d == dk, f"q {q} and k {k} have head sizes {d} and {dk}")
     if v is None:
         fits = n.value_dim is not None and 1 <= n.value_dim <= d
-        want(
+        require(
             fits,
             f"without v, value_dim={n.value_dim} must be the number of the {d} features of a key that are its value",
         )
     else:
-        want(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
+        require(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
     fits_q = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
-    want(fits_q, f"q {q}, k {k} and v {v} differ in batch or length")
+    require(fits_q, f"q {q}, k {k} and v {v} differ in batch or length")
     dv = _value_dim(n)
-    want(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
-    want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
-    want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
-    want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
-    want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
+    require(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
+    require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
+    require(n.window is None or n.window >= 1, f"window={n.window} must be positive")
+    require(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
+    require(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
     cache_ops.check_quantization(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
-        want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
+        require(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
     if n.bias is not None:
         expected = (q.shape[0], heads, q.shape[1], keys)
         fits = n.bias.rank == 4 and all(s in (1, k) or k is None for s, k in zip(n.bias.shape, expected, strict=True))
-        want(fits, f"bias {n.bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
+        require(fits, f"bias {n.bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
     if n.key_mask is not None:
         mask = n.key_mask
         fits = mask.rank == 2 and mask.shape[0] in (1, q.shape[0]) and keys in (None, mask.shape[1])
-        want(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
-    want(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
+        require(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
+    require(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
-    want((n.positions is not None) == cached, "past_k and positions go together")
-    want((n.past_v is not None) == (cached and v is not None), "past_v goes with past_k and v")
+    require((n.positions is not None) == cached, "past_k and positions go together")
+    require((n.past_v is not None) == (cached and v is not None), "past_v goes with past_k and v")
     if not cached:
         return (y,)
-    want(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
+    require(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
     pasts = [(n.past_k, d, "past_k")] + ([(n.past_v, dv, "past_v")] if v is not None else [])
     for past, width, name in pasts:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
-        want(fits, f"{name} {past} must be [batch, {kv_heads}, capacity, {width}]")
+        require(fits, f"{name} {past} must be [batch, {kv_heads}, capacity, {width}]")
         has_codes = n.cache_bits is None or past.dtype == CODES[n.cache_bits]
-        want(has_codes, f"{name} {past} does not hold codes of {n.cache_bits} bits")
+        require(has_codes, f"{name} {past} does not hold codes of {n.cache_bits} bits")
     capacity = n.past_k.shape[2]
     fits = not n.rolling or not isinstance(capacity, int) or n.window + n.keep_first <= capacity
     first_keys = f" and keep_first={n.keep_first}" if n.keep_first else ""
-    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{first_keys}")
+    require(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{first_keys}")
     same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
-    want(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
-    want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
+    require(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
+    require(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
     return y, *(past for past, _, _ in pasts)
 
 
@@ -329,7 +329,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     kv = [t for t in (n.k, n.v) if t is not None]
     if n.cache_bits is not None:
         kv = [cache_ops.emit_codes(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
-    kv = [per_head(t, kv_heads) for t in kv]
+    kv = [split_heads(t, kv_heads) for t in kv]
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
     present: list[Value] = []
@@ -338,9 +338,9 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = affine(first, plus=-1)
         past_at = (
-            cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
+            cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else add(slot, fill_like(first, 0))
         )
-        is_valid = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
+        is_valid = logical_and(less_equal(fill_like(past_at, 0), past_at), less(past_at, first))
         seen.append(unsqueeze(concat(is_valid, equal(n.positions, n.positions), axis=1), axes=(1,)))
         pasts = (n.past_k, n.past_v)
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
@@ -350,7 +350,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         else:
             present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
         kv = joined
-        reach = maximum(key_at, filled(key_at, 0)) if n.rolling else key_at
+        reach = maximum(key_at, fill_like(key_at, 0)) if n.rolling else key_at
         if bias is not None:
             by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
             bias = transpose(gather_rows(by_position, _clamp_index(reach, bias, 3)), axes=(0, 2, 3, 1))
@@ -363,7 +363,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         kv = [cache_ops.emit_dequantized(codes, scale, kv_heads, n.k) for codes, scale in scales]
     kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
-    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))
+    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap_last_axes(kh))
     scores = reshape(affine(scores, by=scale), shape=(batch, heads, seq, keys))
     if n.softcap is not None:
         scores = affine(tanh(affine(scores, by=1 / n.softcap)), by=n.softcap)
@@ -374,11 +374,11 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     at = unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,))
     seen += VisibleKeys.of(vars(n)).conditions(*at, equal=equal)
     if seen:
-        scores = masked(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
+        scores = mask_fill(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
     if n.sinks is not None:  # a key of that score with value 0
         sink = expand(reshape(n.sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
         scores = concat(scores, sink, axis=3)
-        vh = concat(vh, filled(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
+        vh = concat(vh, fill_like(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
     weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
     mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
     y = reshape(mixed, shape=(batch, seq, heads * dv))

@@ -8,7 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, Size, StateSpec, TensorType, Trait, Value, caches, case, normal, op, total, want
+from ..op import (
+    Array,
+    Cost,
+    OpCall,
+    Size,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    caches,
+    case,
+    normal,
+    op,
+    require,
+    total,
+)
 from ..schema.states import StateKind
 from ..schema.visible_blocks import VisibleBlocks
 from ..types import dtypes, sizes
@@ -19,13 +34,13 @@ from .elementwise import (
     cast,
     clip,
     equal,
-    filled,
+    fill_like,
     floordiv,
     less,
     less_equal,
     logical_and,
     logical_or,
-    masked,
+    mask_fill,
     minimum,
     mul,
     sub,
@@ -48,7 +63,7 @@ from .tensor import (
     reshape,
     scatter_rows,
     slice_,
-    swap,
+    swap_last_axes,
     unsqueeze,
 )
 
@@ -111,9 +126,9 @@ def _attention_attrs(n: OpCall) -> dict[str, Any]:
 @block_sparse_attention.infer
 def _(n: OpCall) -> TensorType:
     problem = VisibleBlocks.of(vars(n)).problem()
-    want(problem is None, problem or "")
+    require(problem is None, problem or "")
     (y,) = attention.types((n.q, n.k, n.v, None, n.key_mask), attention.check_attrs(_attention_attrs(n)))
-    want(n.q.shape[1] == n.k.shape[1], f"q {n.q} and k {n.k} must be equally long: blocks are those of one sequence")
+    require(n.q.shape[1] == n.k.shape[1], f"q {n.q} and k {n.k} must be equally long: blocks are those of one sequence")
     return y
 
 
@@ -272,23 +287,25 @@ def lightning_index(
 def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, heads, width = n.q, n.k, n.heads, n.q.shape[-1]
     fits = q.rank == 3 and heads > 0 and isinstance(width, int) and width % heads == 0
-    want(fits, f"q {q} must be [batch, seq, {heads}·d]")
+    require(fits, f"q {q} must be [batch, seq, {heads}·d]")
     d = width // heads
-    want(k.rank == 3 and k == q.with_shape(q.shape[0], k.shape[1], d), f"k {k} must be [batch, keys, {d}] as q {q} is")
+    require(
+        k.rank == 3 and k == q.with_shape(q.shape[0], k.shape[1], d), f"k {k} must be [batch, keys, {d}] as q {q} is"
+    )
     fits = n.weights == q.with_shape(*q.shape[:2], heads)
-    want(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
-    want(n.top_k >= 1, f"top_k={n.top_k} must be positive")
-    want((n.past_k is None) == (n.positions is None), "past_k and positions go together")
+    require(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
+    require(n.top_k >= 1, f"top_k={n.top_k} must be positive")
+    require((n.past_k is None) == (n.positions is None), "past_k and positions go together")
     mask, cached = n.key_mask, n.past_k is not None
     fits = mask is None or (mask.rank == 2 and mask.shape[0] in (1, q.shape[0]))
     fits = fits and (mask is None or cached or mask.shape[1] == k.shape[1])
-    want(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
+    require(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
     if not cached:
         return (q.with_shape(q.shape[0], 1, q.shape[1], k.shape[1]),)
-    want(n.causal and k.shape[1] == q.shape[1], f"a cache needs causal=true and k {k} as long as q {q}")
+    require(n.causal and k.shape[1] == q.shape[1], f"a cache needs causal=true and k {k} as long as q {q}")
     fits = n.past_k.rank == 4 and n.past_k == q.with_shape(q.shape[0], 1, n.past_k.shape[2], d)
-    want(fits, f"past_k {n.past_k} must be [batch, 1, capacity, {d}]")
-    want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
+    require(fits, f"past_k {n.past_k} must be [batch, 1, capacity, {d}]")
+    require(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
     return q.with_shape(q.shape[0], 1, q.shape[1], n.past_k.shape[2]), n.past_k
 
 
@@ -314,7 +331,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
         kh, query_at = scatter_rows(n.past_k, kh, n.positions, axis=2), n.positions
     # In f32 at least: with 8 or 11 bits of mantissa many scores tie. A factor of all scores changes no choice.
     q, keys, weights = (cast(x, to=dtypes.f32) if dtype.bits < 32 else x for x in (n.q, kh, n.weights))
-    scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap(keys))
+    scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap_last_axes(keys))
     scores = reshape(relu(scores), shape=(batch, seq, heads, kh.shape[2]))
     scores = reshape(matmul(unsqueeze(weights, axes=(2,)), scores), shape=(batch, seq, kh.shape[2]))
     key_at = unsqueeze(cast(iota(kh, axis=2), to=query_at.type.dtype), axes=(0,))
@@ -324,14 +341,14 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     if n.key_mask is not None:
         seen.append(unsqueeze(_visible_keys(n, key_at), axes=(1,)))
     visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
-    scores = masked(visible, scores, -math.inf)
+    scores = mask_fill(visible, scores, -math.inf)
     best, _ = largest.emit(pad(scores, axis=2, after=n.top_k, value=-math.inf), k=n.top_k)
     least = slice_(best, axis=2, start=n.top_k - 1, stop=n.top_k)
     is_above, is_tied = less(least, scores), equal(scores, least)
     ties_to_take = affine(add_up(cast(is_above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=n.top_k)
     is_taken = less(cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True), ties_to_take)
     picked = logical_and(visible, logical_or(is_above, logical_and(is_tied, is_taken)))
-    bias = unsqueeze(masked(picked, filled(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
+    bias = unsqueeze(mask_fill(picked, fill_like(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
     return bias if n.past_k is None else (bias, kh)
 
 

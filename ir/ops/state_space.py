@@ -20,17 +20,17 @@ from ..op import (
     Trait,
     Value,
     case,
-    constant_state,
-    fixed,
+    fixed_size_state,
     normal,
     positive,
-    want,
+    require,
+    require_int,
 )
 from ..types import sizes
 from .declaration import composed_op
 from .elementwise import add, mul
 from .recurrences import gated_linear_attention, present_type
-from .tensor import reshape, squeeze, swap, unsqueeze
+from .tensor import reshape, squeeze, swap_last_axes, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
 _SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3))
@@ -62,19 +62,19 @@ def selective_scan(
     """
     channels, states = a.shape
     decay = reshape(mul(unsqueeze(delta, axes=(3,)), a), shape=(*x.shape[:2], channels * states))
-    past = None if past is None else unsqueeze(swap(past), axes=(3,))
+    past = None if past is None else unsqueeze(swap_last_axes(past), axes=(3,))
     y, *present = gated_linear_attention.emit(c, b, mul(delta, x), decay, past, heads=channels)
     y = y if d is None else add(y, mul(x, d))
-    return (y, *(swap(squeeze(state, axes=(3,))) for state in present))
+    return (y, *(swap_last_axes(squeeze(state, axes=(3,))) for state in present))
 
 
 @selective_scan.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     x, a, b, c = n.x, n.a, n.b, n.c
-    want(x.rank == 3 and n.delta == x, f"delta {n.delta} must be [batch, seq, channels] like x {x}")
-    want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
-    want(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
-    want(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
+    require(x.rank == 3 and n.delta == x, f"delta {n.delta} must be [batch, seq, channels] like x {x}")
+    require(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
+    require(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
+    require(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
     return x, *present_type(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
 
 
@@ -88,7 +88,7 @@ def _(n: OpCall) -> Size:
 @selective_scan.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
     channels, states = n.a.shape
-    return (constant_state(StateKind.SSM, n.x, states, channels),)
+    return (fixed_size_state(StateKind.SSM, n.x, states, channels),)
 
 
 @composed_op(
@@ -131,14 +131,14 @@ def ssd(
 @ssd.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     x, a, b, heads, groups = n.x, n.a, n.b, n.heads, n.groups
-    width, wide = (fixed(t.shape[-1], f"x {x} and b {b} must have fixed widths") for t in (x, b))
-    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
-    want(x.rank == 3 and width % heads == 0, f"x {x} must be [batch, seq, {heads}·p]")
-    want(n.delta == x.with_shape(*x.shape[:2], heads), f"delta {n.delta} must be [batch, seq, {heads}] for x {x}")
-    want(a == x.with_shape(heads), f"a {a} must be [{heads}]")
+    width, wide = (require_int(t.shape[-1], f"x {x} and b {b} must have fixed widths") for t in (x, b))
+    require(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
+    require(x.rank == 3 and width % heads == 0, f"x {x} must be [batch, seq, {heads}·p]")
+    require(n.delta == x.with_shape(*x.shape[:2], heads), f"delta {n.delta} must be [batch, seq, {heads}] for x {x}")
+    require(a == x.with_shape(heads), f"a {a} must be [{heads}]")
     fits = b == n.c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0
-    want(fits, f"b {b}, c {n.c} do not fit groups={groups}")
-    want(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
+    require(fits, f"b {b}, c {n.c} do not fit groups={groups}")
+    require(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
     return x, *present_type(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
 
 
@@ -150,4 +150,4 @@ def _(n: OpCall) -> Size:
 
 @ssd.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return (constant_state(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)
+    return (fixed_size_state(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)

@@ -19,9 +19,9 @@ from ..op import (
     ints,
     normal,
     op,
+    require,
     show,
     total,
-    want,
 )
 from ..types import dtypes, sizes
 
@@ -35,7 +35,7 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 @reshape.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    want(sizes.product(n.shape) == x.elements, f"cannot reshape {x} to {show(n.shape)}: the element counts differ")
+    require(sizes.product(n.shape) == x.elements, f"cannot reshape {x} to {show(n.shape)}: the element counts differ")
     return x.with_shape(*n.shape)
 
 
@@ -48,7 +48,7 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
 @transpose.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    want(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are not a permutation of the axes of {x}")
+    require(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are not a permutation of the axes of {x}")
     return x.with_shape(*(x.shape[a] for a in n.axes))
 
 
@@ -62,7 +62,7 @@ def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
-    want(all(x.shape[a] == 1 for a in gone), f"axes {list(n.axes)} of {x} are not all of size 1")
+    require(all(x.shape[a] == 1 for a in gone), f"axes {list(n.axes)} of {x} are not all of size 1")
     return x.with_shape(*(s for i, s in enumerate(x.shape) if i not in gone))
 
 
@@ -76,7 +76,9 @@ def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     rank = x.rank + len(n.axes)
-    want(len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes), f"axes {list(n.axes)} do not fit {x}")
+    require(
+        len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes), f"axes {list(n.axes)} do not fit {x}"
+    )
     rest = iter(x.shape)
     return x.with_shape(*(1 if i in n.axes else next(rest) for i in range(rank)))
 
@@ -90,7 +92,7 @@ def expand(x: Array, *, shape: Shape) -> Array:
 @expand.infer
 def _(n: OpCall) -> TensorType:
     expanded: TensorType = n.x.with_shape(*n.shape)
-    want(broadcast(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {show(n.shape)}")
+    require(broadcast(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {show(n.shape)}")
     return expanded
 
 
@@ -105,11 +107,11 @@ def concat(*xs: Array, axis: int) -> Array:
 
 @concat.infer
 def _(n: OpCall) -> TensorType:
-    want(bool(n.xs), "nothing to concatenate")
+    require(bool(n.xs), "nothing to concatenate")
     first: TensorType = n.xs[0]
     a = axis_of(n.axis, first.rank)
     for x in n.xs:
-        want(x.rank == first.rank and x.with_axis(a) == first.with_axis(a), f"{x} does not join {first}")
+        require(x.rank == first.rank and x.with_axis(a) == first.with_axis(a), f"{x} does not join {first}")
     return first.with_axis(a, total([x.shape[a] for x in n.xs]))
 
 
@@ -122,7 +124,7 @@ def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, .
 @split.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     a = axis_of(n.axis, n.x.rank)
-    want(n.x.shape[a] == total(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
+    require(n.x.shape[a] == total(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
     return tuple(n.x.with_axis(a, s) for s in n.sizes)
 
 
@@ -140,8 +142,8 @@ def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
     size = x.shape[a]
-    want(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is not a range")
-    want(not isinstance(size, int) or n.stop <= size, f"{n.start}:{n.stop} exceeds axis {n.axis} of {x}")
+    require(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is not a range")
+    require(not isinstance(size, int) or n.stop <= size, f"{n.start}:{n.stop} exceeds axis {n.axis} of {x}")
     return x.with_axis(a, len(range(n.start, n.stop, n.step)))
 
 
@@ -155,7 +157,7 @@ def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
 def _gather_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
-    want(n.indices.dtype.is_int, f"indices {n.indices} must be integers")
+    require(n.indices.dtype.is_int, f"indices {n.indices} must be integers")
     return x.with_axis(a, *n.indices.shape)
 
 
@@ -175,8 +177,8 @@ def gather_rows(x: Array, indices: Array) -> Array:
 def _gather_rows_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     at: TensorType = n.indices
-    want(at.dtype.is_int, f"indices {at} must be integers")
-    want(x.rank >= 2 and at.rank == 2 and x.shape[0] == at.shape[0], f"{at} does not index rows of {x}")
+    require(at.dtype.is_int, f"indices {at} must be integers")
+    require(x.rank >= 2 and at.rank == 2 and x.shape[0] == at.shape[0], f"{at} does not index rows of {x}")
     return x.with_shape(*at.shape, *x.shape[2:])
 
 
@@ -204,10 +206,10 @@ def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Arr
 @scatter_rows.infer
 def _(n: OpCall) -> None:
     x, rows, at, axis = n.x, n.rows, n.indices, n.axis
-    want(at.dtype.is_int and at.rank == 2, f"indices {at} must be integers [batch, m]")
-    want(0 < axis < x.rank, f"axis={axis} must be one of the axes after the batch of {x}")
+    require(at.dtype.is_int and at.rank == 2, f"indices {at} must be integers [batch, m]")
+    require(0 < axis < x.rank, f"axis={axis} must be one of the axes after the batch of {x}")
     fits = rows == x.with_axis(axis, at.shape[1]) and at.shape[0] == x.shape[0]
-    want(fits, f"rows {rows} at {at} do not fit axis {axis} of {x}")
+    require(fits, f"rows {rows} at {at} do not fit axis {axis} of {x}")
 
 
 @scatter_rows.cost
@@ -239,7 +241,7 @@ def one_hot(ids: Array, *, depth: int) -> Array:
 
 @one_hot.infer
 def _(n: OpCall) -> TensorType:
-    want(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
+    require(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
     return TensorType(dtypes.f32, (*n.ids.shape, n.depth))
 
 
@@ -270,18 +272,18 @@ def indices(x: Value, size: Size, name: str | None = None) -> Value:
     return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)
 
 
-def swap(x: Value) -> Value:
+def swap_last_axes(x: Value) -> Value:
     """Emit x with its last two axes exchanged."""
     rank = len(x.shape)
     return transpose(x, axes=(*range(rank - 2), rank - 1, rank - 2))
 
 
-def per_head(x: Value, heads: int) -> Value:
+def split_heads(x: Value, heads: int) -> Value:
     """Emit x [batch, n, heads·d] as [batch, heads, n, d]."""
     return transpose(reshape(x, shape=(*x.shape[:2], heads, x.width // heads)), axes=(0, 2, 1, 3))
 
 
-def flat(x: Value) -> Value:
+def merge_heads(x: Value) -> Value:
     """Emit x [batch, heads, n, d] as [batch, n, heads·d]."""
     batch, heads, n, d = x.shape
     return reshape(transpose(x, axes=(0, 2, 1, 3)), shape=(batch, n, heads * d))

@@ -220,7 +220,7 @@ class SwitchedTensors:
         return self.base.read_blocks(key, start, stop)
 
 
-def switched(reader: TensorReader) -> SwitchedTensors | None:
+def find_switched(reader: TensorReader) -> SwitchedTensors | None:
     """Return the `SwitchedTensors` below `reader` and its computed tensors, or None."""
     while not isinstance(reader, SwitchedTensors):
         if (base := getattr(reader, "base", None)) is None:

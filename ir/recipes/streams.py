@@ -46,14 +46,14 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
         yield from recipe.blocks(reader)
         return
     for i in range(shape[0]):
-        part = row(recipe, reader, i)
+        part = row_recipe(recipe, reader, i)
         if part is None:
             yield recipe.read(reader, i, i + 1)
         else:
             yield from stream(part, reader)
 
 
-def narrow(values: Array, dtype: DType, name: str) -> Array:
+def cast_finite(values: Array, dtype: DType, name: str) -> Array:
     """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step before weights are stored.
     Raises WeftError where a value is NaN, infinite, or beyond the range of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
@@ -91,7 +91,7 @@ def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tupl
         yield split_parts(rows, layout, width, names) if names[1:] else (rows,)
 
 
-def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
+def row_recipe(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
     """Return row `index` of `recipe` as a recipe with one axis less; None where the row can only be read as array."""
     match recipe:
         case Concat(axis=0):
@@ -107,7 +107,7 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case Reshape():
             return _row_of_reshape(recipe, reader, index)
         case MatMul(left):
-            part = row(left, reader, index)
+            part = row_recipe(left, reader, index)
             return part and replace(recipe, left=part)
         case Dequantize(codes, scales, zeros):
             arrays = _rows_of_items((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
@@ -119,19 +119,19 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
             arrays = _rows_of_items((codes, scales) if outer is None else (codes, scales, outer), reader, index)
             return _replace_float4(recipe, arrays) if arrays else None
         case ToFloat4(item, _, outer):
-            part = row(item, reader, index)
+            part = row_recipe(item, reader, index)
             return part and replace(recipe, item=part, tensor_scales=outer[index : index + 1] if outer[1:] else outer)
         case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Kept(item) | Stored(item):
-            part = row(item, reader, index)
+            part = row_recipe(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
-            part = row(item, reader, index)
+            part = row_recipe(item, reader, index)
             return part and replace(recipe, item=part, axis=axis - 1)
         case Scale(item, float()):
-            part = row(item, reader, index)
+            part = row_recipe(item, reader, index)
             return part and replace(recipe, item=part)
         case Permute(item, (0, *axes)):
-            part = row(item, reader, index)
+            part = row_recipe(item, reader, index)
             return part and Permute(part, tuple(a - 1 for a in axes))
     return None
 
@@ -148,7 +148,7 @@ def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
 
 def _rows_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
     """Return row `index` of every item; () if some row can only be read as an array."""
-    rows = [row(p, reader, index) for p in items]
+    rows = [row_recipe(p, reader, index) for p in items]
     recipes = tuple(p for p in rows if p is not None)
     return recipes if len(recipes) == len(rows) else ()
 
@@ -157,7 +157,7 @@ def _row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe |
     for p in recipe.items:
         rows = p.shape(reader)[0]
         if index < rows:
-            return row(p, reader, index)
+            return row_recipe(p, reader, index)
         index -= rows
     return None
 
@@ -168,7 +168,7 @@ def _row_of_reshape(recipe: Reshape, reader: TensorReader, index: int) -> Recipe
     if remainder:
         return None
     if rows == 1:
-        part = row(recipe.item, reader, index)
+        part = row_recipe(recipe.item, reader, index)
     else:
         part = Slice(recipe.item, 0, index * rows, (index + 1) * rows) if rows >= dims[1] else None
     return None if part is None else Reshape(part, dims[1:])

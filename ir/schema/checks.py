@@ -9,13 +9,13 @@ from ..types import Shape, TensorType
 from ..types.sizes import Size
 
 
-def want(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise WeftError(message) unless `condition`."""
     if not condition:
         raise WeftError(message)
 
 
-def fixed(size: Size, message: str) -> int:
+def require_int(size: Size, message: str) -> int:
     """Return `size`, which must not be symbolic.
 
     Raises:
@@ -53,7 +53,7 @@ def axis_of(axis: int, rank: int) -> int:
     Raises:
         WeftError: if it is out of range.
     """
-    want(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
+    require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     return axis % rank
 
 

@@ -83,7 +83,7 @@ class StateSpec:
         return tuple(s for axis, s in enumerate(self.type.shape) if axis not in (0, self.slots))
 
 
-def constant_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
+def fixed_size_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
     """Return a state [batch, *row] of constant size, from operand past to output present; `like` has the batch."""
     dtype = dtypes.f32 if kind.accumulates else like.dtype
     type = like.with_dtype(dtype).with_shape(like.shape[0], *row)

@@ -31,7 +31,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Return `path` with the home folder in place of ~.
 
     Raises:
@@ -100,10 +100,10 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     Raises:
         WeftError: as `read_bytes`, or if the text is not UTF-8.
     """
-    return decoded(read_bytes(path, most), str(path))
+    return decode_utf8(read_bytes(path, most), str(path))
 
 
-def decoded(raw: bytes, name: str) -> str:
+def decode_utf8(raw: bytes, name: str) -> str:
     """Decode the UTF-8 text in `raw`, line ends as \\n.
 
     Raises:
@@ -190,7 +190,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique_pairs = dict(pairs)
     if len(unique_pairs) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise WeftError(f"the key {shown(twice)} is there twice")
+        raise WeftError(f"the key {quote_value(twice)} is there twice")
     return unique_pairs
 
 
@@ -219,7 +219,7 @@ def _json_name(value: Any) -> str:
     return _JSON_NAMES.get(None if value is None else type(value), type(value).__name__)
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """Return `value` as errors quote it: its repr, shortened to `_CUT` characters."""
     try:
         text = repr(value)
@@ -327,7 +327,7 @@ class Record:
 
     def misfit(self, key: str, expected: str) -> WeftError:
         """Return the error for a value of `key` that differs from `expected`."""
-        return WeftError(f"{self.source}: {self.prefix}{key} is {shown(self.data.get(key))}, but {expected}")
+        return WeftError(f"{self.source}: {self.prefix}{key} is {quote_value(self.data.get(key))}, but {expected}")
 
 
 def type_name(hint: Any) -> str:
@@ -339,7 +339,7 @@ def type_name(hint: Any) -> str:
     return "null" if hint is type(None) else str(hint.__name__)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the failure."""
     try:
         return str(error)

@@ -9,7 +9,7 @@ from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost, Growth, StateSpec
 from weft.ir.types import sizes
 
-from .states import caches, keeper, specs, states
+from .states import cache_owner, caches, specs, states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 
@@ -49,14 +49,16 @@ def active_count(graph: Graph) -> int:
     return parameter_count(graph) - idle
 
 
-def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
+def cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """Return (cached elements per token, window) of every attention that has its own cache."""
     return [
-        (_count_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node)) and keeper(node) is node
+        (_count_per_slot(parts), parts[0].window)
+        for node in nodes
+        if (parts := caches(node)) and cache_owner(node) is node
     ]
 
 
-def crossed(nodes: Iterable[Node]) -> int:
+def count_cross_cache(nodes: Iterable[Node]) -> int:
     """Count the elements that cross-attention caches per source token."""
     return sum(_count_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
@@ -72,8 +74,8 @@ def state_bytes(nodes: Iterable[Node], item: int) -> int:
     return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in all_specs)
 
 
-TEXT = {"batch": 1, "seq": 64, "past": 0}
-SECOND = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 16 kHz, of a spectrogram
+DEFAULT_SIZES = {"batch": 1, "seq": 64, "past": 0}
+AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 16 kHz, of a spectrogram
 
 
 def cost(graph: Graph, **given: int) -> Cost:
@@ -81,7 +83,7 @@ def cost(graph: Graph, **given: int) -> Cost:
     cache, or with the sizes `given`. Audio is one second long. Other sizes (keys, source tokens) equal the number of
     tokens, cached ones included.
     """
-    binding = TEXT | SECOND | given
+    binding = DEFAULT_SIZES | AUDIO_SIZES | given
     binding = dict.fromkeys(free_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0
     for node in graph.nodes:

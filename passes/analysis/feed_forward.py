@@ -1,7 +1,7 @@
 """Feed-forwards in graphs: down(act(up x)), or down(act(gate x) ⊙ up x).
 
-They are recognized through packed linears, and also if they are spelled out in elementwise ops: `activated` matches an
-activation, `gated` a gated unit, `feed_forward` the complete feed-forward.
+They are recognized through packed linears, and also if they are spelled out in elementwise ops: `match_activation`
+matches an activation, `match_gate` a gated unit, `match_feed_forward` the complete feed-forward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes import Full
 
 from ..edits.edit import cuts_rows, only_params
-from .projections import rows
+from .projections import slice_rows
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Projection:
         return self.bias or Full(0.0, (self.stop - self.start,))
 
     def _rows(self, param: Param) -> Recipe:
-        return rows(param.recipe, self.start, self.stop, param.graph.reader) if self.packed else param.recipe
+        return slice_rows(param.recipe, self.start, self.stop, param.graph.reader) if self.packed else param.recipe
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class FeedForward:
         return self.gate is not None, self.activation, self.limit, self.shift
 
 
-def projected(value: Value) -> Projection | None:
+def find_projection(value: Value) -> Projection | None:
     """Return the projection whose output is `value`, or a piece of it along the last axis; None if `value` is not the
     result of a linear with parameters as weights."""
     node, start = value.producer, 0
@@ -151,7 +151,7 @@ def projected(value: Value) -> Projection | None:
     return Projection(node, value, start, start + value.width)
 
 
-def private(value: Value, reader: Node) -> bool:
+def is_only_reader(value: Value, reader: Node) -> bool:
     """Return whether `reader` is the only reader of `value`."""
     return not value.is_output and set(value.users) <= {reader}
 
@@ -164,7 +164,7 @@ def activation_name(node: Node) -> str | None:
     return f"swish({node.attrs['beta']})" if node.op is ops.swish else None
 
 
-def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
+def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     """Match an activation with the result `value`, also x·σ(x) and max(0, x)² spelled out; return its name, its operand
     and its nodes, the last node first."""
     node = value.producer
@@ -177,18 +177,18 @@ def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     inner = x.producer if x is not None else None
     if inner is not None and inner.op is ops.relu and (node.op is ops.square or _squares(node)):
         before = inner.inputs[0]
-        return None if before is None or not private(inner.output, node) else ("relu2", before, (node, inner))
+        return None if before is None or not is_only_reader(inner.output, node) else ("relu2", before, (node, inner))
     if node.op is not ops.mul:
         return None
     for a, b in (node.inputs, node.inputs[::-1]):
         sigmoid = None if b is None else b.producer
-        if a is None or sigmoid is None or sigmoid.op is not ops.sigmoid or not private(sigmoid.output, node):
+        if a is None or sigmoid is None or sigmoid.op is not ops.sigmoid or not is_only_reader(sigmoid.output, node):
             continue
         inside = sigmoid.inputs[0]
         if inside is a:
             return "silu", a, (node, sigmoid)
         scaled = None if inside is None else inside.producer
-        if scaled is None or scaled.op is not ops.affine or not private(scaled.output, sigmoid):
+        if scaled is None or scaled.op is not ops.affine or not is_only_reader(scaled.output, sigmoid):
             continue
         if scaled.inputs[0] is a and scaled.attrs["plus"] == 0:
             return f"swish({scaled.attrs['by']})", a, (node, sigmoid, scaled)
@@ -199,7 +199,7 @@ def _squares(node: Node) -> bool:
     return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
-def gated(node: Node) -> Gate | str | None:
+def match_gate(node: Node) -> Gate | str | None:
     """Match a gated unit whose last node is `node`, a glu or a product; return None if it is something else.
 
     Gate and up must be projections of the same value, and the values in between must not have other readers; return a
@@ -213,14 +213,14 @@ def gated(node: Node) -> Gate | str | None:
     if a is None or b is None or a is b or a.type != b.type:
         return None
     for opened, up in ((a, b), (b, a)):
-        match = activated(opened)
+        match = match_activation(opened)
         if match is None:
             continue
         name, gate, nodes = match
         if gate is up:
             return None  # an activation itself, spelled out
         return _match_gate(node, name, gate, up, nodes)
-    if projected(a) is None or projected(b) is None:
+    if find_projection(a) is None or find_projection(b) is None:
         return None
     return _match_gate(node, "identity", a, b, ())
 
@@ -238,7 +238,7 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
             return f"it clamps other than gate ≤ limit, |up| ≤ limit (%{clips[0].output.name})"
         limit, inside = high, [*inside, *clips]
         gate, up = (_first_operand(c) for c in clips)
-    sides = projected(gate), projected(up)
+    sides = find_projection(gate), find_projection(up)
     if sides[0] is None:
         return None
     if sides[1] is None or not sides[0].alike(sides[1]):
@@ -255,23 +255,23 @@ def _first_operand(node: Node) -> Value:
     return x
 
 
-def feed_forward(down: Node) -> FeedForward | str | None:
+def match_feed_forward(down: Node) -> FeedForward | str | None:
     """Match the feed-forward that ends in the linear `down`; return None if there is none, or a sentence about another
     reader of a value inside."""
-    out, hidden = projected(down.output), down.inputs[0] if down.inputs else None
+    out, hidden = find_projection(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None
-    gate = gated(hidden.producer)
+    gate = match_gate(hidden.producer)
     if isinstance(gate, str):
         return None
     if gate is not None:
-        up, opened = projected(gate.up), projected(gate.gate)
+        up, opened = find_projection(gate.up), find_projection(gate.gate)
         unit = gate.activation, gate.limit, gate.shift, gate.nodes
         if up is None or opened is None or not up.alike(opened):
             return None
     else:
-        match = activated(hidden)
-        up, opened = (None if match is None else projected(match[1])), None
+        match = match_activation(hidden)
+        up, opened = (None if match is None else find_projection(match[1])), None
         if match is None or up is None:
             return None
         unit = match[0], None, 0.0, match[2]

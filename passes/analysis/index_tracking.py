@@ -66,7 +66,7 @@ def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
     return list(run_node(node.op, list(labels), node.attrs, binding))
 
 
-def gathered(value: Value) -> dict[Value, Array]:
+def trace_sources(value: Value) -> dict[Value, Array]:
     """Return the values whose features `value` consists of, each with an array for one token of `value`: the index of
     the source feature, counted from 1, or 0 if a feature comes from another value."""
     labelled: dict[Value, Array] = {}
@@ -104,7 +104,7 @@ class Origin:
     labels: Array
 
 
-def origin(value: Value) -> Origin | str:
+def trace_origin(value: Value) -> Origin | str:
     """Trace `value` back to its linear through values without other readers; or return why that is impossible."""
     path: list[Value] = []
     while (node := value.producer) is not None:
@@ -143,7 +143,7 @@ class Destination:
     labels: Array
 
 
-def destination(value: Value, token: Array) -> Destination | str:
+def trace_destination(value: Value, token: Array) -> Destination | str:
     """Follow `value` to the only attention that reads it, or return why there is none; `token` are labels of one token.
 
     Nodes on the way may move features, or treat all features, or all features with the same label, alike.

@@ -37,7 +37,7 @@ class Layer:
     y: Value
 
 
-def stack_of(graph: Graph, name: str, rule: str) -> list[Layer]:
+def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     """Return the layers of the stack `name` ("": the only stack), in order.
 
     Raises:
@@ -131,20 +131,20 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
     Raises:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
-    need_early(graph, name)
+    refuse_caches(graph, name)
     attentions = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _is_self_attention(n)]
     if not attentions:
         raise WeftError(f"{name}: graph {graph.name} has no softmax self-attention")
     return attentions
 
 
-def need_early(graph: Graph, name: str) -> None:
+def refuse_caches(graph: Graph, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if `graph` has caches."""
     if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
 
 
-def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
+def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
     """Return the self-attentions of `graph` that `layers` selects, in order.
 
     Raises:
@@ -152,12 +152,12 @@ def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
     """
     attentions = self_attentions(graph, name)
     try:
-        return [attentions[i] for i in numbers(layers, len(attentions))]
+        return [attentions[i] for i in parse_layers(layers, len(attentions))]
     except WeftError as e:
         raise WeftError(f"{name}: {e}") from None
 
 
-def numbers(layers: Layers, count: int) -> list[int]:
+def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the indices of the layers, out of `count`, that `layers` selects, in order.
 
     Raises:
@@ -181,11 +181,11 @@ def _read(layers: Layers, count: int) -> Iterable[int]:
     if text in ("all", "even", "odd"):
         return range(text == "odd", count, 1 if text == "all" else 2)
     if any(role in text for role in ROLES) or ":" in text:
-        return [i for i, role in enumerate(roles(text, count)) if role == "local"]
+        return [i for i, role in enumerate(expand_pattern(text, count)) if role == "local"]
     return itertools.chain.from_iterable(_range(part.strip(), layers) for part in text.split(","))
 
 
-def roles(pattern: str | Sequence[str], count: int) -> list[str]:
+def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
     """Return ``local`` or ``global`` for each of `count` layers: `pattern`, a string or a list of both words, repeats.
 
     Raises:

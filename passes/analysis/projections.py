@@ -1,6 +1,6 @@
 """The linears around an attention: those of q, k and v, and the output projection.
 
-`projections` returns them, also those of packed linears; `unpacked` splits packed ones, so that each gets its own
+`projections` returns them, also those of packed linears; `unpack_branch` splits packed ones, so that each gets its own
 weight.
 """
 
@@ -12,9 +12,9 @@ from weft.ir import Node, Param, Recipe, TensorReader, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
 
-from ..edits.edit import cuts_rows, derive, drop, only_params, replace_uses
+from ..edits.edit import cuts_rows, derive_param, erase_unread, only_params, replace_uses
 
-THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
+TOKENWISE_TRAITS = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
             break
         if node.op is ops.norm_linear:
             return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
-        if not THROUGH & node.op.traits or x is None:
+        if not TOKENWISE_TRAITS & node.op.traits or x is None:
             return f"is made by {node.op.name} (%{value.name}), not by a linear"
         between.insert(0, node)
         at, value = node, x
@@ -167,18 +167,18 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
     return Branch(node, value, tuple(between))
 
 
-def unpacked(node: Node, role: str) -> Branch:
+def unpack_branch(node: Node, role: str) -> Branch:
     """Return the path to the operand `role` of the attention `node`, after splitting its linear if it is packed."""
     branch = branch_of(node, role)
     assert isinstance(branch, Branch)
     if branch.packed and branch.start.producer is not None:
-        take_apart(branch.start.producer)
+        split_linear(branch.start.producer)
         branch = branch_of(node, role)
         assert isinstance(branch, Branch)
     return branch
 
 
-def take_apart(split: Node) -> list[Value]:
+def split_linear(split: Node) -> list[Value]:
     """Replace `split` of a linear by one linear per piece, whose weight is a slice; return their outputs."""
     (packed,), graph = split.inputs, split.graph
     assert packed is not None and packed.producer is not None
@@ -190,19 +190,19 @@ def take_apart(split: Node) -> list[Value]:
         stop = start + piece.width
 
         def part(packed: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
-            recipe = rows(packed.recipe, start, stop, graph.reader)
-            return derive(packed, recipe, (stop - start, *packed.shape[1:]), f"{piece.name}.{kind}")
+            recipe = slice_rows(packed.recipe, start, stop, graph.reader)
+            return derive_param(packed, recipe, (stop - start, *packed.shape[1:]), f"{piece.name}.{kind}")
 
         with graph.inserting(before=linear):
             y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
         replace_uses(piece, y)
         outputs.append(y)
         start = stop
-    drop(graph, [split, linear])
+    erase_unread(graph, [split, linear])
     return outputs
 
 
-def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
+def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
     """Return the rows start:stop of `recipe` as a simplified recipe, such as one item of a concatenation."""
     match recipe:
         case Concat(items, 0):
@@ -214,11 +214,11 @@ def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
                 first, last = max(start - offset, 0), min(stop - offset, count)
                 if first < last:
                     # A complete item stays as it is, so that unpacking restores the recipes before packing.
-                    parts.append(item if last - first == count else rows(item, first, last, reader))
+                    parts.append(item if last - first == count else slice_rows(item, first, last, reader))
                 offset += count
             return parts[0] if len(parts) == 1 else Concat(tuple(parts))
         case Slice(item, 0, begin, _, 1):
-            return rows(item, begin + start, begin + stop, reader)
+            return slice_rows(item, begin + start, begin + stop, reader)
         case Take(item, indices, 0):
             return Take(item, indices[start:stop])
         case Full(value, dims):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ..edits.absorb import WRITERS, AxisMap, find_computed_weight, moves_rows, write_through
-from ..edits.edit import backward_slice, derive, replace_param
+from ..edits.absorb import WRITERS, AxisMap, absorb_output_map, find_computed_weight, moves_rows
+from ..edits.edit import backward_slice, derive_param, replace_param
 
 
 @dataclass
@@ -188,7 +188,7 @@ def write_mapped(
             if isinstance(writer, Param):
                 _add_mapped(stream, writer, along)
             elif writer not in mapped_after:
-                write_through(writer, along)
+                absorb_output_map(writer, along)
             elif rows is not None:
                 with value.graph.inserting(after=writer):
                     mapped = rows(value)
@@ -206,7 +206,7 @@ def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
 def _add_mapped(stream: Stream, param: Param, along: AxisMap) -> None:
     """Replace `param`, in the additions of the stream, by `param` mapped by `along`."""
     rank = len(param.shape)
-    new = derive(param, along(param.recipe, rank - 1, rank))
+    new = derive_param(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:
         if any(v in stream.values and i in find_carried(node, v) for v in node.outputs):
             node.set_input(i, new)

@@ -17,8 +17,8 @@ from weft.ir.types import dtypes
 
 from ..core import oracle
 from ..core.trace import Trace
-from ..edits.edit import derive, replace_param
-from .projections import THROUGH
+from ..edits.edit import derive_param, replace_param
+from .projections import TOKENWISE_TRAITS
 
 HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
 _SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.frequencies` knows
@@ -35,7 +35,7 @@ def rotations(attention: Node) -> list[Node]:
             continue
         if node.op is ops.rope:
             ropes[node] = None
-        elif THROUGH & node.op.traits or node.op in _KEEP_HEADS:
+        elif TOKENWISE_TRAITS & node.op.traits or node.op in _KEEP_HEADS:
             stack += [v for v in node.inputs if v is not None]
     return list(ropes)
 
@@ -46,7 +46,7 @@ def rotation_of(value: Value | None) -> Node | None:
     return node if node is not None and node.op is ops.rope else None
 
 
-def unlike(q: Node | None, k: Node | None) -> str | None:
+def explain_difference(q: Node | None, k: Node | None) -> str | None:
     """Return why the rotations `q` of queries and `k` of keys have different angles; None if they have the same, or if
     neither is rotated."""
     if q is None or k is None:
@@ -59,11 +59,11 @@ def unlike(q: Node | None, k: Node | None) -> str | None:
     return None
 
 
-def rotated(attention: Node) -> tuple[Node, Node] | str:
+def match_rotations(attention: Node) -> tuple[Node, Node] | str:
     """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, with the heads of the
     attention, at the positions where its cache is written. Return the two rotations, or why they do not match."""
     q, k = (rotation_of(attention.operand(name)) for name in "qk")
-    if (reason := unlike(q, k)) is not None:
+    if (reason := explain_difference(q, k)) is not None:
         return reason
     if q is None or k is None:
         return "its queries and keys are not rotated"
@@ -90,11 +90,11 @@ def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
     return graph.add_param("rope.frequencies", TensorType(dtypes.f32, (recipe.dim // 2,)), recipe)
 
 
-def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
+def set_frequencies(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
     """Give the node `rope` the frequencies of `recipe`, and `amplitude` if it is not None."""
     old = rope.inputs[2]
     assert isinstance(old, Param)
-    new = derive(old, recipe)
+    new = derive_param(old, recipe)
     rope.set_input(2, new)
     if amplitude is not None:
         rope.attrs["amplitude"] = float(amplitude)
@@ -142,7 +142,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
 
-def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
+def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
     """Return a reference of the node `rope` with frequencies `recipe`: `oracle.rotate_pairs` with `settings`
     (interleaved, amplitude).
 

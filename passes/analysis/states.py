@@ -14,7 +14,7 @@ from typing import Any
 from weft.ir import Graph, Node, Value, WeftError
 from weft.ir.op import Growth, StateKind, StateSpec
 
-from ..edits.edit import changed
+from ..edits.edit import rebuild_node
 
 EMBEDDED = "inputs_embeds"  # the input of embeddings that replaces input_ids
 SOUND = ("input_features", "input_values")  # a spectrogram, a waveform
@@ -44,15 +44,15 @@ def caches(node: Node) -> tuple[StateSpec, ...]:
     return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
-def keeper(node: Node) -> Node:
+def cache_owner(node: Node) -> Node:
     """Return the attention whose cache holds the keys and values of `node`: the first of those that share it.
 
     An attention with a window has its own cache, which may roll.
     """
-    return sharing(node)[0]
+    return cache_sharers(node)[0]
 
 
-def sharing(node: Node) -> list[Node]:
+def cache_sharers(node: Node) -> list[Node]:
     """Return the attentions that read the cache of `node`, in order, `node` among them."""
     key = _cache_key(node)
     sharers = set() if key is None else {n for n in node.required("k").users if _cache_key(n) == key}
@@ -69,7 +69,7 @@ def _cache_key(node: Node) -> tuple[object, ...] | None:
     return node.op, cache_specs, *(node.operand(name) if name in named else None for name in read)
 
 
-def sums(node: Node) -> set[int]:
+def sum_operands(node: Node) -> set[int]:
     """Return the indices of operands that are sums over all tokens so far, which stay in f32."""
     return {node.op.operand_index(s.taken, node.attrs) for s in states(node) if s.kind.accumulates}
 
@@ -84,7 +84,7 @@ def has_cache(graph: Graph) -> bool:
     return any(map(has_state, graph.nodes))
 
 
-def give_states(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
+def add_state_io(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
     """Add inputs of `graph` for the past caches or states of `node`, and outputs for the present ones.
 
     `node` is an attention, an index or a recurrence. `numbers` counts the nodes before it by kind (`_name_states`);
@@ -98,7 +98,7 @@ def give_states(graph: Graph, node: Node, numbers: Counter[str], given: dict[str
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
     named = _name_states((*caches(node), *states(node)), numbers)
     pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in named}
-    for (_, _, name), present in zip(named, changed(node, {**given, **pasts}).outputs[1:], strict=True):
+    for (_, _, name), present in zip(named, rebuild_node(node, {**given, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
     return pasts
 

@@ -76,7 +76,7 @@ def rotate_pairs(
     return y.reshape(x.shape)
 
 
-def temperature(scaling: str, factor: float) -> float:
+def rope_amplitude(scaling: str, factor: float) -> float:
     """Return the factor of rotated queries and keys: for yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023), else 1."""
     return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.ir import Param, WeftError
 from weft.ir.recipes.readers import Array
-from weft.ir.storage.documents import expanded
+from weft.ir.storage.documents import expand_home
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
@@ -29,7 +29,7 @@ class ResultStore:
     """
 
     def __init__(self, folder: str | None, tokens: Sequence[Array], *settings: object) -> None:
-        self._folder = None if folder is None else expanded(folder)
+        self._folder = None if folder is None else expand_home(folder)
         self._digest = hashlib.sha256(repr(settings).encode())
         for ids in tokens:
             self._digest.update(repr(ids.shape).encode() + np.ascontiguousarray(ids, np.int64).tobytes())

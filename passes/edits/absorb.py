@@ -13,7 +13,7 @@ from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Add, Permute, Scale
 from weft.ir.recipes.matrices import Centre, MatMul
 
-from .edit import changed, derive, derive_bias, replace_param
+from .edit import derive_bias, derive_param, rebuild_node, replace_param
 
 AxisMap = Callable[[Recipe, int, int], Recipe]  # of a recipe, the axis to map, and the rank
 Use = tuple[Node, int]
@@ -36,17 +36,17 @@ WRITERS = {
 }
 
 
-def scaled(factor: float | Recipe) -> AxisMap:
+def scale_map(factor: float | Recipe) -> AxisMap:
     """Return the map that multiplies by a number, or elementwise by a vector."""
     return lambda recipe, axis, rank: Scale(recipe, factor, axis)
 
 
-def centred(recipe: Recipe, axis: int, rank: int) -> Recipe:
+def centre_map(recipe: Recipe, axis: int, rank: int) -> Recipe:
     """Map `recipe` by the `AxisMap` that subtracts the mean of every vector."""
     return Centre(recipe, axis)
 
 
-def multiplied(matrix: Recipe) -> AxisMap:
+def matrix_map(matrix: Recipe) -> AxisMap:
     """Return the map v → v M for a square `matrix` M."""
 
     def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
@@ -93,7 +93,7 @@ def moves_rows(node: Node) -> bool:
     return False
 
 
-def reads(value: Value) -> list[Use] | str:
+def find_readers(value: Value) -> list[Use] | str:
     """Return the uses that compute with rows of `value`, moved or not; a sentence if the rows are a graph output."""
     uses: list[Use] = []
     waiting = [value]
@@ -109,7 +109,7 @@ def reads(value: Value) -> list[Use] | str:
     return uses
 
 
-def unable(node: Node, index: int) -> str | None:
+def explain_refusal(node: Node, index: int) -> str | None:
     """Return why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
     if node.op in (ops.add, ops.add_norm):
         return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
@@ -136,7 +136,7 @@ def weights_read_with(node: Node) -> Iterator[Param]:
             yield weight
 
 
-def read_through(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
+def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
     """Absorb y = x M + s into `node`, which reads y, so that it computes the same result from x.
 
     `along` maps the last axis of its weights, and the biases gain the products of the weights with `shift`, which is s.
@@ -156,7 +156,7 @@ def read_through(node: Node, along: AxisMap | None, shift: Recipe | None = None)
     return _replace_recipes(node, recipes)
 
 
-def write_through(node: Node, along: AxisMap) -> None:
+def absorb_output_map(node: Node, along: AxisMap) -> None:
     """Map the result of `node`, a linear, experts, an embedding or a norm with a weight, by `along`, in its weights.
 
     Norms can absorb scales only, by a number or a vector, into weight and bias.
@@ -179,7 +179,7 @@ def _replace_recipes(node: Node, recipes: Mapping[str, Recipe]) -> Node:
         for name, param in new.items():
             node.set_input(node.op.operand_index(name), param)
     else:
-        node = changed(node, new)
+        node = rebuild_node(node, new)
     for name in recipes:
         replace_param(old[name], new[name])
     return node
@@ -188,7 +188,7 @@ def _replace_recipes(node: Node, recipes: Mapping[str, Recipe]) -> Node:
 def _derive_operand(node: Node, name: str, recipe: Recipe) -> Param:
     old = node.operand(name)
     if isinstance(old, Param):
-        return derive(old, recipe)
+        return derive_param(old, recipe)
     weight = node.operand(next(w for w, b in _READERS[node.op].items() if b == name))
     assert isinstance(weight, Param)
     return derive_bias(weight, recipe)

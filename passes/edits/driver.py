@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Value
 
 from ..core.trace import Miss, Trace
-from .edit import backward_slice, drop, replace_uses
+from .edit import backward_slice, erase_unread, replace_uses
 from .pattern import Match, Pattern
 
 
@@ -98,7 +98,7 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
             raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
         # A value that existed before keeps its own name.
         replace_uses(old, value, rename=value not in bound)
-    drop(graph, match.nodes.values())
+    erase_unread(graph, match.nodes.values())
     return None
 
 

@@ -19,7 +19,7 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
         old.name, new.name = new.name, old.name
 
 
-def drop(graph: Graph, nodes: Iterable[Node]) -> None:
+def erase_unread(graph: Graph, nodes: Iterable[Node]) -> None:
     """Erase the nodes among `nodes` that have no readers, then the parameters that only they read."""
     waiting = list(nodes)
     progress = True
@@ -43,7 +43,7 @@ def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
             graph.erase_param(v)
 
 
-def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
+def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """Return a new parameter with `recipe`, of the dtype of `old`, and of its shape unless another `shape` is given.
 
     Deriving the same recipe again returns the same parameter, so that shared layers stay shared. `replace_param`
@@ -62,7 +62,7 @@ def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param
     """Return a new bias for a linear with `weight` [.., out, in], named after it; `rows` replaces out as its length."""
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
-    return derive(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
+    return derive_param(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
 def joint_name(params: Sequence[Param], name: str) -> str:
@@ -75,7 +75,7 @@ def joint_name(params: Sequence[Param], name: str) -> str:
     return ".".join([*shared, name])
 
 
-def scoped(graph: Graph, name: str) -> str:
+def add_scope(graph: Graph, name: str) -> str:
     """Return `name` in the scope in which nodes are inserted now."""
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
@@ -140,19 +140,21 @@ def reweigh(
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)
     count = int(old.shape[0]) if rows is None else rows
-    new, vector = derive(old, weight, (count, *old.shape[1:])), old_bias
+    new, vector = derive_param(old, weight, (count, *old.shape[1:])), old_bias
     if isinstance(bias, Recipe):
-        vector = derive(old_bias, bias, (count,)) if isinstance(old_bias, Param) else derive_bias(old, bias, count)
+        vector = (
+            derive_param(old_bias, bias, (count,)) if isinstance(old_bias, Param) else derive_bias(old, bias, count)
+        )
     elif bias is None:
         vector = None
-    linear = changed(linear, {"weight": new, "bias": vector})
-    # After `changed`: only a parameter without readers is erased.
+    linear = rebuild_node(linear, {"weight": new, "bias": vector})
+    # After `rebuild_node`: only a parameter without readers is erased.
     replace_param(old, new)
     replace_param(old_bias, vector)
     return linear
 
 
-def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
+def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
     """Replace `node` by one with other `operands` (by their names in the op) and attributes; return it. Names stay.
 
     It may have more outputs than before. If outputs change their type, the caller has to adapt the readers.

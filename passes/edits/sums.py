@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.ir import Graph, Node, Value, ops
 
 
-def totals(graph: Graph) -> Iterator[Node]:
+def find_sums(graph: Graph) -> Iterator[Node]:
     """Yield the last addition of every sum, which may be an add_norm."""
     for node in list(graph.nodes):
         if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
@@ -24,12 +24,12 @@ def summands(total: Node) -> list[Value]:
     return values
 
 
-def fixed(value: Value) -> bool:
+def is_fixed(value: Value) -> bool:
     """Return whether the summand `value` must stay: an add_norm, which always adds two values, reads it."""
     return any(n.op is ops.add_norm for n in value.users)
 
 
-def take_out(value: Value) -> None:
+def remove_summand(value: Value) -> None:
     """Remove the summand `value`, which only one addition reads, from its sum."""
     (reader,) = value.users
     rest = next(v for v in reader.inputs if v is not value)

@@ -19,7 +19,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
 from weft.ir.interpreter import bind, run_node
 from weft.ir.recipes.readers import Array
-from weft.ir.storage.documents import check_regular, expanded, open_regular, read_json
+from weft.ir.storage.documents import check_regular, expand_home, open_regular, read_json
 
 from ..core.trace import Trace
 
@@ -42,7 +42,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
             tokenizer.
     """
-    rows = _read_rows(graph, expanded(path), CHARACTERS * (limit + 1))
+    rows = _read_rows(graph, expand_home(path), CHARACTERS * (limit + 1))
     vocab = vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir.recipes.blocks.spans import reciprocal, spanned
+from weft.ir.recipes.blocks.spans import fit_range, reciprocal
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
@@ -135,10 +135,10 @@ def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[A
     """Return the scales and zero points [out] of one group [group, out] with the least squared rounding errors,
     weighted by `weights` [group], among the ranges of `SHRINK`."""
     low, high = groups.min(0), groups.max(0)
-    scales, zeros = spanned(low, high, layout)
+    scales, zeros = fit_range(low, high, layout)
     least = weights @ _squared_errors(groups, scales, zeros, layout)
     for share in SHRINK[1:]:
-        narrower, points = spanned(low * np.float32(share), high * np.float32(share), layout)
+        narrower, points = fit_range(low * np.float32(share), high * np.float32(share), layout)
         errors = weights @ _squared_errors(groups, narrower, points, layout)
         better = errors < least
         least, scales = np.where(better, errors, least), np.where(better, narrower, scales)

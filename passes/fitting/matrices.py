@@ -11,9 +11,9 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes.blocks.floats import tensor_scale
-from weft.ir.recipes.readers import Array, switched
+from weft.ir.recipes.readers import Array, find_switched
 
-from ..analysis.projections import THROUGH
+from ..analysis.projections import TOKENWISE_TRAITS
 
 OPERANDS = {ops.linear: ("weight",), ops.norm_linear: ("weight",), ops.embedding: ("table",)}
 EXPERTS = ("gate", "up", "down")
@@ -47,7 +47,7 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
-    slots = switched(graph.reader)
+    slots = find_switched(graph.reader)
     for param in graph.params.values():
         readers = sorted(param.users, key=lambda node: order[node])
         if not any(_reads(node, param) for node in readers) or param.recipe.constant:
@@ -137,7 +137,7 @@ def _feeds_attention(node: Node) -> bool:
         (user,) = value.users
         if user.op is ops.attention:
             return True
-        if not THROUGH & user.op.traits:
+        if not TOKENWISE_TRAITS & user.op.traits:
             return False
         value = user.output
     return False

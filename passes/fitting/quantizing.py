@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.ops.experts import hidden_of
+from weft.ir.ops.experts import expert_hidden
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import (
     BlockRecipe,
@@ -25,12 +25,12 @@ from weft.ir.recipes.blocks import (
     block_layout,
     grid_layout,
 )
-from weft.ir.recipes.blocks.quantize import joined
+from weft.ir.recipes.blocks.quantize import concat_blocks
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout, pack_codes
 
 from ..core.resume import ResultStore
-from ..edits.edit import derive, replace_param
+from ..edits.edit import derive_param, replace_param
 from .calibration import Activations
 from .gptq import AIM, RIDGE, SHRINK, Feedback, correction, feedback, gptq
 from .matrices import Matrix
@@ -96,7 +96,7 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
     parts = [recipe.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
     if rest:
         parts = [Blocks(b.codes[0], b.scales[0], None, None if b.zeros is None else b.zeros[0]) for b in parts]
-    store(param, parts if rest else [joined(parts)], layout)
+    store(param, parts if rest else [concat_blocks(parts)], layout)
 
 
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
@@ -130,7 +130,7 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
 
 def reweigh(param: Param, recipe: Recipe) -> None:
     """Replace `param` by a parameter with `recipe`, under the same name."""
-    new = derive(param, recipe)
+    new = derive_param(param, recipe)
     param.replace_uses(new)
     replace_param(param, new)
 
@@ -287,7 +287,7 @@ def _round_matrix(matrix: Matrix, corrected: Array | None, factors: Feedback, la
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
         weight = rows.astype(np.float32, copy=False)
         blocks.append(gptq(weight if corrected is None else weight @ corrected, factors, layout))
-    return blocks[0] if len(blocks) == 1 else joined(blocks)
+    return blocks[0] if len(blocks) == 1 else concat_blocks(blocks)
 
 
 def _expert_weights(node: Node) -> list[list[Param]]:
@@ -319,7 +319,7 @@ def _fit_experts(
             assert up is not None
             biases = read("up_bias"), read("gate_bias")
             # An expert without tokens is rounded for the first tokens of all.
-            routed = hidden_of(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
+            routed = expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
             second = moment([routed])
         else:
             assert pooled is not None

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from weft.ir import Graph, TensorType, Value, ops
-from weft.ir.ops.elementwise import filled, masked
-from weft.ir.ops.tensor import flat, per_head
+from weft.ir.ops.elementwise import fill_like, mask_fill
+from weft.ir.ops.tensor import merge_heads, split_heads
 from weft.ir.types import dtypes
 
 Array = np.ndarray[Any, Any]
@@ -156,11 +156,11 @@ def _rotary(node: Importing) -> list[Value]:
     assert table is not None
     ranked = len(x.shape) == 4
     heads = x.shape[1] if ranked else node.number("num_heads")
-    rows = flat(x) if ranked else x
+    rows = merge_heads(x) if ranked else x
     positions = node[3] or node.feed("positions", np.tile(np.arange(rows.shape[1]), (rows.shape[0], 1)))
     interleaved = bool(node.number("interleaved", 0))
     y = ops.rope(rows, positions, node.feed("frequencies", _frequencies(table)), heads=heads, interleaved=interleaved)
-    return [per_head(y, heads) if ranked else y]
+    return [split_heads(y, heads) if ranked else y]
 
 
 def _attention(node: Importing) -> list[Value | None]:
@@ -169,7 +169,7 @@ def _attention(node: Importing) -> list[Value | None]:
     heads = q.shape[1] if ranked else node.number("q_num_heads")
     kv_heads = k.shape[1] if ranked else node.number("kv_num_heads")
     if ranked:
-        q, k, v = flat(q), flat(k), flat(v)
+        q, k, v = merge_heads(q), merge_heads(k), merge_heads(v)
     attrs = {
         "heads": heads,
         "kv_heads": kv_heads,
@@ -187,12 +187,12 @@ def _attention(node: Importing) -> list[Value | None]:
         y, *present = _on_growing_cache(node, q, k, v, past, attrs)
     else:
         if past[0] is not None and past[1] is not None:
-            present = [ops.concat(old, per_head(x, kv_heads), axis=2) for old, x in ((past[0], k), (past[1], v))]
-            k, v = (flat(x) for x in present)
+            present = [ops.concat(old, split_heads(x, kv_heads), axis=2) for old, x in ((past[0], k), (past[1], v))]
+            k, v = (merge_heads(x) for x in present)
         keys = k.shape[1]
         shown = None if valid is None else _shorter(node, valid, keys)
         y = ops.attention(q, k, v, _bias(node, keys), shown, **attrs)
-    return [per_head(y, heads) if ranked else y, *present]
+    return [split_heads(y, heads) if ranked else y, *present]
 
 
 def _window(node: Importing) -> int | None:
@@ -211,7 +211,7 @@ def _bias(node: Importing, keys: int) -> Value | None:
         return None
     mask = ops.reshape(mask, shape=(*(1 for _ in range(4 - len(mask.shape))), *mask.shape))
     if mask.type.dtype == dtypes.bool_:
-        mask = masked(mask, filled(ops.cast(mask, to=dtypes.f32), 0.0), -math.inf)
+        mask = mask_fill(mask, fill_like(ops.cast(mask, to=dtypes.f32), 0.0), -math.inf)
     missing = keys - mask.shape[3]
     return ops.pad(mask, axis=3, after=missing, value=-math.inf) if missing else mask
 
@@ -231,7 +231,7 @@ def _on_static_cache(node: Importing, q: Value, k: Value, v: Value, valid: Value
     steps = node.feed("steps", np.arange(-seq, 0)[None])
     at = ops.add(ops.unsqueeze(valid, axes=(1,)), steps)
     fresh = (ops.gather_rows(x, at) for x in (k, v))
-    caches = (per_head(x, kv_heads) for x in (k, v))
+    caches = (split_heads(x, kv_heads) for x in (k, v))
     shown = _bias(node, k.shape[1])
     return ops.attention.emit(q, *fresh, shown, None, None, *caches, at, **{**attrs, "causal": True})[0]
 

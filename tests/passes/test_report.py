@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import Graph, parse
 from weft.passes import Report, Trace, run_passes
 from weft.passes.core.trace import Miss
-from weft.passes.report import Price
+from weft.passes.report import GraphCost
 
 from .zoo import ZOO
 
@@ -30,7 +30,7 @@ def test_prices_are_flops_and_bytes_before_and_after() -> None:
     """Of 64 tokens: 2·6·4 FLOPs and 6 additions each; f32[6, 4], and f16[5, 3] that nothing reads."""
     (record,) = report_of(parse(GRAPH), "dce", priced=True).records
     flops = 64 * (2 * 6 * 4 + 6)
-    assert record.prices == (Price(flops, 6 * 4 * 4 + 5 * 3 * 2), Price(flops, 6 * 4 * 4))
+    assert record.prices == (GraphCost(flops, 6 * 4 * 4 + 5 * 3 * 2), GraphCost(flops, 6 * 4 * 4))
     assert f"  {flops:,} FLOPs for 64 tokens, 126 -> 96 bytes of parameters" in str(record).splitlines()
     assert str(record).startswith("dce: 1 rewrite, 2 nodes, ")
 

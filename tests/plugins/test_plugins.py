@@ -19,7 +19,7 @@ import pytest
 
 from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
-from weft.ir.registry import Alternatives, DeclaredTwice, Registry
+from weft.ir.registry import Alternatives, DuplicateName, Registry
 
 from ..warm import command
 
@@ -377,9 +377,9 @@ def test_registries() -> None:
     numbers: Registry[object] = Registry("number", "weft.ir.errors", "count")
     numbers.add("one", 1)
     numbers.add("one", 1)
-    with pytest.raises(DeclaredTwice, match="number one is declared twice: 1 and 2"):
+    with pytest.raises(DuplicateName, match="number one is declared twice: 1 and 2"):
         numbers.add("one", 2)
-    assert dict(numbers) == {"one": 1} and isinstance(DeclaredTwice(), WeftError)
+    assert dict(numbers) == {"one": 1} and isinstance(DuplicateName(), WeftError)
     with pytest.raises(WeftError, match="unknown number 'on'; did you mean one"):
         numbers.lookup("on")
     numbers.remove("one")

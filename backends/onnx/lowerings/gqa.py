@@ -9,7 +9,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.rotary import rotated
+from weft.passes.analysis.rotary import match_rotations
 from weft.passes.analysis.states import caches
 
 from ...targets import Backend
@@ -33,7 +33,7 @@ class _Operands:
 
 def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     """Return the RoPE nodes of q and k if the kernel can absorb them, else None."""
-    ropes = rotated(node)
+    ropes = match_rotations(node)
     if isinstance(ropes, str):
         return None
     q, frequencies = ropes[0], ropes[0].operand("frequencies")

@@ -124,7 +124,7 @@ class Sampling:
             raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if is_integer else 'finite'} number")
 
 
-def defaults_of(metadata: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the sampling options of `DEFAULTS` that `metadata` sets; `names` maps options to its own keys.
 
     Raises WeftError on a value of the wrong type or outside its range.

@@ -16,7 +16,7 @@ from ...facts import Sound
 from ..arrays import Ints
 from ..text.sources import IDS, MASK, encoder_inputs
 from .buffers import Buffer, Kind, kind_of
-from .session import Session, failures
+from .session import Session, convert_errors
 
 
 class Reading:
@@ -95,7 +95,7 @@ class SourceEncoder:
             return Reading.join([self.read([source], shapes) for source in sources])
         inputs = encoder_inputs(sources, self.sound)
         batch, longest = inputs[MASK].shape
-        with failures(self.name):
+        with convert_errors(self.name):
             # A binding holds addresses only: `feeds` keeps the buffers alive until the run ends.
             binding, feeds = self.session.ort.io_binding(), []
             for value in self.session.ort.get_inputs():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ...facts import Carried
+from ...facts import StateRecord
 from ..arrays import Floats, Ints, float32
 from ..carried import infer_states
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
@@ -24,7 +24,7 @@ from ..core.rows import BatchContext
 from ..text.tokenizer import pad_rows
 from .buffers import Buffer, kind_of
 from .cross_attention import Reading, SourceEncoder
-from .session import Session, failures, one_line, ort_errors
+from .session import Session, convert_errors, one_line, ort_errors
 from .states import Memory, read_states
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
@@ -47,7 +47,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         max_length: int,
         head_dim: int | None = None,
         name: str = "model.onnx",
-        carried: Collection[Carried] = (),
+        carried: Collection[StateRecord] = (),
         rolling: Collection[int] = (),
         compares: bool = False,
         sources: SourceEncoder | None = None,
@@ -109,7 +109,7 @@ class OrtDecoder(Decoder["OrtContext"]):
 
     def run(self, binding: Any, options: Any = None) -> None:
         """Run the graph. Raises WeftError with ONNX Runtime's message when it fails."""
-        with failures(self.name):
+        with convert_errors(self.name):
             self.session.ort.run_with_iobinding(binding, options)
 
 

@@ -15,7 +15,7 @@ from ..arrays import Floats
 from ..core.sampling import check_count
 from ..tasks import Tasks
 from ..text.tokenizer import Prompt, check_ids, is_ids, prompts_of
-from .session import Session, failures
+from .session import Session, convert_errors
 
 Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
 HIDDEN, SENTENCE = "last_hidden_state", "sentence_embedding"  # names of outputs
@@ -178,7 +178,7 @@ class OrtEncoder(Encoder):
 
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
-        with failures(str(self.folder)):
+        with convert_errors(str(self.folder)):
             outputs = self.session.ort.run([*names], feed)
         return [np.asarray(value, np.float32) for value in outputs]
 

@@ -55,7 +55,7 @@ def ort_errors() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
+def convert_errors(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
     """Convert errors of ONNX Runtime inside the block to a WeftError "name: what: original message"."""
     try:
         yield
@@ -128,7 +128,7 @@ def open_session(
         raise WeftError(f"{model}: compiled for {name}, so it cannot run on CUDA; compile it with --target ort-cuda")
     if device == "cpu" or (device == "auto" and bound == "cpu"):
         return Session(_create(ort, model, [CPU], threads), "cpu")
-    trouble = missing_cuda(ort)
+    trouble = find_cuda_problem(ort)
     if trouble is None:
         return _open_cuda(ort, model, threads, graphs, stream)
     if device == "cuda":
@@ -145,7 +145,7 @@ def offers_cuda() -> bool:
     return CUDA in onnxruntime().get_available_providers()
 
 
-def missing_cuda(ort: Any) -> str | None:
+def find_cuda_problem(ort: Any) -> str | None:
     """Return a short reason why `ort` cannot use CUDA; None if it can.
 
     ONNX Runtime itself falls back to the CPU with only a log line, so load its CUDA library here first and query the
@@ -159,7 +159,7 @@ def missing_cuda(ort: Any) -> str | None:
         )
     with contextlib.redirect_stdout(io.StringIO()):  # it prints libraries it cannot load; errors below are clearer
         ort.preload_dlls()
-    if (trouble := gpu_trouble()) is not None:
+    if (trouble := find_gpu_problem()) is not None:
         return trouble
     try:
         if os.name != "nt":
@@ -175,7 +175,7 @@ def missing_cuda(ort: Any) -> str | None:
     return None
 
 
-def gpu_trouble() -> str | None:
+def find_gpu_problem() -> str | None:
     """Return a short reason why the NVIDIA driver has no usable GPU; None if it has one."""
     try:
         driver = ctypes.CDLL(_DRIVER)
@@ -226,7 +226,7 @@ def host_ops(session: Any) -> list[str]:
     return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
 
 
-def usual_threads() -> int:
+def default_threads() -> int:
     """Return the number of threads in the variable OMP_NUM_THREADS; 0 if unset or invalid."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) <= 8 * (os.cpu_count() or 1) else 0
@@ -237,9 +237,9 @@ def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) ->
     options.log_severity_level = 3
     # `host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.intra_op_num_threads = threads or usual_threads()
+    options.intra_op_num_threads = threads or default_threads()
     pages = huge_pages() if providers == [CPU] else contextlib.nullcontext()
-    with failures(str(model), "ONNX Runtime cannot open it"), pages:
+    with convert_errors(str(model), "ONNX Runtime cannot open it"), pages:
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.
             return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 from weft.ir.schema.states import Growth
 
-from ...facts import Carried
+from ...facts import StateRecord
 from ..arrays import Ints
 from .buffers import Buffer, Kind, kind_of
 from .session import Session
@@ -63,7 +63,7 @@ def read_states(
     name: str,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
-    carried: Iterable[Carried],
+    carried: Iterable[StateRecord],
     head_dim: int | None = None,
 ) -> list[State]:
     """Describe the states `carried` of the graph `name` by its inputs and outputs from ONNX Runtime.

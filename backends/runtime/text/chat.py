@@ -42,7 +42,7 @@ class ChatTemplate:
             )
         if not {"default", "tool_use"} & self._templates.keys():
             raise WeftError(f"{self._path}: no chat template is called default, only {', '.join(self._templates)}")
-        tokens = {key: text_of(value) for key, value in special_tokens(folder).items() if key.endswith("_token")}
+        tokens = {key: token_text(value) for key, value in special_tokens(folder).items() if key.endswith("_token")}
         self._tokens = {key: text for key, text in tokens.items() if text is not None}
 
     @property
@@ -90,7 +90,7 @@ def special_token(folder: Path, name: str) -> str | None:
     None."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file() and (token := Record.read(folder / file).data.get(name)) is not None:
-            return text_of(token)
+            return token_text(token)
     return None
 
 
@@ -237,7 +237,7 @@ def special_tokens(folder: Path) -> dict[str, Any]:
     return {**config_entries, **map_entries} if extra is None else {**config_entries, **map_entries, EXTRA[0]: extra}
 
 
-def text_of(token: Any) -> str | None:
+def token_text(token: Any) -> str | None:
     """Return the text of a special token, a string or a mapping with "content"; None for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None

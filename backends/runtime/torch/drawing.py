@@ -13,7 +13,7 @@ import torch
 from ..arrays import Bools, Ints
 from ..core.rows import BatchContext
 from ..core.sampling import Sampler
-from .draws import Draws, can_draw
+from .draws import DeviceSampler, can_draw
 from .steps import Steps
 
 
@@ -27,7 +27,7 @@ class DrawingContext(BatchContext):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._draws: Draws | None = None
+        self._draws: DeviceSampler | None = None
         self._loaded: Bools | None = None  # the active rows whose next step is on the device already
         self._ahead = False  # that step has begun
 
@@ -41,7 +41,7 @@ class DrawingContext(BatchContext):
         if self._draws is None or self._draws.sampling != sampling:
             # Captured steps hold the addresses of the old draws.
             self.steps.forget()
-            self._draws = Draws(sampling, self.lengths.size, self.capacity, self.steps.ids.device)
+            self._draws = DeviceSampler(sampling, self.lengths.size, self.capacity, self.steps.ids.device)
         self._draws.refill(samplers)
         return self._draw
 

@@ -14,11 +14,11 @@ from ..core.sampling import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Return whether a `Draws` can replace `samplers`: not if they penalize repetition or bias logits."""
+    """Return whether a `DeviceSampler` can replace `samplers`: not if they penalize repetition or bias logits."""
     return not any(s.sampling.adjusts for s in samplers)
 
 
-class Draws:
+class DeviceSampler:
     """A device sampler for rows with the same sampling options, with tensors at fixed addresses.
 
     A row draws the first token whose cumulative probability exceeds u, a random number of the row's own sampler. Like

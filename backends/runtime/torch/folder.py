@@ -34,7 +34,7 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
     With `experts` the device holds that many experts of each mixture, and model.py also computes the steps.
     Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
     """
-    pytorch()
+    import_torch()
     from .decoder import TorchDecoder
 
     if experts is not None and facts.kind == "encoder":
@@ -96,7 +96,7 @@ def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = 
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
-    torch = pytorch()
+    torch = import_torch()
     if threads is not None:
         check_count("threads", threads)
         torch.set_num_threads(threads)
@@ -115,10 +115,10 @@ def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = 
 
 
 def _resolve_device(device: str) -> str:
-    return ("cuda" if pytorch().cuda.is_available() else "cpu") if device == "auto" else device
+    return ("cuda" if import_torch().cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def pytorch() -> Any:
+def import_torch() -> Any:
     """Import torch and return the module. Raises WeftError that names the package to install if it is missing."""
     try:
         return importlib.import_module("torch")

@@ -21,7 +21,7 @@ from ..arrays import Ints
 from ..ort import folder
 from ..ort.buffers import Buffer
 from ..ort.decoder import OrtContext, OrtDecoder
-from ..ort.session import failures
+from ..ort.session import convert_errors
 from .drawing import DrawingContext
 from .steps import Steps
 
@@ -72,7 +72,7 @@ class DrawingOrtContext(DrawingContext, OrtContext):
     @contextmanager
     def running(self) -> Iterator[None]:
         stream = self.model.session.stream
-        with failures(self.model.name), nullcontext() if stream is None else torch.cuda.stream(stream):
+        with convert_errors(self.model.name), nullcontext() if stream is None else torch.cuda.stream(stream):
             yield
 
     def settle(self) -> None:

@@ -15,7 +15,7 @@ from ...torch.kernels.choose_tokens import WRONG
 from ..arrays import Ints
 from ..core.sampling import check_logits
 from .caches import is_cross, layers, mutable, tensors
-from .draws import Draws
+from .draws import DeviceSampler
 
 Step = Callable[..., Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
 SMALLEST = 256  # least number of keys that a captured step reads
@@ -111,7 +111,7 @@ class Steps:
         logits: Tensor = self._replay(("prompt", length), body, [])
         return logits
 
-    def launch(self, draws: Draws, keys: int) -> None:
+    def launch(self, draws: DeviceSampler, keys: int) -> None:
         """Begin a step that draws the input tokens of the next step for active rows; at most two are in progress."""
 
         def body() -> Tensor:

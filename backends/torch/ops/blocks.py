@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes.blocks import Kept
-from weft.ir.recipes.blocks.parts import wide
+from weft.ir.recipes.blocks.parts import kernel_bits
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -50,7 +50,7 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
         e.blocks[weight] = block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
-    options = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    options = f"bits={kernel_bits(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
         rounded = isinstance(weight.recipe, Kept) and weight.recipe.activations == "fp8"
         options += ", floats=True" + ", activations=True" * (rounded and layout.bits == 8)

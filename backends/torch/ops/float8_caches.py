@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Full, Recipe, Reshape
 from weft.ir.recipes.cache_scales import HeadScales
 from weft.ir.types import TensorType, dtypes
-from weft.passes.analysis.projections import Branch, branch_of, rows
+from weft.passes.analysis.projections import Branch, branch_of, slice_rows
 
 from ..program.emitter import Emitter
 from ..program.statements import ParamRef
@@ -77,7 +77,7 @@ def attentions(graph: Graph) -> list[Node]:
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
     """Return the recipe of the rows of the weight or bias `packed` that `branch` starts from."""
-    return rows(packed.recipe, *branch.span, packed.graph.reader) if branch.packed else packed.recipe
+    return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.packed else packed.recipe
 
 
 def _recipe_of(node: Node, operand: str) -> tuple[Recipe, ...]:

@@ -13,9 +13,9 @@ from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
 from weft.passes.analysis.recurrences.affine import affine
-from weft.passes.analysis.recurrences.delta import changing
+from weft.passes.analysis.recurrences.delta import parallel_delta
 from weft.passes.analysis.recurrences.linear import Linear, linear_parts
-from weft.passes.analysis.recurrences.outer import Outer, Parallel, parallel
+from weft.passes.analysis.recurrences.outer import Outer, Parallel, parallel_form
 from weft.passes.analysis.states import specs
 from weft.passes.library.cleanup.cse import Cse
 
@@ -48,11 +48,11 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
     if (form := affine(step)) is not None:
-        chunks = parallel(step, form)
+        chunks = parallel_form(step, form)
         sizes = [spec.row for spec in specs(node) if chunks.outer[spec.part] is None]
         elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
         call.arguments += [f"many={_many(e, step, chunks, function)}", f"size={max(16, LARGEST // max(elements, 1))}"]
-    elif (delta := changing(step)) is not None:
+    elif (delta := parallel_delta(step)) is not None:
         call.arguments += [f"many={_many(e, step, delta, function)}", f"size={LARGEST}"]
     elif (parts := linear_parts(step)) is not None:
         call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]

@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.readers import TensorReader
-from weft.ir.recipes.streams import narrow, stream
+from weft.ir.recipes.streams import cast_finite, stream
 from weft.ir.types import dtypes
 
 from ...targets import MODEL
@@ -97,7 +97,7 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
         return tensor.to(torch.float32)
     stored = tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
     if not torch.isfinite(stored).all():
-        narrow(array, dtypes.parse(str(stored.dtype).removeprefix("torch.")), param.name)  # raises
+        cast_finite(array, dtypes.parse(str(stored.dtype).removeprefix("torch.")), param.name)  # raises
     return stored
 
 

@@ -13,7 +13,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import OPS, Trait
 from weft.ir.types import Shape
 from weft.ir.types.sizes import Call, Poly, Size, sym
-from weft.passes.analysis.states import keeper
+from weft.passes.analysis.states import cache_owner
 
 from .constants import formula
 from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
@@ -107,7 +107,7 @@ class Emitter:
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
         """Return all keys and values that `node` reads: `make` emits them, once for all that share a cache."""
-        first = keeper(node)
+        first = cache_owner(node)
         if first not in self._keys:
             self._keys[first] = make()
         return self._keys[first]

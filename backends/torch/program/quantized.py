@@ -13,7 +13,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Permute
 from weft.ir.recipes.blocks import Stored, block_layout
-from weft.ir.recipes.blocks.parts import wide
+from weft.ir.recipes.blocks.parts import kernel_bits
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -61,7 +61,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, wide(layout)))),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, kernel_bits(layout)))),
         "scales": (Permute(Stored(weight.recipe, steps), (1, 0)), dtype, (groups, out)),
     }
     if layout.tensor_scale:

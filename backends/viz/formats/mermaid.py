@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from ..layout.font import one_line
 from ..layout.links import ids, links
 from ..layout.positions import Placed
-from .sheet import Sheet, in_words
+from .sheet import Sheet, describe
 from .style import EVERY, LIGHT
 
 SPECIAL = re.compile(r"""["#&<>`\\\[\]{}|]""")
@@ -26,7 +26,7 @@ def mermaid(placed: Placed, sheet: Sheet) -> str:
         "---",
         "flowchart TD",
         f"    accTitle: {one_line(sheet.title)}",
-        f"    accDescr: {one_line(in_words(placed.shape, sheet))}",
+        f"    accDescr: {one_line(describe(placed.shape, sheet))}",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
         *(f"    {named[a]} --> {named[b]}" for a, b in links(placed)),
         *_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),

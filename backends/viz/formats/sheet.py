@@ -17,7 +17,7 @@ class Sheet:
     rows: tuple[tuple[str, str], ...]
 
 
-def in_words(root: Shape, sheet: Sheet | None) -> str:
+def describe(root: Shape, sheet: Sheet | None) -> str:
     """Describe a picture for screen readers: its facts, and its parts from first to last."""
     facts = [] if sheet is None else [sheet.about, *(f"{name}: {value}" for name, value in sheet.rows)]
     return ". ".join([*facts, f"Parts: {'; '.join(_parts(root))}"]) + "."

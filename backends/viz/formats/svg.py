@@ -10,7 +10,7 @@ from ..layout.font import faces, width, wrap_text
 from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
-from .sheet import Sheet, in_words
+from .sheet import Sheet, describe
 from .style import EVERY, SIGNS, borders, colours
 
 AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
@@ -36,7 +36,7 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
             'aria-labelledby="title desc">',
             f'<title id="title">{text(sheet.title)}</title>',
-            f'<desc id="desc">{text(in_words(root, sheet))}</desc>',
+            f'<desc id="desc">{text(describe(root, sheet))}</desc>',
             f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
             f'<rect class="paper" width="{w}" height="{h}"/>',

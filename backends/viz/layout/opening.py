@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from weft.ir.errors import unknown
 
-from .scene import Shape, unfolded
+from .scene import Shape, default_open
 
 
-def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
+def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
     """Return the keys of the parts to open.
 
     These are parts nested at most `depth` deep (None: layers and their containers), and the `parts` named by key or end
@@ -19,7 +19,7 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
         WeftError: if no part that can be opened has such a name.
     """
     above = dict(_above(root, ()))
-    keys = unfolded(root) if depth is None else {key for key, around in above.items() if len(around) <= depth}
+    keys = default_open(root) if depth is None else {key for key, around in above.items() if len(around) <= depth}
     above.pop(root.key, None)  # always open
     for name in parts:
         matches = [key for key in above if f".{key}".endswith(f".{name}")]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, Pass
-from .scene import ALL, Shape, Size, times
+from .scene import ALL, Shape, Size, unroll
 
 GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
 APART = 20.0  # between branches; between parts of a row half of it
@@ -108,7 +108,7 @@ class _Placer:
         if shape.part.count < 2 or shape.key + ALL not in self.opened:
             return shape
         if id(shape) not in self.repeated:
-            self.repeated[id(shape)] = times(shape)
+            self.repeated[id(shape)] = unroll(shape)
         return self.repeated[id(shape)]
 
     def size(self, shape: Shape) -> Size:

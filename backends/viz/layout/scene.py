@@ -69,12 +69,12 @@ def scene(network: Network) -> Shape:
     return replace(shapes(outline(network)), network=network)
 
 
-def unfolded(root: Shape) -> set[str]:
+def default_open(root: Shape) -> set[str]:
     """Return the keys of the shapes that are open by default: layers and their containers."""
     return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
-def times(shape: Shape) -> Shape:
+def unroll(shape: Shape) -> Shape:
     """Return the repeat `shape` with one inner shape per round instead of only the first round."""
     part = shape.part
     rounds = [_as_part(part, body) for body in (part.children, *part.others)]

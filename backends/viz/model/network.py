@@ -17,7 +17,7 @@ from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.ir.types.block_layouts import BlockLayout
-from weft.passes.analysis.costs import cached, elements, learned
+from weft.passes.analysis.costs import cache_sizes, elements, learned
 from weft.passes.analysis.recurrences.formulas import formulas
 
 from ...blocks import packed_bytes, quantized_layout
@@ -141,7 +141,7 @@ def _describe_origin(origin: Origin) -> tuple[str, str | None]:
 
 def _derive_costs(node: Node) -> dict[str, Any]:
     """Return the fields of a vertex that depend only on the attributes of `node` and the types of its operands."""
-    work, cache = _adjust_packed(node, of_node(node)), next(iter(cached([node])), None)
+    work, cache = _adjust_packed(node, of_node(node)), next(iter(cache_sizes([node])), None)
     return {
         "cost": node.op.node_cost(node),
         "cache": cache,
@@ -201,11 +201,11 @@ def _weight(param: Param, learned: int) -> Weight:
     if (layout := quantized_layout(param)) is not None:
         size, bits = packed_bytes(param, layout), layout.bits_per_weight
         recipe = str(param.recipe)
-        return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, in_words(layout))
+        return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, describe_layout(layout))
     return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
 
 
-def in_words(layout: BlockLayout) -> str:
+def describe_layout(layout: BlockLayout) -> str:
     """Describe a layout: the type of codes, the group size of scales, and whether it has zero points."""
     kind = f"fp{layout.bits}" if layout.floats else f"int{layout.bits}"
     return f"{kind}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")

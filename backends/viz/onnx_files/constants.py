@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import shown
+from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 
 from .operation import Op
@@ -89,7 +89,7 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
-            f"a Constant has the attributes {', '.join(map(shown, attrs)) or 'none'}, but must have one value"
+            f"a Constant has the attributes {', '.join(map(quote_value, attrs)) or 'none'}, but must have one value"
         )
     if name == "value":
         return initializer(attr.t)

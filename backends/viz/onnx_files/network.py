@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from weft.ir.errors import WeftError
 from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
-from ..model.network import Network, Vertex, Weight, in_words
+from ..model.network import Network, Vertex, Weight, describe_layout
 from .constants import Constant, constant, copy_weight, formula, initializer
 from .operation import Op
 from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
@@ -55,7 +55,7 @@ def onnx_network(path: Path) -> Network:
     )
 
 
-def joined(halves: Sequence[Network]) -> Network:
+def join_networks(halves: Sequence[Network]) -> Network:
     """Join models into one network, connecting inputs of later ones to outputs of earlier ones with the same name."""
     network = halves[0]
     for part in halves[1:]:
@@ -320,7 +320,7 @@ def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str])
         "",
         learned if name in uncounted else 0,
         bits=None if layout is None else layout.bits_per_weight,
-        packing="" if layout is None else in_words(layout),
+        packing="" if layout is None else describe_layout(layout),
     )
 
 

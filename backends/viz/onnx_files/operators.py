@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import shown
+from weft.ir.storage.documents import quote_value
 
 from ..model.network import Vertex, Weight
 
@@ -128,7 +128,7 @@ def _number(v: Vertex, name: str, otherwise: float) -> float:
     try:
         return float(v.attrs.get(name, otherwise))
     except ValueError:
-        raise WeftError(f"{v.name} ({v.op}): {name} is {shown(v.attrs[name])}, not a number") from None
+        raise WeftError(f"{v.name} ({v.op}): {name} is {quote_value(v.attrs[name])}, not a number") from None
 
 
 def _heads(kind: str) -> str:

@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import shown
+from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 
 MOST = 16  # maximum number of elements that are listed
@@ -77,7 +77,7 @@ def tensor_text(tensor: onnx.TensorProto) -> str:
     try:
         array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, AttributeError) as e:  # onnx checks neither type nor length
-        raise WeftError(f"the tensor {shown(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
+        raise WeftError(f"the tensor {quote_value(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
     return short(_format_value(array.tolist()))
 
 

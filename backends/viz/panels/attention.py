@@ -18,7 +18,7 @@ from .kinds import Kind, attentions, group_by_kind, layers
 TOKENS = 24  # queries, and keys of self-attention, in a drawn mask
 SOURCE = 16  # keys of cross-attention in a drawn mask
 SMALL = 8  # the drawn size of a window of more than TOKENS/2
-KEPT = 4  # maximum number of always-visible first tokens in a drawn mask
+MAX_SINKS = 4  # maximum number of always-visible first tokens in a drawn mask
 STEPS = 20  # least number of drawn steps of a rolling cache
 
 
@@ -74,7 +74,7 @@ def shrink(kind: Kind) -> Kind:
     window = kind.keys.window
     if window is not None and window > TOKENS // 2:
         window = stride * 3 if kind.keys.pattern == "dilated" else SMALL
-    first = min(kind.keys.keep_first, KEPT)
+    first = min(kind.keys.keep_first, MAX_SINKS)
     if (blocks := kind.blocks) is not None:
         few = {name: min(getattr(blocks, name), 2) for name in ("block", "sides", "first", "last")}
         kind = replace(kind, blocks=replace(blocks, **few, dense=0))
@@ -155,7 +155,7 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
-    slot_positions = caches.held(newest, slots, small.keys.keep_first)
+    slot_positions = caches.slot_positions(newest, slots, small.keys.keep_first)
     return {
         "slots": kind.keys.window + kind.keys.keep_first,
         "first": kind.keys.keep_first,

@@ -66,7 +66,7 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
     """Return the keys of the parts to open, as `opening.opened` does; without `depth` also those of parts that contain
     both changed and unchanged operations."""
     mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _has_mixed_signs(s.part))}
-    return opening.opened(root, depth, parts) | (mixed if depth is None else set())
+    return opening.select_open(root, depth, parts) | (mixed if depth is None else set())
 
 
 def _has_mixed_signs(part: Part) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats import style
-from ..formats.sheet import Sheet, in_words
+from ..formats.sheet import Sheet, describe
 from ..formats.svg import ARROW, drawn_size, picture, rules
 from ..layout.font import faces
 from ..layout.positions import layout
@@ -71,7 +71,7 @@ def _card(card: Card) -> dict[str, Any]:
         "title": card.sheet.title,
         "about": card.sheet.about,
         "rows": card.sheet.rows,
-        "words": in_words(card.root, None),
+        "words": describe(card.root, None),
         "groups": card.groups,
         "numbers": card.numbers,
         "size": [round(wide + 2), round(high + 2)],

@@ -13,7 +13,7 @@ from typing import Any
 from weft.ir.readable import size
 
 from ..layout.arrange import Box, Branches, Column, Item, Pass
-from ..layout.scene import Shape, Size, times
+from ..layout.scene import Shape, Size, unroll
 from ..model import facts
 from ..model.marks import KEPT, Mark
 from ..model.network import Vertex, Weight
@@ -130,7 +130,7 @@ def _repeat(s: Shape) -> dict[str, Any]:
     `once` is the first round; the second is the first with layer numbers increased by `period`; later ones are the
     second, renamed likewise. `changed` has the exceptions by round: lists of (path, value).
     """
-    unrolled = times(s)
+    unrolled = unroll(s)
     assert unrolled.arrangement is not None
     rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}
     rounds = [_normalize(shape(i)) for i in unrolled.inner]

@@ -19,7 +19,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
 from weft.ir.storage import MANIFEST, check_free, seal, whole_folder
-from weft.ir.storage.documents import expanded
+from weft.ir.storage.documents import expand_home
 from weft.passes import Report, lookup, run_passes
 from weft.passes.analysis.states import caches
 from weft.passes.forms import make_forms
@@ -200,7 +200,7 @@ def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -
         )
     graph = model.graph.clone()
     # The last folder name names the adapter; abspath resolves "." and "..".
-    add_slots(graph, model.description, [Path(os.path.abspath(expanded(adapter))) for adapter in adapters])
+    add_slots(graph, model.description, [Path(os.path.abspath(expand_home(adapter))) for adapter in adapters])
     return replace(model, graph=graph)
 
 

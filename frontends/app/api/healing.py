@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.backends.blocks import is_quantized
-from weft.backends.runtime.device import place_for
+from weft.backends.runtime.device import choose_place
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.passes.analysis.states import has_cache
@@ -130,7 +130,7 @@ def healing(
     for name, size in (("rate", rate), ("seconds", 1.0 if seconds is None else seconds)):
         if not 0 < size < float("inf"):
             raise WeftError(f"{name} is {size}, but it must be a positive number")
-    place = place_for(device, "torch")
+    place = choose_place(device, "torch")
     quantized, original = load_source(model), load_source(against)
     _check(quantized, original)
     windows = _windows(quantized, original, str(text or MIXTURE), tokens, context)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.options import no_effect
-from weft.backends.runtime.torch.folder import pytorch
+from weft.backends.runtime.torch.folder import import_torch
 from weft.backends.targets import MODEL, TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
@@ -88,7 +88,7 @@ def state_dict(
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:
     """Return a dtype of torch for its name, f32 if None; raise WeftError for integer dtypes."""
-    framework = pytorch()
+    framework = import_torch()
     if dtype is not None and not isinstance(dtype, str):
         if not dtype.is_floating_point:
             raise WeftError(f"dtype {dtype} is for integers, but weights are floats: torch.float32, torch.bfloat16, …")

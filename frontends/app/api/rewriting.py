@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import expanded, read_text
+from weft.ir.storage.documents import expand_home, read_text
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
 from weft.passes.runner import Hook, Progress
 
@@ -39,7 +39,7 @@ def pipeline_text(pipeline: str) -> str:
     if name in PUBLISHED:
         return PUBLISHED[name]
     try:
-        text = read_text(expanded(name), MOST).removeprefix("\ufeff")
+        text = read_text(expand_home(name), MOST).removeprefix("\ufeff")
     except WeftError as e:
         raise WeftError(f"the pipeline file {e}; @{' and @'.join(PUBLISHED)} are published with weft") from e
     joined, depth = "", 0

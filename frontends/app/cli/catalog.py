@@ -213,14 +213,14 @@ def presets_command(name: str | None) -> None:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    from weft.passes.analysis.costs import active_count, cached, state_bytes
+    from weft.passes.analysis.costs import active_count, cache_sizes, state_bytes
 
     from ... import PRESETS
 
     preset = PRESETS[name]
     graph = preset.model().graph()
     active, context = active_count(graph), graph.meta["context"]
-    per_token = 2 * sum(width for width, _ in cached(graph.nodes))
+    per_token = 2 * sum(width for width, _ in cache_sizes(graph.nodes))
     state = state_bytes(graph.nodes, 2)
     return (
         name,

@@ -64,7 +64,7 @@ def opened_model(
         WeftError: also for options of the command that do not apply to the model.
     """
     from weft.backends.runtime import load
-    from weft.backends.runtime.device import place_for
+    from weft.backends.runtime.device import choose_place
     from weft.backends.runtime.folder import read_facts
     from weft.ir.storage import check_contents, scratch_folder
     from weft.passes.analysis.states import SOUND
@@ -90,7 +90,7 @@ def opened_model(
     from ..api.compile import compile
 
     target = target if experts is None else "torch"
-    device_place, model = place_for(device, target), load_source(source, adapters=adapters, without=without)
+    device_place, model = choose_place(device, target), load_source(source, adapters=adapters, without=without)
     graph = model.graph
     kind = kind_of(graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND))
     check_applies(source, kind)

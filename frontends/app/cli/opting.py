@@ -155,7 +155,7 @@ def _is_folder(out: str) -> bool:
 
 def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
     """Return the model whose IR text is on stdin; its checkpoint may be missing unless the model must be `complete`."""
-    from weft.ir.storage.documents import decoded
+    from weft.ir.storage.documents import decode_utf8
     from weft.ir.text.parser import MOST_BYTES
 
     from ...model import Model
@@ -163,7 +163,7 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
-    text = decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
+    text = decode_utf8(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
     return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
 
 

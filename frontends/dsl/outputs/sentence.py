@@ -8,7 +8,7 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
-from weft.ir.ops.elementwise import masked
+from weft.ir.ops.elementwise import mask_fill
 from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
@@ -90,7 +90,7 @@ class WordWeights:
         """Scale x [batch, seq, dim]; the token ids and mask are those that `SentencePooling` stores as ``text``."""
         ids, unpadded = kept("text")
         table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
-        weights = ops.mul(masked(ops.unsqueeze(unpadded, axes=(2,)), _ones(x)), ops.embedding(ids, table))
+        weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _ones(x)), ops.embedding(ids, table))
         keep("token_weights", weights)
         return ops.mul(x, weights, name="words_weighted")
 
@@ -165,15 +165,15 @@ def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | 
     `unpadded` [batch, seq] are all tokens without padding; means use `token_weights` [batch, seq, 1], if there are any.
     """
     if mode == "max":
-        return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
+        return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
         first = mode in ("cls", "token")
         index = ops.clip(_last(_first(pooled) if first else pooled), low=0)
         return ops.squeeze(ops.gather_rows(x, index), axes=(1,), name="first_token" if first else "last_token")
     ones = _ones(x)
-    token_shares = masked(ops.unsqueeze(pooled, axes=(2,)), ones)
+    token_shares = mask_fill(ops.unsqueeze(pooled, axes=(2,)), ones)
     if mode == "weighted":
-        token_shares = ops.mul(token_shares, ops.cumsum(masked(ops.unsqueeze(unpadded, axes=(2,)), ones), axis=1))
+        token_shares = ops.mul(token_shares, ops.cumsum(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), ones), axis=1))
     total = ops.clip(ops.sum(token_shares if weights is None else weights, axes=(1,)), low=1e-9)
     total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
     return ops.div(ops.sum(ops.mul(x, token_shares), axes=(1,)), total, name="mean_token")

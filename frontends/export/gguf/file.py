@@ -22,7 +22,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import check_finite, stream
 from weft.ir.storage import whole_file
-from weft.ir.storage.documents import shown
+from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -189,7 +189,7 @@ def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
     for number in value if is_list else (value,):
         too_large = isinstance(number, int) and not low <= number < high
         if too_large or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MAX_F32):
-            raise WeftError(f"{key} is {shown(number)}, which the 32-bit values of a GGUF file cannot represent")
+            raise WeftError(f"{key} is {quote_value(number)}, which the 32-bit values of a GGUF file cannot represent")
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.text.chat import read_templates, special_tokens, text_of
+from weft.backends.runtime.text.chat import read_templates, special_tokens, token_text
 from weft.ir.errors import WeftError
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import read_json
@@ -64,7 +64,7 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
-    unknown = tokenizer["model"].get("unk_token") or text_of(config.get("unk_token"))
+    unknown = tokenizer["model"].get("unk_token") or token_text(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
     # llama.cpp also ends answers at these. Only the name distinguishes ends of messages (eom) from ends of turns (eot).
     more_ends = sorted(eos[1:], key=lambda i: i < len(tokens) and "eom" in tokens[i])

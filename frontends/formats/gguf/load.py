@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.runtime.core.sampling import defaults_of
+from weft.backends.runtime.core.sampling import read_sampling_defaults
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
-from weft.ir.storage.documents import Record, shown
+from weft.ir.storage.documents import Record, quote_value
 
 from ...models.families import Loaded, architectures, load
 from ...models.left_out import LeftOut, unread_tensors
@@ -68,7 +68,8 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     name, families = reader.metadata.get("general.architecture"), architectures()
     if not isinstance(name, str) or name not in families:
         raise WeftError(
-            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(families))} from GGUF"
+            f"{path}: architecture {quote_value(name)} is not known; "
+            f"weft imports {', '.join(sorted(families))} from GGUF"
         )
     config = _config(reader, f"{name}.")
     loaded = load(families[name], config, reader, str(path))
@@ -95,7 +96,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         source={"format": "gguf", "path": str(path)},
     )
     metadata = {key: _decimal(value) for key, value in reader.metadata.items() if key.startswith("general.sampling.")}
-    if sampling := defaults_of(
+    if sampling := read_sampling_defaults(
         Record(path, metadata), {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
     ):
         loaded.graph.meta["sampling"] = sampling
@@ -124,7 +125,7 @@ def _unread_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator
     """Yield the keys of `metadata` that nothing reads, except the keys of its `architecture`."""
     for key, value in metadata.items():
         if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
-            yield LeftOut("key", key, shown(value))
+            yield LeftOut("key", key, quote_value(value))
 
 
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:

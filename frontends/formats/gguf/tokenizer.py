@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import Record, fits, shown, type_name
+from weft.ir.storage.documents import Record, fits, quote_value, type_name
 
 from .splits import SPLITS, WHOLE_PIECES
 
@@ -123,10 +123,12 @@ class _Vocab:
         self.metadata = metadata
         self.kind: str = self.get("model", str)
         if self.kind not in _KINDS:
-            raise WeftError(f"tokenizer.ggml.model is {shown(self.kind)}; supported tokenizers are {', '.join(_KINDS)}")
+            raise WeftError(
+                f"tokenizer.ggml.model is {quote_value(self.kind)}; supported tokenizers are {', '.join(_KINDS)}"
+            )
         self.pre: str = self.get("pre", str, "default")
         if self.kind == "gpt2" and self.pre not in SPLITS:
-            raise WeftError(f"tokenizer.ggml.pre is {shown(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
+            raise WeftError(f"tokenizer.ggml.pre is {quote_value(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
         tokens = self.strings("tokens")
         self.types: list[int] = self.get("token_type", list[int], [NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
@@ -135,7 +137,7 @@ class _Vocab:
         self.index = {token: index for index, token in enumerate(self.tokens)}
         if len(self.index) < len(self.tokens):
             repeated = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
-            raise WeftError(f"tokenizer.ggml.tokens holds {shown(repeated)} twice, so it has no single id")
+            raise WeftError(f"tokenizer.ggml.tokens holds {quote_value(repeated)} twice, so it has no single id")
         # llama.cpp renamed BERT's [CLS] and [SEP] keys over time
         self.begin = self.id("cls", "bos") if self.kind == "bert" else self.id("bos")
         self.end = self.id("seperator", "eos") if self.kind == "bert" else self.id("eos")
@@ -143,7 +145,7 @@ class _Vocab:
     def get(self, key: str, kind: Any, *default: Any) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
         if not fits(value, kind):
-            fault = "is missing" if value is None else f"is {shown(value)}, not of type {type_name(kind)}"
+            fault = "is missing" if value is None else f"is {quote_value(value)}, not of type {type_name(kind)}"
             raise WeftError(f"tokenizer.ggml.{key} {fault} in the GGUF metadata, so the tokenizer cannot be rebuilt")
         return value
 
@@ -151,7 +153,7 @@ class _Vocab:
         values = self.get(key, list)
         wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
-            raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {shown(values[wrong])}, not text")
+            raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {quote_value(values[wrong])}, not text")
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def id(self, *names: str) -> int | None:
@@ -162,7 +164,7 @@ class _Vocab:
                 continue
             if not fits(token, int) or not 0 <= token < len(self.tokens):
                 raise WeftError(
-                    f"tokenizer.ggml.{name}_token_id is {shown(token)}, outside the {len(self.tokens)} tokens"
+                    f"tokenizer.ggml.{name}_token_id is {quote_value(token)}, outside the {len(self.tokens)} tokens"
                 )
             return int(token)
         default = _DEFAULT_IDS.get(self.kind, {}).get(names[-1])
@@ -177,7 +179,8 @@ class _Vocab:
             pair = (merge[:cut], merge[cut + 1 :])
             if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():
                 raise WeftError(
-                    f"tokenizer.ggml.merges[{index}] is {shown(merge)}, which does not join two tokens into a third"
+                    f"tokenizer.ggml.merges[{index}] is {quote_value(merge)}, "
+                    "which does not join two tokens into a third"
                 )
             pairs.append(pair)
         return pairs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.core.sampling import defaults_of
+from weft.backends.runtime.core.sampling import read_sampling_defaults
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
@@ -141,7 +141,7 @@ class Folder:
         """
         record = Record(self.path / "generation_config.json", self.generation)
         max_tokens = record.integer("max_new_tokens", None, least=1)
-        return defaults_of(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
+        return read_sampling_defaults(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
     def _begin_tokens(self) -> list[list[int]]:
         """Return the alternatives for each of the first tokens of an answer, as in Whisper's prompt.

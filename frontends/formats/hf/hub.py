@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import expanded, read_text
+from weft.ir.storage.documents import expand_home, read_text
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
@@ -17,7 +17,7 @@ def hub_snapshot(spec: str) -> Path | None:
     if not HUB_ID.fullmatch(spec):
         return None
     try:
-        home = expanded(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+        home = expand_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     except WeftError:  # without a home folder there is no cache
         return None
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))

@@ -14,7 +14,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
 from weft.ir.storage import PROVENANCE as PROVENANCE
-from weft.ir.storage.documents import expanded
+from weft.ir.storage.documents import expand_home
 from weft.passes.analysis.costs import parameter_count
 from weft.passes.analysis.states import SOUND, manifest_records, max_source, taken_states
 
@@ -122,7 +122,7 @@ def _sound_entry(graph: Graph) -> dict[str, Any]:
 def _absolute(spec: str) -> str:
     """Return a source by a name that holds in every working folder; links are kept, as their targets may be renamed."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
-    path = expanded(file if file.endswith(".py") else spec)
+    path = expand_home(file if file.endswith(".py") else spec)
     if not path.exists():
         return spec
     return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())

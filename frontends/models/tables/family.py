@@ -12,7 +12,7 @@ from typing import Any, Self, get_type_hints
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Source
 from weft.ir.registry import Registry
-from weft.ir.storage.documents import fits, shown
+from weft.ir.storage.documents import fits, quote_value
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
 from ..config_keys import normalized
@@ -261,7 +261,7 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
     """Return the value of `rule`, a constant or a function of the config, for the setting `name`; check its type."""
     value = rule(config) if callable(rule) else rule
     if not fits(value, _HINTS[name]):
-        raise WeftError(f"{name}={shown(value)} should be of type {Settings.__annotations__[name]}")
+        raise WeftError(f"{name}={quote_value(value)} should be of type {Settings.__annotations__[name]}")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...op import Trait, Value, case, ints, normal, positive, want
+from ...op import Trait, Value, case, ints, normal, positive, require
 from ..declaration import fused_op
 from ..elementwise import add, cast, mul
 from ..experts import moe
@@ -127,7 +127,7 @@ def mixture(
     ≥ 0; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
     """
     experts, k = up.shape[0], chosen.shape[-1]
-    want(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")
+    require(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")
     placed = mul(unsqueeze(weights, axes=(3,)), cast(one_hot(chosen, depth=experts), to=weights.type.dtype))
     combine = add_up(placed, axes=(2,))
     stacks = up, down, gate, up_bias, down_bias, gate_bias

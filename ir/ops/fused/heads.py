@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...op import Trait, Value, case, ints, normal, want
+from ...op import Trait, Value, case, ints, normal, require
 from ..declaration import fused_op
 from ..elementwise import affine, cast, cos, mul, sin
 from ..latent import head_linear
@@ -73,7 +73,7 @@ def norm_qkv(
     """
     qkv = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     d = qkv.width // (heads + 2 * kv_heads)
-    want(qkv.width == (heads + 2 * kv_heads) * d, f"weight {weight.type} has no {heads} + 2·{kv_heads} equal heads")
+    require(qkv.width == (heads + 2 * kv_heads) * d, f"weight {weight.type} has no {heads} + 2·{kv_heads} equal heads")
     q, k, v = split.emit(qkv, sizes=(heads * d, kv_heads * d, kv_heads * d))
     rotated = []
     for y, gain, count in ((q, q_norm, heads), (k, k_norm, kv_heads)):

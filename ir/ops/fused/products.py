@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, total, want
+from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, total
 from ..activation import activate, glu
 from ..declaration import fused_op
 from ..elementwise import add, affine
@@ -17,9 +17,9 @@ _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
     """Emit the norm of `x`; `kind` is none, rms or layer."""
-    want(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
-    want(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
-    want(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
+    require(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
+    require(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
+    require(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
     if kind == "none":
         return x
     return rms_norm(x, weight, eps=eps) if kind == "rms" else layer_norm(x, weight, bias, eps=eps)
@@ -35,7 +35,7 @@ def pack(*weights: Array) -> Array:
 def _(n: OpCall) -> TensorType:
     first, *rest = n.weights
     same_rows = all(w.dtype == first.dtype and w.shape[1:] == first.shape[1:] for w in rest)
-    want(same_rows, f"rows of {', '.join(map(str, n.weights))} differ")
+    require(same_rows, f"rows of {', '.join(map(str, n.weights))} differ")
     packed: TensorType = first.with_shape(total([w.shape[0] for w in n.weights]), *first.shape[1:])
     return packed
 
@@ -103,7 +103,7 @@ def norm_glu(
     `norm_linear`, `limit` and `shift` as in `glu`.
     """
     gate_up = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
-    want(
+    require(
         isinstance(gate_up.width, int) and gate_up.width % 2 == 0,
         f"weight {weight.type} must have an even number of rows",
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...op import OpCall, TensorType, Value, case, ints, normal, want
+from ...op import OpCall, TensorType, Value, case, ints, normal, require
 from ...types import dtypes
 from .. import reduce
 from ..declaration import composed_op, fused_op
-from ..elementwise import add, affine, less, less_equal, masked, minimum, mul
+from ..elementwise import add, affine, less, less_equal, mask_fill, minimum, mul
 from ..products import embedding
 from ..tensor import scatter_rows, slice_, unsqueeze
 from .heads import rotary_angles
@@ -38,7 +38,7 @@ def embed_tokens(
     ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], then cos and sin
     [batch, seq, pairs] for each of `frequencies`.
     """
-    want(len(frequencies) == len(amplitudes), "every one of frequencies has an amplitude")
+    require(len(frequencies) == len(amplitudes), "every one of frequencies has an amplitude")
     x = embedding(ids, weight)
     x = x if scale == 1 else affine(x, by=scale)
     if table is not None and positions is not None:
@@ -82,12 +82,14 @@ def choose_tokens(
     sorted_logits, order = reduce.top_k.emit(logits, k=logits.width)
     remaining = weights = reduce.softmax(affine(sorted_logits, by=1 / temperature))
     if 0 < top_k < logits.width:
-        remaining = masked(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), remaining)
+        remaining = mask_fill(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), remaining)
     if top_p < 1:
         nucleus = affine(reduce.sum(remaining, axes=(1,), keepdims=True), by=top_p)
-        remaining = masked(less(reduce.cumsum(remaining, exclusive=True), nucleus), remaining)
+        remaining = mask_fill(less(reduce.cumsum(remaining, exclusive=True), nucleus), remaining)
     if min_p > 0:
-        remaining = masked(less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), remaining)
+        remaining = mask_fill(
+            less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), remaining
+        )
     sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), remaining, order, axis=1))
     total = slice_(sums, axis=1, start=logits.width - 1, stop=logits.width)
     # The product may round up to the total, which no cumulative sum exceeds: clamp to the last token with a weight.
@@ -97,10 +99,10 @@ def choose_tokens(
 
 @choose_tokens.infer
 def _(n: OpCall) -> TensorType:
-    want(n.logits.rank == 2, f"logits {n.logits} must be [batch, vocab]")
-    want(n.temperature >= 0, f"temperature={n.temperature} must not be negative")
+    require(n.logits.rank == 2, f"logits {n.logits} must be [batch, vocab]")
+    require(n.temperature >= 0, f"temperature={n.temperature} must not be negative")
     if n.temperature > 0:
-        want(
+        require(
             n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1), "sampling needs uniforms [batch, 1]"
         )
     return TensorType(dtypes.i64, (n.logits.shape[0], 1))

@@ -21,8 +21,8 @@ from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, e4m3_scales,
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
-from .quantize import CHUNK, joined
-from .spans import extremes, grouped, reciprocal
+from .quantize import CHUNK, concat_blocks
+from .spans import extremes, reciprocal, split_groups
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
 TALL = 128  # rows of a tile
@@ -56,7 +56,7 @@ class ToFloat8(BlockRecipe):
         # Full tiles are read; in a stack each matrix has its own tiles.
         rows, *rest = self.shape(reader)
         first, last = (start, stop) if rest[1:] else (start // TALL * TALL, min(-(-stop // TALL) * TALL, rows))
-        groups = grouped(self.item.read(reader, first, last), FLOAT8.group)
+        groups = split_groups(self.item.read(reader, first, last), FLOAT8.group)
         scales = _tile_maxima(np.maximum(*(np.abs(end) for end in extremes(groups))) / MOST)
         groups, scales = groups[start - first : stop - first], scales[start - first : stop - first]
         if not np.isfinite(scales).all():
@@ -162,7 +162,7 @@ class ToFloat4(BlockRecipe):
         step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
         parts = []
         for i in range(0, max(len(rows), 1), step):
-            groups = grouped(rows[i : i + step], layout.group)
+            groups = split_groups(rows[i : i + step], layout.group)
             largest = np.maximum(*(np.abs(end) for end in extremes(groups)))
             if not np.isfinite(largest).all():
                 raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
@@ -173,7 +173,7 @@ class ToFloat4(BlockRecipe):
                 with np.errstate(over="ignore"):  # values beyond 6 scales become 6
                     rounded = nearest_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
             parts.append(Blocks(rounded, scales, tensor_scales=chunk))
-        return parts[0] if len(parts) == 1 else joined(parts)
+        return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
     def _row_scales(self, rows: Array, start: int) -> Array:
         """Return the scale of the matrix of each row, f32 [..., 1]."""

@@ -17,8 +17,8 @@ from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe, block_leaves
-from .quantize import CHUNK, joined
-from .spans import extremes, grouped, quantize_with_offsets, reciprocal, round_scales, scale_error
+from .quantize import CHUNK, concat_blocks
+from .spans import extremes, quantize_with_offsets, reciprocal, round_scales, scale_error, split_groups
 
 # Relative rounding errors of float dtypes; for f32 also of the multiplication and addition.
 UNITS = {dtypes.f64: 2.0**-20, dtypes.f32: 2.0**-20, dtypes.f16: 2.0**-11, dtypes.bf16: 2.0**-8}
@@ -57,7 +57,7 @@ class OnGrid(BlockRecipe):
         step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
         parts = []
         for first in range(0, max(len(rows), 1), step):
-            groups = grouped(rows[first : first + step], self.group)
+            groups = split_groups(rows[first : first + step], self.group)
             with np.errstate(over="ignore", invalid="ignore"):  # checked below
                 blocks, _ = fit_grids(groups, layout, _unit(self.item, reader) or 0)
                 if blocks.offsets is not None and layout.sums:
@@ -65,7 +65,7 @@ class OnGrid(BlockRecipe):
             if not np.isfinite(blocks.scales).all():
                 raise scale_error(groups, self.sources(), "f16")
             parts.append(blocks)
-        return parts[0] if len(parts) == 1 else joined(parts)
+        return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
 
 def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
@@ -84,7 +84,7 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
             full_groups = samples[leaf].shape[-1] % layout.group == 0
             if layout.has_minimum and not full_groups:  # padding adds 0 to the values of a group
                 break
-            if not _is_on_grids(grouped(samples[leaf], layout.group), layout, _unit(leaf, reader) or 0):
+            if not _is_on_grids(split_groups(samples[leaf], layout.group), layout, _unit(leaf, reader) or 0):
                 break
         else:
             return layout

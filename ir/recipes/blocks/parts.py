@@ -77,17 +77,17 @@ WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # parts that depe
 WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest", "every_step")
 
 
-def wide(layout: BlockLayout) -> int:
+def kernel_bits(layout: BlockLayout) -> int:
     """Return the bits of a code for kernels that take 4 or 8: the smaller of these that holds a code of `layout`."""
     return 4 if layout.bits <= 4 else 8
 
 
 def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
     """Return the number of elements in a row of each part, by name, for a matrix [out, width]."""
-    groups, planes = -(-width // layout.group), wide(layout) // 4
+    groups, planes = -(-width // layout.group), kernel_bits(layout) // 4
     all_groups = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {
-        "words": -(-groups * layout.group * wide(layout) // 512) * 16,
+        "words": -(-groups * layout.group * kernel_bits(layout) // 512) * 16,
         "steps": groups,
         "offsets": groups,
         "packed": all_groups * -(-layout.group * layout.bits // 8),
@@ -183,7 +183,7 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         return _offsets(layout, scales, offsets, zeros)
     if part in ("signed", "signed_zeros", "halves", "middles"):
         return _byte_part(layout, blocks, part)
-    bits = wide(layout)
+    bits = kernel_bits(layout)
     if bits != layout.bits:  # shift codes so that the middle one still represents 0
         codes = codes + np.uint8((1 << (bits - 1)) - layout.middle)
     if part == "words":
@@ -223,13 +223,13 @@ def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: A
     return total
 
 
-def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
+def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
     """Return the blocks of integer codes from `parts` [rows, elements of each] by name, for a matrix [rows, width].
 
     It is the inverse of `encode_part`, except that zero points which became `offsets` are rounded to the nearest
     integer.
     """
-    groups, bits = -(-width // layout.group), wide(layout)
+    groups, bits = -(-width // layout.group), kernel_bits(layout)
     widened = np.uint8((1 << (bits - 1)) - layout.middle)
     scales, zeros = parts["steps"] if "steps" in parts else parts["scales"][:, -groups:], None
     count = groups * layout.group

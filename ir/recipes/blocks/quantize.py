@@ -20,7 +20,7 @@ from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .searches import MINIMA, SEARCHES
-from .spans import grouped, nearest_codes, quantize_with_offsets, scale_error
+from .spans import nearest_codes, quantize_with_offsets, scale_error, split_groups
 
 CHUNK = 1 << 17  # elements rounded at once: with the intermediate arrays they fit into the processor's cache
 
@@ -73,7 +73,7 @@ class Quantize(BlockRecipe):
             round_rows(rows[i : i + step], layout, sources, codes, self.search)
             for i in range(0, max(len(rows), 1), step)
         ]
-        return parts[0] if len(parts) == 1 else joined(parts)
+        return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def joined(parts: list[Blocks]) -> Blocks:
+def concat_blocks(parts: list[Blocks]) -> Blocks:
     """Concatenate blocks of consecutive rows."""
 
     def column(optional: list[Array | None]) -> Array | None:
@@ -154,7 +154,7 @@ def round_rows(
 ) -> Blocks:
     """Quantize `rows` [..., width] to blocks of `layout`, each element to the nearest code; errors name tensors
     `names`."""
-    groups = grouped(rows, layout.group)
+    groups = split_groups(rows, layout.group)
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         if layout.sums:
             blocks = quantize_with_offsets(groups, *MINIMA[search](groups, layout), layout)

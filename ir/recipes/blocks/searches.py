@@ -13,7 +13,7 @@ import numpy as np
 
 from ...types.block_layouts import BlockLayout
 from ..readers import Array
-from .spans import extremes, offset_codes, reciprocal, round_scales, spanned
+from .spans import extremes, fit_range, offset_codes, reciprocal, round_scales
 
 Scaling = tuple[Array, Array | None]
 
@@ -23,7 +23,7 @@ STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes
 
 def by_range(groups: Array, layout: BlockLayout) -> Scaling:
     """Return scales and zero points that cover each group from its least to its greatest value, without a search."""
-    return spanned(*extremes(groups), layout)
+    return fit_range(*extremes(groups), layout)
 
 
 def by_squares(groups: Array, layout: BlockLayout) -> Scaling:

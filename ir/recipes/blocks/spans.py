@@ -12,7 +12,7 @@ from ...types.block_layouts import BlockLayout, Blocks, integer_layout, largest_
 from ..readers import Array
 
 
-def grouped(rows: Array, group: int) -> Array:
+def split_groups(rows: Array, group: int) -> Array:
     """Return `rows` [..., width] as f32 [..., groups, group], the last group padded with zeros."""
     rows = rows.astype(np.float32, copy=False)
     if short := -rows.shape[-1] % group:
@@ -37,7 +37,7 @@ def extremes(groups: Array) -> tuple[Array, Array]:
     return low.min(0).reshape(groups.shape[:-1]), high.max(0).reshape(groups.shape[:-1])
 
 
-def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
+def fit_range(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
     """Return scales f32, and zero points u8 if the layout has any, for groups with values between `low` and `high`."""
     if layout.has_zeros:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -94,7 +94,7 @@ def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: 
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
     # Blocks whose codes cannot represent 0, or without a scale, get new scales from their values.
     integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
-    fitted, zeros = spanned(*extremes(values), integers)
+    fitted, zeros = fit_range(*extremes(values), integers)
     assert zeros is not None
     points = np.where(inside, points, zeros).astype(np.uint8)
     rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
@@ -104,9 +104,9 @@ def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: 
     codes = nearest_codes(values - rest[..., None], scales, points, integers)
     # Offsets compensate the mean error of rounding the scales.
     reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
-    residual = grouped((values - reached).mean(-1), layout.group)
+    residual = split_groups((values - reached).mean(-1), layout.group)
     low, high = extremes(residual)
-    steps, _ = spanned(low, high, integers)
+    steps, _ = fit_range(low, high, integers)
     steps = level_scales(scale_levels(steps, largest), largest)
     residual_zeros = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
     return Blocks(

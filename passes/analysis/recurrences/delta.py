@@ -18,7 +18,7 @@ from .rows import keeps_rows
 SEEN = "seen"  # the input that replaces the reading of the state, given like a token
 
 
-def changing(step: Step) -> Parallel | None:
+def parallel_delta(step: Step) -> Parallel | None:
     """Return the parallel form of a `step` with one state that it reads by one product and updates by outer products;
     None if `step` differs from that."""
     if len(step.states) != 1 or SEEN in step.graph.inputs or not all(map(keeps_rows, step.graph.nodes)):

@@ -52,7 +52,7 @@ class Reading:
     axis: int
 
 
-def parallel(step: Step, affine: Affine) -> Parallel:
+def parallel_form(step: Step, affine: Affine) -> Parallel:
     """Return the parallel form of a `step` that is affine."""
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, Outer | None] = {}

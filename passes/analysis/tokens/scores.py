@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from ...edits.edit import backward_slice
 from ..states import caches
 
-SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels support besides the dense one
+SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels support besides the dense one
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
@@ -27,9 +27,9 @@ def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
     return [n for n in graph.nodes if n in makers]
 
 
-def refusal(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
+def explain_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
     """Return why no kernel computes the scores of a causal attention without a mask; None if one does."""
-    if pattern != "dense" and (pattern not in SKIPPING or keep_first or latent):
+    if pattern != "dense" and (pattern not in SPARSE_PATTERNS or keep_first or latent):
         return f"its pattern is {pattern}"
     maker = None if bias is None else bias.producer
     if bias is None:

@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, drop
+from ...edits.edit import erase_unread, rebuild_node
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class AlibiAsDimension(Pass):
             trace.fired(self.name, node.output.name)
             _append_bias(node, alibi)
             biases[alibi] = None
-        drop(graph, biases)
+        erase_unread(graph, biases)
 
 
 def _find_obstacle(node: Node, alibi: Node) -> str | None:
@@ -91,7 +91,7 @@ def _append_bias(node: Node, alibi: Node) -> None:
         q = _append_feature(q, heads, ops.reshape(slopes, shape=(1, 1, heads, 1)))
         k = _append_feature(k, kv_heads, ops.unsqueeze(at, axes=(2, 3)))
     # The scale is explicit: the default would follow the longer heads.
-    changed(node, {"q": q, "k": k, "bias": None}, scale=factor)
+    rebuild_node(node, {"q": q, "k": k, "bias": None}, scale=factor)
 
 
 def _append_feature(x: Value, heads: int, feature: Value) -> Value:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.ops.latent import expanded
+from weft.ir.ops.latent import emit_expanded
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
 
-from ...analysis.projections import Branch, branch_of, rows, unpacked
+from ...analysis.projections import Branch, branch_of, slice_rows, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
+from ...edits.edit import add_scope, backward_slice, derive_param, erase_unread, replace_uses
 from ..heads.head_layout import Layout, find_obstacle
 
-_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `expanded` sets
+_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `emit_expanded` sets
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _convert(node: Node) -> str | None:
         return f"its {kv_heads} KV heads are rotated separately; mha-to-gqa{{kv_heads=1}} merges them into one"
     if rotary == d:
         return "its keys are rotated entirely, which leaves no features for a latent"
-    q, k, v = (unpacked(node, role) for role in "qkv")
+    q, k, v = (unpack_branch(node, role) for role in "qkv")
     plain_dim, dv, groups = d - rotary, v.start.width // kv_heads, [h * kv_heads // heads for h in range(heads)]
     rank = kv_heads * (plain_dim + dv)
     with node.graph.inserting(before=node):
@@ -109,10 +109,10 @@ def _convert(node: Node) -> str | None:
             k_rope = _rope(k, [(0, rotary)], "k_rope")
         attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
         assert plain is not None
-        y = expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
+        y = emit_expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
     old_nodes = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
     replace_uses(node.output, y)
-    drop(node.graph, old_nodes)
+    erase_unread(node.graph, old_nodes)
     return None
 
 
@@ -127,14 +127,14 @@ def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     for branch, spans in parts:
         for start, stop in spans:
             count += stop - start
-            weights.append(rows(branch.weight.recipe, start, stop, graph.reader))
+            weights.append(slice_rows(branch.weight.recipe, start, stop, graph.reader))
             b = branch.bias
-            biases.append(Full(0.0, (stop - start,)) if b is None else rows(b.recipe, start, stop, graph.reader))
+            biases.append(Full(0.0, (stop - start,)) if b is None else slice_rows(b.recipe, start, stop, graph.reader))
     shape = count, int(first.weight.shape[1])
-    weight, bias = derive(first.weight, Concat(tuple(weights)), shape, scoped(graph, f"{name}.weight")), None
+    weight, bias = derive_param(first.weight, Concat(tuple(weights)), shape, add_scope(graph, f"{name}.weight")), None
     bias_param = next((branch.bias for branch, _ in parts if branch.bias is not None), None)
     if bias_param is not None:
-        bias = derive(bias_param, Concat(tuple(biases)), (count,), scoped(graph, f"{name}.bias"))
+        bias = derive_param(bias_param, Concat(tuple(biases)), (count,), add_scope(graph, f"{name}.bias"))
     return ops.linear(first.linear.inputs[0], weight, bias, name=name)
 
 
@@ -149,4 +149,4 @@ def _copy_spans(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
     """Return the weight [rows, rank] that copies spans of a latent of `rank` features, concatenated."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank
-    return derive(branch.weight, recipe, shape, scoped(branch.linear.graph, f"{name}.weight"))
+    return derive_param(branch.weight, recipe, shape, add_scope(branch.linear.graph, f"{name}.weight"))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.latent import absorbed, expanded
+from weft.ir.ops.latent import absorbed, emit_expanded
 from weft.ir.recipes.readers import Array
 
-from ...analysis.index_tracking import gathered
-from ...analysis.projections import is_zero, rows, take_apart
+from ...analysis.index_tracking import trace_sources
+from ...analysis.projections import is_zero, slice_rows, split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
+from ...edits.edit import add_scope, backward_slice, derive_param, erase_unread, replace_uses
 from ..heads.head_layout import take_rows
 
 _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
@@ -189,7 +189,7 @@ def _find_latent(node: Node) -> _Latent | None:
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
     kv_heads = node.attrs["kv_heads"]
-    of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
+    of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in trace_sources(y).items()} for y in (k, v))
     k_from, v_from = ([x for x in parts if x.producer and x.producer.op is ops.linear] for parts in (of_k, of_v))
     if len(k_from) != 1 or len(v_from) != 1 or len(of_v) != 1 or len(of_k) > 2:
         return None
@@ -221,7 +221,7 @@ def _has_bias(linear: Node, index: Array) -> bool:
     bias = linear.operand("bias")
     if not isinstance(bias, Param):
         return bias is not None
-    return not is_zero(rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
+    return not is_zero(slice_rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
 
 
 def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
@@ -255,8 +255,8 @@ def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
     index = head_rows[np.arange(heads) * len(head_rows) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
         return weight
-    return derive(
-        weight, take_rows(weight.recipe, index), (len(index), weight.width), scoped(linear.graph, f"{name}.weight")
+    return derive_param(
+        weight, take_rows(weight.recipe, index), (len(index), weight.width), add_scope(linear.graph, f"{name}.weight")
     )
 
 
@@ -290,12 +290,12 @@ def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ..
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)
-    drop(graph, old_nodes)
+    erase_unread(graph, old_nodes)
     for split in [n for n in old_nodes if not n.erased and n.op is ops.split]:
         source = split.inputs[0]
         alone = source is not None and source.producer is not None and source.producer.op is ops.linear
         if alone and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
-            drop(graph, [v.producer for v in take_apart(split) if v.producer is not None])
+            erase_unread(graph, [v.producer for v in split_linear(split) if v.producer is not None])
 
 
 def _expand(node: Node) -> str | None:
@@ -313,7 +313,9 @@ def _expand(node: Node) -> str | None:
     if not by_head or after[0].attrs["inverse"] or after[0].attrs["heads"] != heads:
         return "its result is not read by W_UV, head by head, alone"
     first = np.arange(1, heads * rank + 1).reshape(heads, rank)
-    candidates = (x.producer for x, n in gathered(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first))
+    candidates = (
+        x.producer for x, n in trace_sources(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first)
+    )
     k_up = next((n for n in candidates if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
     if k_up is None or k_up.attrs["heads"] != heads:
         return "its queries do not come from W_UKᵀ, head by head"
@@ -326,7 +328,7 @@ def _expand(node: Node) -> str | None:
     with node.graph.inserting(before=node):
         latent, shared = _split_features(k, rank)
         rotary = None if shared is None else _split_heads(q, heads, rank)[1]
-        y = expanded(plain, rotary, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
+        y = emit_expanded(plain, rotary, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
     _replace(after[0], after[0].output, y, (plain, rotary, latent, shared))
     return None
 

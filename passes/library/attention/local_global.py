@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.layers import roles, self_attentions
-from ...analysis.rotary import check_scaling, expected, retune, rotations_of
+from ...analysis.layers import expand_pattern, self_attentions
+from ...analysis.rotary import check_scaling, reference_rope, rotations_of, set_frequencies
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
@@ -72,7 +72,7 @@ class LocalGlobal(Pass):
                 rebased = replace(recipe, theta=theta)
                 check_scaling(rebased, self.name)
                 if recipe != rebased:
-                    retune(rope, rebased)
+                    set_frequencies(rope, rebased)
                     trace.fired(self.name, rope.output.name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
@@ -93,14 +93,14 @@ class LocalGlobal(Pass):
             for rope, recipe in rotations_of(before, layers, self.name, Trace()).items():
                 kept_attrs = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
                 wanted = replace(recipe, theta=theta)
-                meanings[rope.output.name] = expected(wanted, by_name[rope.output.name], **kept_attrs)
+                meanings[rope.output.name] = reference_rope(wanted, by_name[rope.output.name], **kept_attrs)
         equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
     def _layers(self, graph: Graph) -> dict[Node, str]:
         """Return the role of each self-attention, ``local`` or ``global``."""
         attentions = self_attentions(graph, self.name)
         try:
-            return dict(zip(attentions, roles(self.pattern, len(attentions)), strict=True))
+            return dict(zip(attentions, expand_pattern(self.pattern, len(attentions)), strict=True))
         except WeftError as e:
             raise WeftError(f"{self.name}: {e}") from None
 

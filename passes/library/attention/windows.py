@@ -14,13 +14,13 @@ from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import Pattern, VisibleKeys
 from weft.ir.types.sizes import names
 
-from ...analysis.costs import SECOND
-from ...analysis.layers import Layers, chosen
+from ...analysis.costs import AUDIO_SIZES
+from ...analysis.layers import Layers, select_attentions
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
 from ...core.trace import Trace
-from ..cache.kv_cache import within_positions
+from ..cache.kv_cache import cap_positions
 
 LONGEST_CHECK = 40  # tokens; passes with a longer range are checked with smaller arguments
 Sees = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
@@ -28,7 +28,7 @@ Sees = Callable[[int, int], bool]  # (position of a query, position of a key) ->
 
 def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
     """Set the attributes `attrs` on the attentions of `layers`, and record changes and refusals of the pass `name`."""
-    for node in chosen(graph, layers, name):
+    for node in select_attentions(graph, layers, name):
         if node.op is not ops.attention:
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
         elif {**node.attrs, **attrs} != node.attrs:
@@ -51,7 +51,7 @@ def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visi
 def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
     """Return random inputs of `tokens` tokens, or fewer if the model has fewer positions."""
     source_tokens = min(tokens, graph.meta.get("max_source_positions") or tokens)
-    return equivalence.inputs(graph, seq=within_positions(graph, tokens), source=source_tokens)
+    return equivalence.inputs(graph, seq=cap_positions(graph, tokens), source=source_tokens)
 
 
 def check_minimum(name: str, least: int, **arguments: int) -> None:
@@ -98,7 +98,7 @@ class SlidingWindow(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         check_minimum(self.name, 1, size=self.size)
         check_minimum(self.name, 0, keep_first=self.keep_first)
-        for node in chosen(graph, self.layers, self.name):
+        for node in select_attentions(graph, self.layers, self.name):
             name, window = node.output.name, node.attrs.get("window")
             if node.op is not ops.attention:
                 trace.refuse(self.name, name, f"{node.op.name} has no window")
@@ -113,9 +113,9 @@ class SlidingWindow(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that sequences within the window give the same outputs and longer ones match the definition (wide
         windows are checked as a window of three)."""
-        lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
+        lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
-        chosen_lengths = all(names(length).isdisjoint(SECOND) for length in lengths)
+        chosen_lengths = all(names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
         if chosen_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
             inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
             equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.caches import limits
+from weft.ir.ops.caches import code_range
 from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes
@@ -36,7 +36,7 @@ class FittedCache:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRows:
     """Keys or values that an attention stores for calibration sequences.
 
     `rows` are [n, kv_heads, width], `weights` the weights of their squared errors [n, kv_heads, width or 1]; `first` is
@@ -49,7 +49,7 @@ class Stored:
     first: Array
     queries: Array | None = None
 
-    def also(self, other: Stored) -> Stored:
+    def also(self, other: StoredRows) -> StoredRows:
         """Return the same rows as read by two attentions, whose errors add up."""
         met = [queries for queries in (self.queries, other.queries) if queries is not None]
         return replace(self, weights=self.weights + other.weights, queries=sum(met[1:], met[0]) if met else None)
@@ -69,16 +69,16 @@ def fit_caches(
         readers = [_StoredBy(activations, twins[node], positions) for node in nodes]
         add_moved = any(reader.ropes for reader in readers)
         per_reader = (reader.collect(add_moved) for reader in readers)
-        stored = [functools.reduce(Stored.also, parts) for parts in zip(*per_reader, strict=True)]
+        stored = [functools.reduce(StoredRows.also, parts) for parts in zip(*per_reader, strict=True)]
         mapped = bits < 8 and len(stored) > 1
         yield _fit_maps(nodes, stored, bits, per) if mapped else _fit_scales(stored, bits, per)
 
 
-def _fit_scales(stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
+def _fit_scales(stored: Sequence[StoredRows], bits: int, per: Per) -> FittedCache:
     return FittedCache(tuple(scale_of(x.rows, bits, per, x.weights) for x in stored))
 
 
-def _fit_maps(nodes: Sequence[Node], stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
+def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, per: Per) -> FittedCache:
     # With sinks, weights sum to less than 1 and depend on a common shift of scores; soft caps distort such a shift.
     sinks = any(node.operand("sinks") is not None for node in nodes)
     capped = any(node.attrs["softcap"] is not None for node in nodes)
@@ -108,7 +108,7 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None =
     groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
     rows, counts = (_group_columns(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
     anchor = None if first is None else _group_columns(first[None], groups)
-    low, high = limits(bits)
+    low, high = code_range(bits)
     widest = np.abs(rows).max((1, 2), keepdims=True)
     widest[widest == 0] = 1  # all zero: any scale is exact
     best, least = widest, np.full(widest.shape, np.inf)
@@ -125,7 +125,7 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None =
 def on_codes(x: Array, scale: Array, bits: int) -> Array:
     """Return the smallest shift to subtract from x so that codes of `bits` bits represent the rest exactly; values
     beyond the largest code get a larger shift."""
-    return np.asarray(x - np.clip(np.rint(x / scale), *limits(bits)) * scale)
+    return np.asarray(x - np.clip(np.rint(x / scale), *code_range(bits)) * scale)
 
 
 def _by_channel(scale: Array, x: Array) -> Array:
@@ -157,7 +157,7 @@ class _StoredBy:
         at = self.node.graph.inputs.get("position_ids")
         return [rope for rope in rotations(self.node) if rope.operand("positions") is at]
 
-    def collect(self, add_moved: bool) -> list[Stored]:
+    def collect(self, add_moved: bool) -> list[StoredRows]:
         """Return the keys and, unless keys are values, the values; `add_moved` adds the keys at other positions."""
         moved = self._move_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
@@ -235,7 +235,7 @@ class _StoredBy:
 
 
 class _Accumulator:
-    """An accumulator of a `Stored`, batch by batch."""
+    """An accumulator of a `StoredRows`, batch by batch."""
 
     def __init__(self) -> None:
         self._rows, self._weights, self._firsts = list[Array](), list[Array](), list[Array]()
@@ -254,9 +254,9 @@ class _Accumulator:
         moment = (weighted.swapaxes(-1, -2) @ queries).sum((0, 2))
         self._queries = moment if self._queries is None else self._queries + moment
 
-    def merge(self) -> Stored:
+    def merge(self) -> StoredRows:
         first = np.median(np.concatenate(self._firsts), axis=0)
-        return Stored(np.concatenate(self._rows), np.concatenate(self._weights), first, self._queries)
+        return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._queries)
 
 
 def _rows(x: Array) -> Array:

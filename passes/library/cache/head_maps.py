@@ -20,7 +20,7 @@ from weft.ir.recipes import Permute
 from weft.ir.recipes.matrices import Inverse, RandomOrthogonal
 from weft.ir.recipes.readers import EMPTY, Array
 
-from ...edits.edit import scoped
+from ...edits.edit import add_scope
 
 RIDGE = 1e-4  # times the mean of a moment's diagonal, added to the diagonal
 SEED = 1
@@ -80,7 +80,7 @@ def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Cal
     with graph.inserting(before=first):
         k_map, mixing = keep("k_map", keys.matrix), rotation(len(values.matrix))
         q_map, v_map, o_map = (
-            graph.add_param(scoped(graph, name), k_map.type.with_shape(*matrix.shape), recipe)
+            graph.add_param(add_scope(graph, name), k_map.type.with_shape(*matrix.shape), recipe)
             for name, matrix, recipe in (
                 ("q_map", keys.matrix, Permute(Inverse(k_map.recipe), (0, 2, 1))),
                 ("v_map", values.matrix, mixing),

@@ -15,13 +15,13 @@ from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.states import SOURCE, caches, give_states, has_state, keeper, states, taken_states
+from ...analysis.states import SOURCE, add_state_io, cache_owner, caches, has_state, states, taken_states
 from ...analysis.tokens.scores import bias_makers
 from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed
+from ...edits.edit import rebuild_node
 from .key_axis import KeyAxis
 
 COUNTING = "positions should come from the input position_ids"
@@ -93,7 +93,7 @@ class KvCache(Pass):
             raise WeftError(f"kv-cache: input {positions!r} should be a position per token, {list(tokens)}")
         keys = KeyAxis(graph, mask, positions, makers)
         pasts, counters = dict[Node, dict[str, Value]](), Counter[str]()
-        for node, first in [(node, keeper(node)) for node in attentions]:
+        for node, first in [(node, cache_owner(node)) for node in attentions]:
             trace.fired(self.name, node.output.name)
             operands: dict[str, Value | None] = {caches(node)[0].positions: positions}
             if node.op is ops.attention:
@@ -101,18 +101,18 @@ class KvCache(Pass):
             if node.op in _MASKED:
                 operands["key_mask"] = mask
             if first in pasts:
-                changed(node, {**operands, **pasts[first]})
+                rebuild_node(node, {**operands, **pasts[first]})
             else:
-                pasts[first] = give_states(graph, node, counters, operands)
+                pasts[first] = add_state_io(graph, node, counters, operands)
         # Only now: several biases may be computed from the same counts.
         keys.drop_unused()
         for node in recurrences:
             trace.fired(self.name, node.output.name)
-            give_states(graph, node, counters, {})
+            add_state_io(graph, node, counters, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every way to cut a sequence into calls (two ways above a million parameters) equals the full pass."""
-        tokens = within_positions(before, 6)
+        tokens = cap_positions(before, 6)
         inputs = equivalence.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
             # No padding: states of constant size cannot ignore tokens.
@@ -187,7 +187,7 @@ def _join_calls(parts: tuple[Array, ...]) -> Array:
     return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)
 
 
-def within_positions(graph: Graph, tokens: int) -> int:
+def cap_positions(graph: Graph, tokens: int) -> int:
     """Return `tokens`, at most the number of positions that the graph supports."""
     return min(tokens, graph.meta.get("max_positions") or tokens)
 

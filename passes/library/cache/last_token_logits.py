@@ -15,7 +15,7 @@ from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, drop, replace_uses
+from ...edits.edit import backward_slice, erase_unread, replace_uses
 
 SCOPE = "last_token"
 
@@ -83,7 +83,7 @@ class LastTokenLogits(Pass):
             for v in node.outputs:
                 replace_uses(v, rows.gathered[v])
         graph.outputs["logits"] = final
-        drop(graph, narrowed)
+        erase_unread(graph, narrowed)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The logits are the rows of the full logits, for right-padded rows of different lengths."""

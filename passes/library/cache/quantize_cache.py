@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
-from weft.ir.ops.caches import limits
+from weft.ir.ops.caches import code_range
 from weft.ir.recipes import Source
 from weft.ir.recipes.cache_scales import FittedScales
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
 
-from ...analysis.states import caches, keeper, sharing
+from ...analysis.states import cache_owner, cache_sharers, caches
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed
+from ...edits.edit import rebuild_node
 from ...fitting.calibration import sampled_tokens
 from .cache_scales import FittedCache, Per, fit_caches, without_caches
 from .head_maps import insert_maps
@@ -92,10 +92,10 @@ class QuantizeCache(Pass):
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
         chosen = list[list[Node]]()
         for node in graph.nodes:
-            if not caches(node) or keeper(node) is not node:
+            if not caches(node) or cache_owner(node) is not node:
                 continue
             if (reason := self._refusal(node)) is None:
-                chosen.append(sharing(node))
+                chosen.append(cache_sharers(node))
             else:
                 trace.refuse(self.name, node.output.name, reason)
         if not chosen:
@@ -119,7 +119,7 @@ class QuantizeCache(Pass):
                 if (past := first.operand(spec.taken)) is not None:
                     past.type = past.type.with_dtype(CODES[self.bits])
             for node in nodes:
-                trace.fired(self.name, changed(node, operands, cache_bits=self.bits).output.name)
+                trace.fired(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
 
     def _refusal(self, node: Node) -> str | None:
         """Return the reason why the cache of `node` cannot be quantized; None if it can."""
@@ -128,7 +128,7 @@ class QuantizeCache(Pass):
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
         pasts = (node.operand(spec.taken) for spec in caches(node))
-        if any(past is not None and not {*past.users} <= {*sharing(node)} for past in pasts):
+        if any(past is not None and not {*past.users} <= {*cache_sharers(node)} for past in pasts):
             return "another attention also writes its cache"
         widths = {spec.type.shape[3] for spec in caches(node)}
         if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
@@ -153,7 +153,7 @@ class QuantizeCache(Pass):
             if node.attrs.get("cache_bits") is None or node.output.name in was_quantized:
                 continue
             operand_scales = [_scale_values(node, name) for name in ("k_scale", "v_scale")]
-            meanings[node.output.name] = _round_reference(operand_scales, limits(node.attrs["cache_bits"]))
+            meanings[node.output.name] = _round_reference(operand_scales, code_range(node.attrs["cache_bits"]))
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
             for spec, scale in zip(caches(node), _reshape_scales(node, operand_scales), strict=False):
                 if (past := node.operand(spec.taken)) is not None:
@@ -175,7 +175,7 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
         for spec in caches(node):
             if (past := node.operand(spec.taken)) is not None:
                 past.type = past.type.with_dtype(node.required("k").type.dtype)
-        changed(node, {"k_scale": None, "v_scale": None}, cache_bits=None)
+        rebuild_node(node, {"k_scale": None, "v_scale": None}, cache_bits=None)
     return copy
 
 

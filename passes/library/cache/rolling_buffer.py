@@ -13,8 +13,8 @@ from ...analysis.states import caches, has_state, taken_states
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed
-from .kv_cache import run_in_chunks, within_positions
+from ...edits.edit import rebuild_node
+from .kv_cache import cap_positions, run_in_chunks
 
 _LONGEST_TRIAL = 40  # tokens; for wider windows only sequences within the window are tried
 
@@ -72,7 +72,7 @@ class RollingBuffer(Pass):
                 continue
             for past in _pasts(node):
                 past.type = past.type.with_axis(2, size)
-            trace.fired(self.name, changed(node, rolling=True).output.name)
+            trace.fired(self.name, rebuild_node(node, rolling=True).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
@@ -118,10 +118,10 @@ class FullCaches(Pass):
     tradeoff = "caches take memory for the longest sequence"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for node in filter(rolls, graph.nodes):
+        for node in filter(is_rolling, graph.nodes):
             for past in _pasts(node):
                 past.type = past.type.with_axis(2, sizes.sym("capacity"))
-            trace.fired(self.name, changed(node, rolling=False).output.name)
+            trace.fired(self.name, rebuild_node(node, rolling=False).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no cache rolls")
 
@@ -130,7 +130,7 @@ class FullCaches(Pass):
         _check_same_outputs(before, after, before, equivalence)
 
 
-def rolls(node: Node) -> bool:
+def is_rolling(node: Node) -> bool:
     """Return whether the cache of `node` rolls."""
     return bool(node.attrs.get("rolling"))
 
@@ -138,7 +138,7 @@ def rolls(node: Node) -> bool:
 def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence: EquivalenceCheck) -> None:
     capacities = (spec.type.shape[2] for spec, _, _ in taken_states(rolling) if spec.growth is Growth.WINDOW)
     total = max((size for size in capacities if isinstance(size, int)), default=0) + 4
-    total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
+    total = cap_positions(before, total if total <= _LONGEST_TRIAL else 6)
     inputs = equivalence.inputs(before, seq=total)
     for cuts in _cuts(total):
         equivalence.same(

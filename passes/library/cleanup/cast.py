@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
-from weft.ir.ops.loops import beside
+from weft.ir.ops.loops import cast_step
 
-from ...analysis.states import sums
+from ...analysis.states import sum_operands
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -72,7 +72,7 @@ class Cast(Pass):
                     node.set_input(i, copies[operand])
             if node.op is ops.scan:  # the step still computes in its own dtypes
                 read = [v.type.dtype for v in node.inputs if v is not None]
-                node.attrs["step"] = beside(node.attrs["step"], read)
+                node.attrs["step"] = cast_step(node.attrs["step"], read)
             output_types = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
             for v, t in zip(node.outputs, output_types, strict=True):
                 v.type = t
@@ -99,7 +99,7 @@ def _stays_f32(node: Node, operand: int) -> bool:
     """Return whether `operand` of `node` stays f32: rotary frequencies, scales of caches, sums over all tokens."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
-    return frequencies or codes or operand in sums(node)
+    return frequencies or codes or operand in sum_operands(node)
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, replace_uses
+from ...edits.edit import erase_unread, replace_uses
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DropDoubleNorm(Pass):
             else:
                 trace.fired(self.name, norm.output.name)
                 replace_uses(norm.output, x, rename=False)
-                drop(graph, [norm])
+                erase_unread(graph, [norm])
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:

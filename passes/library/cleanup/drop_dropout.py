@@ -11,7 +11,7 @@ from ...core.trace import Trace
 from ...edits.edit import replace_uses
 
 
-def drops(graph: Graph) -> bool:
+def has_dropout(graph: Graph) -> bool:
     """Return whether `graph` has dropout."""
     return any(node.op is ops.dropout for node in graph.nodes)
 

@@ -15,7 +15,7 @@ from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape,
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, rename, replace_uses
+from ...edits.edit import erase_unread, rename, replace_uses
 
 Shape = tuple[int, ...]
 
@@ -78,7 +78,7 @@ class FoldConstants(Pass):
                 replace_uses(old, new)
                 if _is_named(old):
                     rename(new, old)
-            drop(graph, [node])
+            erase_unread(graph, [node])
 
     def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
         """Return the outputs as literals if they are small and no weight enters, else []."""

@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Full
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, only_params, replace_param, replace_uses
+from ...edits.edit import derive_param, only_params, replace_param, replace_uses
 
 MOST = 65_536  # the largest `multiple`
 
@@ -91,7 +91,7 @@ def _pad(head: Node, weight: Param, extra: int) -> None:
     for old in params:
         rest = old.type.concrete({})[1:]
         recipe = Concat((old.recipe, Full(0.0, (extra, *rest))))
-        padded[old] = derive(old, recipe, (vocab + extra, *rest))
+        padded[old] = derive_param(old, recipe, (vocab + extra, *rest))
     with graph.inserting(before=head):
         logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
         sliced = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)

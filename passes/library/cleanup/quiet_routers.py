@@ -11,12 +11,12 @@ from weft.ir import Graph, WeftError, ops
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, drop
+from ...edits.edit import backward_slice, erase_unread
 
 INPUT = "router_noise."
 
 
-def noises(graph: Graph) -> list[str]:
+def noise_inputs(graph: Graph) -> list[str]:
     """Return the names of the inputs of `graph` that are router noise."""
     return [name for name in graph.inputs if name.startswith(INPUT)]
 
@@ -52,7 +52,7 @@ class QuietRouters(Pass):
     purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        names = noises(graph)
+        names = noise_inputs(graph)
         if not names:
             raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
         for name in names:
@@ -65,7 +65,7 @@ class QuietRouters(Pass):
                     spread = backward_slice([scaled.output], shared)
                     noisy.output.replace_uses(logits)
                     graph.erase(noisy)
-                    drop(graph, spread)
+                    erase_unread(graph, spread)
                     trace.fired(self.name, logits.name)
             del graph.inputs[name]
 

@@ -15,9 +15,9 @@ from weft.ir.recipes.blocks import Kept, block_layout
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.edit import backward_slice, drop, replace_uses
+from ...edits.edit import backward_slice, erase_unread, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from ..fuse.pack import misfit
+from ..fuse.pack import packing_obstacle
 
 Maybe = Value | None
 
@@ -50,7 +50,7 @@ def pack_weights(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Val
     Returns:
         The packed weight and bias, or why there are none.
     """
-    if reason := misfit(weights, biases):
+    if reason := packing_obstacle(weights, biases):
         return Refusal(reason)
     weight_params, bias_params = ([w for w in values if isinstance(w, Param)] for values in (weights, biases))
     names, graph = " and ".join(f"%{w.name}" for w in weight_params), weight_params[0].graph
@@ -219,7 +219,7 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
                 partial_sum = ops.add(partial_sum, term)
         trace.fired("order of a sum", total.name)
         replace_uses(total, partial_sum)
-        drop(graph, backward_slice([total], summands))
+        erase_unread(graph, backward_slice([total], summands))
 
 
 def _is_chain(total: Value, ordered: list[Value]) -> bool:
@@ -338,4 +338,4 @@ class PackLinears(Pass):
             trace.fired(self.name, group[0].output.name)
             for node, piece in zip(group, pieces, strict=True):
                 replace_uses(node.output, piece)
-            drop(graph, group)
+            erase_unread(graph, group)

@@ -8,10 +8,10 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
-from ...analysis.projections import Branch, branch_of, is_zero, output_of, rows
+from ...analysis.projections import Branch, branch_of, is_zero, output_of, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, derive_bias, replace_param
+from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
     heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
     assert isinstance(weight, Param)
     start, stop = v.span
-    each = rows(bias.recipe, start, stop, o.graph.reader)
+    each = slice_rows(bias.recipe, start, stop, o.graph.reader)
     if heads != kv_heads:
         width, group = (stop - start) // kv_heads, heads // kv_heads
         each = Take(each, tuple(h // group * width + i for h in range(heads) for i in range(width)))
     added = MatMul(weight.recipe, each)
-    new = derive(old, Add((old.recipe, added))) if isinstance(old, Param) else derive_bias(weight, added)
-    changed(o, {"bias": new})
+    new = derive_param(old, Add((old.recipe, added))) if isinstance(old, Param) else derive_bias(weight, added)
+    rebuild_node(o, {"bias": new})
     replace_param(old, new)
 
 
@@ -184,7 +184,7 @@ def _nonzero_bias(branch: Branch) -> Param | None:
     """Return the bias of `branch`; None if it has none or its part is 0."""
     if branch.bias is None:
         return None
-    part = rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
+    part = slice_rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
     return None if is_zero(part) else branch.bias
 
 
@@ -193,11 +193,11 @@ def _drop_bias(branch: Branch) -> None:
     linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
     assert bias is not None
     reader, count = linear.graph.reader, int(bias.shape[0])
-    pieces = [rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
+    pieces = [slice_rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
     new = None
     if not all(map(is_zero, pieces)):
         # `start > 0` is the number of pieces (0 or 1) in front of the zeros.
         parts = [*pieces[: start > 0], Full(0.0, (stop - start,)), *pieces[start > 0 :]]
-        new = derive(bias, Concat(tuple(parts)))
-    changed(linear, {"bias": new})
+        new = derive_param(bias, Concat(tuple(parts)))
+    rebuild_node(linear, {"bias": new})
     replace_param(bias, new)

@@ -9,11 +9,11 @@ from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale
 from weft.ir.recipes.matrices import MatMul
 
-from ...analysis.feed_forward import private, projected
-from ...analysis.projections import take_apart
+from ...analysis.feed_forward import find_projection, is_only_reader
+from ...analysis.projections import split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop_params, only_params, replace_param, replace_uses
+from ...edits.edit import derive_param, drop_params, only_params, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class CollapseLinears(Pass):
         if chain.bias is not None:  # [E 1] [Wᵀ; bᵀ]
             table_recipe = Concat((table_recipe, Full(1.0, (count, 1))), 1)
             map_recipe = Concat((map_recipe, Reshape(chain.bias, (1, width))))
-        wide_table = derive(table, MatMul(table_recipe, map_recipe), (count, width))
+        wide_table = derive_param(table, MatMul(table_recipe, map_recipe), (count, width))
         with outer.graph.inserting(before=lookup):
             y = ops.embedding(lookup.inputs[0], wide_table)
         outer.graph.replace(outer, y)
@@ -158,7 +158,7 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
     def apply_scale(recipe: Recipe) -> Recipe:
         return recipe if scale == 1 else Scale(recipe, scale)
 
-    while (node := value.producer) is not None and (reader is None or private(value, reader)):
+    while (node := value.producer) is not None and (reader is None or is_only_reader(value, reader)):
         x = node.inputs[0] if node.inputs else None
         if node.op not in (ops.linear, ops.affine) or node.attrs.get("plus") or x is None:
             return
@@ -185,11 +185,11 @@ def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
     if a is None or b is None or a is b or a.type != b.type:
         return None
     for side, opposite in ((a, b), (b, a)):
-        piece = projected(side)
-        if piece is None or not piece.packed or not private(side, node) or len(piece.node.output.users) > 1:
+        piece = find_projection(side)
+        if piece is None or not piece.packed or not is_only_reader(side, node) or len(piece.node.output.users) > 1:
             continue
         if any(chain.x is piece.x for chain in _chains(opposite, node)) and side.producer is not None:
-            take_apart(side.producer)
+            split_linear(side.producer)
             return _matching_chains(node)
     first, second = list(_chains(a, node)), list(_chains(b, node))
     return next(((p, q) for p in first for q in second if p.x is q.x), None)
@@ -202,8 +202,8 @@ def _replace_chain(chain: Chain, base: Node) -> Node:
     assert isinstance(weight, Param)
     width = last.output.width
     biases = [v for n in (base, *chain.nodes) if n.op is ops.linear and isinstance(v := n.operand("bias"), Param)]
-    merged = derive(weight, chain.weight, (width, chain.x.width))
-    bias = None if chain.bias is None else derive(biases[0], chain.bias, (width,))
+    merged = derive_param(weight, chain.weight, (width, chain.x.width))
+    bias = None if chain.bias is None else derive_param(biases[0], chain.bias, (width,))
     with graph.inserting(before=last):
         y = ops.linear(chain.x, merged, bias)
     replace_uses(last.output, y)

@@ -10,7 +10,7 @@ from weft.ir.recipes.matrices import RowNorm
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer
-from ...edits.edit import derive, drop, only_params, replace_param, replace_uses
+from ...edits.edit import derive_param, erase_unread, only_params, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def _fold(norm: Node, lookup: Node) -> None:
     assert isinstance(table, Param)
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
     kind = "layer" if is_layer(norm) else "rms"
-    normed = derive(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
+    normed = derive_param(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
     lookup.set_input(1, normed)
     replace_param(table, normed)
     replace_uses(norm.output, lookup.output, rename=False)
-    drop(norm.graph, [norm])
+    erase_unread(norm.graph, [norm])

@@ -10,8 +10,8 @@ from weft.ir.op import Trait
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import read_through, reads, scaled, unable, weights_read_with
-from ...edits.edit import changed, drop_params, only_params
+from ...edits.absorb import absorb_input_map, explain_refusal, find_readers, scale_map, weights_read_with
+from ...edits.edit import drop_params, only_params, rebuild_node
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ def _bias(norm: Node) -> Value | None:
 
 def site(norm: Node) -> Site | str:
     """Return `norm` with its readers, or the reason why they cannot absorb its weight and bias."""
-    readers = reads(norm.output)
+    readers = find_readers(norm.output)
     if isinstance(readers, str):
         return readers
     for node, i in readers:
-        reason = unable(node, i)
+        reason = explain_refusal(node, i)
         if reason is not None:
             return reason
     if not only_params((norm.operand("weight"), _bias(norm))):
@@ -93,10 +93,10 @@ def fold(s: Site) -> Site:
     weight, bias = s.key
     if weight is None and bias is None:
         return s
-    along = scaled(weight.recipe) if isinstance(weight, Param) else None
+    along = scale_map(weight.recipe) if isinstance(weight, Param) else None
     shift = bias.recipe if isinstance(bias, Param) else None
-    readers = tuple(read_through(reader, along, shift) for reader in s.readers)
-    norm = changed(s.norm, {name: None for name, v in (("weight", weight), ("bias", bias)) if v is not None})
+    readers = tuple(absorb_input_map(reader, along, shift) for reader in s.readers)
+    norm = rebuild_node(s.norm, {name: None for name, v in (("weight", weight), ("bias", bias)) if v is not None})
     drop_params(norm.graph, (weight, bias))
     return Site(norm, readers)
 

@@ -10,8 +10,18 @@ from weft.ir import Graph, Node, Param, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, drop_params
-from .scaling import Edit, Factor, absorb, apply, numbered, other_use, reading, spread, writing
+from ...edits.edit import drop_params, rebuild_node
+from .scaling import (
+    Edit,
+    Factor,
+    absorb,
+    apply_edits,
+    edit_readers,
+    edit_writers,
+    execution_order,
+    find_other_use,
+    spread,
+)
 
 
 @dataclass
@@ -74,7 +84,7 @@ class FoldScale(Pass):
                 if isinstance(plan.factor, float) and abs(math.frexp(plan.factor)[0]) == 0.5:
                     trace.note(f"{self.name}: {plan.factor:g} is a power of two: no digit of a weight changes")
             for plan in accepted:
-                apply(plan.edits)
+                apply_edits(plan.edits)
                 for site in plan.sites:
                     _remove(site)
             if not accepted:
@@ -84,7 +94,7 @@ class FoldScale(Pass):
 
     def _accept(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
         """Return plans without common nodes that scale each weight for all of its readers."""
-        order, used, plans = numbered(graph), set[Node](), list[_Plan]()
+        order, used, plans = execution_order(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_plans(graph, order, refused)):
             _compensate(plan, order)
             nodes = {e.node for e in plan.edits}.union(plan.sites)
@@ -95,7 +105,9 @@ class FoldScale(Pass):
         # To a fixpoint: without a dropped plan, another one may scale a weight for some of its readers only.
         while not self.untie:
             edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
-            broken = {id(plan): f"{why}; untie copies it" for plan in plans if (why := other_use(plan.edits, edited))}
+            broken = {
+                id(plan): f"{why}; untie copies it" for plan in plans if (why := find_other_use(plan.edits, edited))
+            }
             for plan in plans:
                 refused.update((site.output.name, broken[id(plan)]) for site in plan.sites if id(plan) in broken)
             plans = [plan for plan in plans if id(plan) not in broken]
@@ -119,7 +131,7 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
             index, factor = product
             edits = absorb(node, index, factor, order)
             # First the producers of the value, then its readers; if both fail, the first reason is reported.
-            forward = reading(x, factor) if isinstance(edits, str) else edits
+            forward = edit_readers(x, factor) if isinstance(edits, str) else edits
             edits = edits if isinstance(forward, str) else forward
         else:
             continue
@@ -164,7 +176,7 @@ def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
             return f"%{value.name} is an output of the graph"
         for node, i in value.uses:
             if node.op is ops.moe and i == 1:
-                down_edits = writing(node, factor)
+                down_edits = edit_writers(node, factor)
                 if isinstance(down_edits, str):
                     return down_edits
                 edits += down_edits
@@ -203,7 +215,7 @@ def _remove(site: Node) -> None:
     """Remove the multiplication itself from `site`."""
     product = _find_product(site)
     if product is None:
-        changed(site, scale=1.0)
+        rebuild_node(site, scale=1.0)
         return
     x, params = site.inputs[product[0]], site.inputs
     assert x is not None

@@ -13,8 +13,8 @@ from weft.ir.recipes.matrices import MatMul
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import derive, drop_params, replace_param
-from ...edits.sums import fixed, summands, take_out, totals
+from ...edits.edit import derive_param, drop_params, replace_param
+from ...edits.sums import find_sums, is_fixed, remove_summand, summands
 
 INPUT = "token_type_ids"
 
@@ -53,9 +53,11 @@ class FoldTokenTypes(Pass):
         if ids is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
         targets: dict[Node, Node] = {}  # lookups of types, and the lookups whose tables absorb their row
-        for total in totals(graph):
+        for total in find_sums(graph):
             terms = [v.producer for v in summands(total) if v.producer is not None and v.producer.op is ops.embedding]
-            for types in (n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not fixed(n.output)):
+            for types in (
+                n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not is_fixed(n.output)
+            ):
                 candidates = [
                     n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
                 ]
@@ -84,9 +86,9 @@ def _fold(types: Node, target: Node) -> None:
     row, table = types.inputs[1], target.inputs[1]
     assert isinstance(row, Param) and isinstance(table, Param)
     everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
-    new = derive(table, Add((table.recipe, everywhere)))
+    new = derive_param(table, Add((table.recipe, everywhere)))
     target.set_input(1, new)
     replace_param(table, new)
-    take_out(types.output)
+    remove_summand(types.output)
     types.graph.erase(types)
     drop_params(types.graph, [row])

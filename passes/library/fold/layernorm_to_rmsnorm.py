@@ -9,8 +9,8 @@ from weft.ir import Graph, Node, Param, Value, ops
 from ...analysis.residual import Stream, require, residual_streams, tables, unwritable, write_mapped
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import centred, is_layer, read_through
-from ...edits.edit import changed, drop_params
+from ...edits.absorb import absorb_input_map, centre_map, is_layer
+from ...edits.edit import drop_params, rebuild_node
 from .fold_norm_scale import Site, site
 
 
@@ -57,9 +57,9 @@ class LayernormToRmsnorm(Pass):
         streams = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
         require(streams, self.name, _obstacle)
         heads = _find_centred_heads(streams)
-        write_mapped(streams, centred, _centre_rows, heads)
+        write_mapped(streams, centre_map, _centre_rows, heads)
         for head in heads:
-            read_through(head, centred)
+            absorb_input_map(head, centre_map)
         for norm in (n for stream in streams for n in stream.norms):
             trace.fired(self.name, norm.output.name)
             _replace_by_rms_norm(norm)
@@ -83,7 +83,7 @@ def _find_centred_heads(streams: list[Stream]) -> list[Node]:
 
 
 def _centre_rows(x: Value) -> Value:
-    return ops.sub(x, ops.mean(x, axes=(-1,), keepdims=True), name="centred")
+    return ops.sub(x, ops.mean(x, axes=(-1,), keepdims=True), name="centre_map")
 
 
 def _replace_by_rms_norm(norm: Node) -> None:
@@ -92,13 +92,13 @@ def _replace_by_rms_norm(norm: Node) -> None:
     bias_site = site(norm) if isinstance(bias, Param) else None
     if isinstance(bias_site, Site) and isinstance(bias, Param):
         for reader in bias_site.readers:
-            read_through(reader, None, bias.recipe)
+            absorb_input_map(reader, None, bias.recipe)
     if norm.op is ops.layer_norm:
         with graph.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
         graph.replace(norm, y)
     else:
-        y = changed(norm, {"bias": None} if bias is not None else None, kind="rms").output
+        y = rebuild_node(norm, {"bias": None} if bias is not None else None, kind="rms").output
     if bias is not None and not isinstance(bias_site, Site):
         with graph.inserting(after=y.producer):
             shifted = ops.add(y, bias, name="shifted")

@@ -11,7 +11,7 @@ from weft.ir.recipes.matrices import MatMul, RowNorm
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, replace_uses
+from ...edits.edit import erase_unread, replace_uses
 
 
 @dataclass(frozen=True)
@@ -151,4 +151,4 @@ def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, Rows], voca
     makers = [node for node in graph.nodes if node.output in tables]
     for old, new in zip(values, pieces, strict=True):
         replace_uses(old, new)
-    drop(graph, reversed(makers))
+    erase_unread(graph, reversed(makers))

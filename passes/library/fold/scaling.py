@@ -1,7 +1,7 @@
 """Move a factor into weights: those that produce a value, or those that read it.
 
 `absorb` walks from a value towards its producers, through ops that pass a factor on, until every path ends at a
-parameter; the result is a list of `Edit`s, each an operand to multiply. Nothing is changed before `apply`.
+parameter; the result is a list of `Edit`s, each an operand to multiply. Nothing is changed before `apply_edits`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 from weft.ir.recipes.matrices import MatMul
 
-from ...analysis.feed_forward import projected
-from ...analysis.projections import rows
+from ...analysis.feed_forward import find_projection
+from ...analysis.projections import slice_rows
 from ...edits.absorb import WRITERS
-from ...edits.edit import derive, replace_param
+from ...edits.edit import derive_param, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of the multiplied value
 # Ops that commute with a scalar factor; most may move or mix the last axis, so a vector does not pass.
@@ -50,11 +50,11 @@ class Edit:
         return self.factor, self.axis, self.start, self.stop
 
 
-def apply(edits: Sequence[Edit]) -> None:
+def apply_edits(edits: Sequence[Edit]) -> None:
     """Multiply the parameters of `edits`, by recipe."""
     for e in edits:
         old = e.param
-        new = derive(old, _scale_param(e, old))
+        new = derive_param(old, _scale_param(e, old))
         e.node.set_input(e.index, new)
         replace_param(old, new)
 
@@ -66,7 +66,7 @@ def _scale_param(e: Edit, param: Param) -> Recipe:
     parts: list[Recipe] = []
     for first, last in ((0, e.start), (e.start, e.stop), (e.stop, count)):
         if first < last:
-            part = rows(param.recipe, first, last, reader)
+            part = slice_rows(param.recipe, first, last, reader)
             parts.append(Scale(part, e.factor, 0) if first == e.start else part)
     return Concat(tuple(parts)) if len(parts) > 1 else parts[0]
 
@@ -76,7 +76,7 @@ def spread(scalar: Recipe, width: int) -> Recipe:
     return MatMul(Full(1.0, (width, 1)), Reshape(scalar, (1,)))
 
 
-def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
+def edit_writers(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
     """Return the edits that multiply the result of `node` (its rows start:stop) by `factor`, or why there are none."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
     for name, axis in WRITERS[node.op].items():
@@ -90,7 +90,7 @@ def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None)
     return edits
 
 
-def reading(value: Value, factor: Factor) -> list[Edit] | str:
+def edit_readers(value: Value, factor: Factor) -> list[Edit] | str:
     """Return the edits of the linears that read `value` which multiply it by `factor`, or why there are none."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
@@ -110,7 +110,7 @@ def absorb(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) 
     return walk.run()
 
 
-def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+def absorb_for_all_readers(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that multiply `value` by `factor` for all of its readers, or why there are none."""
     walk = _Walk(order)
     for reader, index in value.uses:
@@ -118,7 +118,7 @@ def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) ->
     return walk.run()
 
 
-def other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
+def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
     """Return the use without the same edit in `edited` that keeps a parameter of `edits` from being scaled, if any."""
     for e in edits:
         for node, i in e.param.uses:
@@ -186,7 +186,7 @@ class _Walk:
         elif op is ops.add_norm and (value.index or len(demanded) > 1):
             self.refuse(f"%{value.name} is a sum of residuals")
         elif op in WRITERS:
-            self.take(writing(node, factor))
+            self.take(edit_writers(node, factor))
         elif (op in (ops.add, ops.sub) and (number or _has_full_width(node))) or (op is ops.concat and number):
             for i in range(len(node.inputs)):
                 self.demand(node, i, factor)
@@ -207,7 +207,7 @@ class _Walk:
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
         elif isinstance(factor, Recipe) or all(n.op in (ops.linear, ops.norm_linear) for n in weight.users):
-            self.take(writing(node, factor))
+            self.take(edit_writers(node, factor))
         else:
             self.take([] if bias is None else [Edit(node, 2, factor)])
             self.demand(node, 0, factor)
@@ -221,11 +221,11 @@ class _Walk:
                 self.refuse(f"the pieces of %{x.name} would be multiplied by different factors")
             self.demand(node, 0, factor)
             return
-        packed = projected(value)
+        packed = find_projection(value)
         if packed is None or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is not a packed linear")
         else:
-            self.take(writing(packed.node, factor, packed.start, packed.stop))
+            self.take(edit_writers(packed.node, factor, packed.start, packed.stop))
 
     def take(self, edits: list[Edit] | str) -> None:
         """Add the edits that end a path, or refuse with the reason."""
@@ -240,6 +240,6 @@ def _has_full_width(node: Node) -> bool:
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 
-def numbered(graph: Graph) -> dict[Node, int]:
+def execution_order(graph: Graph) -> dict[Node, int]:
     """Return the position of each node of `graph` in execution order."""
     return {node: i for i, node in enumerate(graph.nodes)}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
-from ...analysis.feed_forward import Gate, gated
+from ...analysis.feed_forward import Gate, match_gate
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, replace_uses
+from ...edits.edit import erase_unread, replace_uses
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FuseGlu(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            gate = gated(node) if node.op is ops.mul else None
+            gate = match_gate(node) if node.op is ops.mul else None
             if isinstance(gate, str):
                 trace.refuse(self.name, node.output.name, gate)
             elif isinstance(gate, Gate):
@@ -54,4 +54,4 @@ class FuseGlu(Pass):
                     unit = ops.glu(gate.gate, gate.up, **gate.attrs)
                 trace.fired(self.name, node.output.name)
                 replace_uses(node.output, unit)
-                drop(graph, gate.nodes)
+                erase_unread(graph, gate.nodes)

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer
-from ...edits.edit import changed, drop, only_params, replace_uses
+from ...edits.edit import erase_unread, only_params, rebuild_node, replace_uses
 from ..fold.fold_norm_scale import Site, find_sites, fold, site
 
 
@@ -57,7 +57,7 @@ def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
     if linear.op is ops.mixture:
-        return changed(linear, {"x": x, **norm_operands}, kind=kind, eps=norm.attrs["eps"]).output
+        return rebuild_node(linear, {"x": x, **norm_operands}, kind=kind, eps=norm.attrs["eps"]).output
     with norm.graph.inserting(before=linear):
         y = ops.norm_linear(x, *linear.inputs[1:], **norm_operands, kind=kind, eps=norm.attrs["eps"])
     norm.graph.replace(linear, y)
@@ -116,7 +116,7 @@ class FuseNormLinear(Pass):
             assert x is not None
             for linear in linears:
                 trace.fired(self.name, _fuse_reader(norm, linear, x).name)
-            drop(graph, [norm])
+            erase_unread(graph, [norm])
         for linear in () if self.fold else [node for node in graph.nodes if is_projection(node)]:
             trace.fired(self.name, linear.output.name)
             with graph.inserting(before=linear):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
-from ...analysis.feed_forward import FeedForward, feed_forward
+from ...analysis.feed_forward import FeedForward, match_feed_forward
 from ...analysis.projections import Projections, projections
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import cuts_rows, derive, drop, joint_name, only_params, replace_uses
-from ...edits.sums import fixed, summands, take_out, totals
+from ...edits.edit import cuts_rows, derive_param, erase_unread, joint_name, only_params, replace_uses
+from ...edits.sums import find_sums, is_fixed, remove_summand, summands
 from .pack import pack_linears
 
 
@@ -61,16 +61,16 @@ class FuseParallelBlock(Pass):
         order = {node: i for i, node in enumerate(graph.nodes)}
         matches = [projections(node) for node in graph.nodes if node.op is ops.attention]
         attentions = {p.o: p for p in matches if isinstance(p, Projections)}
-        for total in totals(graph):
+        for total in find_sums(graph):
             terms = [v.producer for v in summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
             parallel = [attentions[n] for n in terms if n in attentions]
-            feeds = [f for n in terms if isinstance(f := feed_forward(n), FeedForward)]
+            feeds = [f for n in terms if isinstance(f := match_feed_forward(n), FeedForward)]
             if len(parallel) != 1 or len(feeds) != 1:
                 continue  # not a parallel block
             attention, feed = parallel[0], feeds[0]
             at = total.outputs[-1].name
             first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
-            why = _fusion_obstacle(attention, feed) or ("nothing else is added" if fixed(first.output) else None)
+            why = _fusion_obstacle(attention, feed) or ("nothing else is added" if is_fixed(first.output) else None)
             if why is not None:
                 trace.refuse(self.name, at, why)
                 continue
@@ -108,16 +108,16 @@ def _fuse_outputs(first: Node, last: Node) -> None:
     graph, nodes, width = last.graph, [first, last], last.output.width
     weights, present_biases, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
     name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
-    weight = derive(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
+    weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
     if present_biases:
         recipe = Add(tuple(b.recipe for b in present_biases)) if len(present_biases) > 1 else present_biases[0].recipe
-        bias = derive(present_biases[0], recipe, (width,), f"{name}.bias")
-    take_out(first.output)
+        bias = derive_param(present_biases[0], recipe, (width,), f"{name}.bias")
+    remove_summand(first.output)
     with graph.inserting(before=last):
         inputs = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
         y = ops.linear(inputs, weight, bias, name="out")
     replace_uses(last.output, y)
-    drop(graph, [first, last])
+    erase_unread(graph, [first, last])
 
 
 def _fuse_inputs(nodes: list[Node]) -> None:
@@ -137,4 +137,4 @@ def _fuse_inputs(nodes: list[Node]) -> None:
         results = pack_linears(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
     for old, new in zip(pieces, results, strict=True):
         replace_uses(old, new)
-    drop(graph, [*splits, *nodes])
+    erase_unread(graph, [*splits, *nodes])

@@ -8,11 +8,11 @@ from weft.ir import Graph, Value, ops
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Add, Concat
 
-from ...analysis.feed_forward import FeedForward, Projection, feed_forward
+from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive, drop, joint_name, replace_uses
-from ...edits.sums import fixed, summands, take_out, totals
+from ...edits.edit import backward_slice, derive_param, erase_unread, joint_name, replace_uses
+from ...edits.sums import find_sums, is_fixed, remove_summand, summands
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MergeSharedExperts(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         order = {node: i for i, node in enumerate(graph.nodes)}
-        for total in totals(graph):
+        for total in find_sums(graph):
             sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # by input; a str is why one cannot merge
             for term in summands(total):
                 summand = _summand(term)
@@ -69,7 +69,7 @@ class MergeSharedExperts(Pass):
                 for alike in kinds.values():
                     alike.sort(key=lambda f: order[f.down])
                     at = alike[-1].down.output.name
-                    if any(fixed(f.down.output) for f in alike[:-1]):
+                    if any(is_fixed(f.down.output) for f in alike[:-1]):
                         trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm before")
                     elif len(alike) > 1:
                         trace.fired(self.name, at)
@@ -85,10 +85,10 @@ def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
         return None
     if node.op in (ops.mul, ops.affine):
         for v in node.inputs:
-            scaled_feed = feed_forward(v.producer) if v is not None and v.producer is not None else None
+            scaled_feed = match_feed_forward(v.producer) if v is not None and v.producer is not None else None
             if isinstance(scaled_feed, FeedForward):
                 return scaled_feed.x, f"{node.op.name} multiplies it"
-    feed = feed_forward(node)
+    feed = match_feed_forward(node)
     if not isinstance(feed, FeedForward):
         return None
     if feed.up.normed:
@@ -109,8 +109,8 @@ def _merge(parts: list[FeedForward]) -> None:
         y = _merge_linears([f.out for f in parts], 1, "down", hidden)
     replace_uses(last.down.output, y)
     for f in parts[:-1]:
-        take_out(f.down.output)
-    drop(graph, backward_slice([f.down.output for f in parts], [last.x]))
+        remove_summand(f.down.output)
+    erase_unread(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
 def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
@@ -118,8 +118,8 @@ def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> V
     rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
     weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
     recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None
-    weight = derive(weights[0], recipe, (rows, x.width), f"{full}.weight")
+    weight = derive_param(weights[0], recipe, (rows, x.width), f"{full}.weight")
     if biases:
         added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(s.bias for s in sides if s.bias))
-        bias = derive(biases[0], added, (rows,), f"{full}.bias")
+        bias = derive_param(biases[0], added, (rows,), f"{full}.bias")
     return ops.linear(x, weight, bias, name=name)

@@ -9,11 +9,11 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
 from weft.ir.recipes.blocks import BlockRecipe, block_layout
 
-from ...analysis.projections import THROUGH
+from ...analysis.projections import TOKENWISE_TRAITS
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.edit import derive, drop, joint_name, replace_uses
+from ...edits.edit import derive_param, erase_unread, joint_name, replace_uses
 from ...edits.pattern import ANY, Pattern
 
 
@@ -31,15 +31,15 @@ def pack_linears(
     """
     rows = [int(w.shape[0]) for w in weights]
     full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
-    weight = derive(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
+    weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
     present_biases, bias = [b for b in biases if isinstance(b, Param)], None
     if present_biases:
         parts = (b.recipe if isinstance(b, Param) else Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True))
-        bias = derive(present_biases[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
+        bias = derive_param(present_biases[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
     return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(widths or rows))
 
 
-def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
+def packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
     """Return the reason why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
@@ -113,7 +113,7 @@ def _find_linear(value: Value | None) -> Node | None:
     while value is not None and (node := value.producer) is not None:
         if node.op is ops.linear:
             return node
-        if not THROUGH & node.op.traits:
+        if not TOKENWISE_TRAITS & node.op.traits:
             return None
         value = node.inputs[0]
     return None
@@ -121,7 +121,7 @@ def _find_linear(value: Value | None) -> Node | None:
 
 def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
     weights, biases = [n.operand("weight") for n in group], [n.operand("bias") for n in group]
-    why = misfit(weights, biases)
+    why = packing_obstacle(weights, biases)
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
@@ -131,7 +131,7 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
     for node, piece in zip(group, pieces, strict=True):
         replace_uses(node.output, piece)
     trace.fired("pack-qkv", pieces[0].name)
-    drop(graph, group)
+    erase_unread(graph, group)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _pack_gated(
 ) -> Value | Refusal:
     if gate is up:
         return Refusal(f"gate and up both are %{gate.name}")
-    why = misfit((gate, up), (gate_bias, up_bias))
+    why = packing_obstacle((gate, up), (gate_bias, up_bias))
     if why:
         return Refusal(why)
     g, u = pack_linears(x, (gate, up), (gate_bias, up_bias), "gate_up")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
-from ...analysis.projections import take_apart
+from ...analysis.projections import split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import cuts_rows, only_params
@@ -55,5 +55,5 @@ class Unpack(Pass):
             elif not only_params(x.producer.inputs[1:]):
                 trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
             else:
-                take_apart(node)
+                split_linear(node)
                 trace.fired(self.name, at)

@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 
 from ...analysis.projections import Branch
-from ...edits.edit import derive, replace_param, reweigh
+from ...edits.edit import derive_param, replace_param, reweigh
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Layout:
     def derive_param(self, old: Param, axis: int = 0) -> Param:
         """Add and return a parameter that holds `old` with its heads along `axis` rearranged; `old` stays."""
         shape = tuple(old.shape)
-        return derive(old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :]))
+        return derive_param(
+            old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :])
+        )
 
 
 @functools.lru_cache(maxsize=64)

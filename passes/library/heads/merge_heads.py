@@ -8,12 +8,12 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret
 from weft.ir.recipes import MeanPool
 
-from ...analysis.projections import Branch, branch_of, output_of, unpacked
+from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
 from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed, reweigh
+from ...edits.edit import rebuild_node, reweigh
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
 from .head_layout import Layout, apply_layout, find_obstacle, take_rows
@@ -173,8 +173,8 @@ def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> N
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
         layouts[role] = FittedHeads(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
-    apply_layout(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
-    node = changed(node, kv_heads=groups)
+    apply_layout(node, {role: (unpack_branch(node, role), layout) for role, layout in layouts.items()})
+    node = rebuild_node(node, kv_heads=groups)
     for role in set("qo").intersection(fit.linears):
         _reweigh(node, role, *fit.linears[role])
     return node
@@ -182,7 +182,7 @@ def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> N
 
 def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
     """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; its bias also, unless None."""
-    linear = output_of(node) if role == "o" else unpacked(node, role).linear
+    linear = output_of(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
     reweigh(linear, weight, bias or "same")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, WeftError, ops
 
-from ...analysis.projections import Branch, branch_of, output_of, unpacked
+from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, replace_param
+from ...edits.edit import rebuild_node, replace_param
 from .head_layout import Layout, apply_layout, find_obstacle, growth
 
 LARGEST_MULTIPLE = 1024
@@ -99,14 +99,14 @@ def _pad(node: Node, multiple: int) -> str | None:
     branches: dict[str, tuple[Branch, Layout]] = {}
     for role, layout in layouts.items():
         if layout.zeros:
-            branches[role] = unpacked(node, role), layout
+            branches[role] = unpack_branch(node, role), layout
     apply_layout(node, branches)
     weight = o.operand("weight")
     assert isinstance(weight, Param)
     values = Layout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
     padded_weight = weight if values.is_identity else values.derive_param(weight, axis=1)
-    padded = changed(node, scale=factor)
+    padded = rebuild_node(node, scale=factor)
     if padded_weight is not weight:
-        changed(o, {"x": padded.output, "weight": padded_weight})
+        rebuild_node(o, {"x": padded.output, "weight": padded_weight})
         replace_param(weight, padded_weight)
     return None

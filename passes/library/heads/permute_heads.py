@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.recipes import Take
 
-from ...analysis.projections import Branch, branch_of, output_of, rows
+from ...analysis.projections import Branch, branch_of, output_of, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, drop, replace_param
+from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
 from .head_layout import Layout, apply_layout, find_obstacle
 
 
@@ -70,7 +70,7 @@ class PermuteHeads(Pass):
             elif reason is None:
                 trace.fired(self.name, at)
         # Only now have all attentions that share a bias moved to the new one.
-        drop(graph, [old.producer for old in biases if old.producer is not None])
+        erase_unread(graph, [old.producer for old in biases if old.producer is not None])
 
 
 def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
@@ -109,13 +109,13 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
     weight = o.operand("weight")
     assert isinstance(weight, Param)
     columns = Layout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)
-    changed(o, {"weight": columns})
+    rebuild_node(o, {"weight": columns})
     replace_param(weight, columns)
-    new_sinks = None if sinks is None else derive(sinks, Take(sinks.recipe, order))
+    new_sinks = None if sinks is None else derive_param(sinks, Take(sinks.recipe, order))
     new_bias = bias
     if bias is not None and new_bias_source is not None:
         new_bias = biases[bias] = new_bias_source() if callable(new_bias_source) else new_bias_source
-    changed(node, {"bias": new_bias, "sinks": new_sinks})
+    rebuild_node(node, {"bias": new_bias, "sinks": new_sinks})
     replace_param(sinks, new_sinks)
     return None
 
@@ -123,13 +123,13 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
 def _has_order(branch: Branch, layout: Layout) -> bool:
     """Return whether the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
-    recipe = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
+    recipe = slice_rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(recipe, Take) and recipe.axis == 0 and recipe.indices == tuple(start + i for i in layout.rows)
 
 
 def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:
     shape = tuple(old.shape)
-    return derive(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
+    return derive_param(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
 
 
 def rearrange_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:

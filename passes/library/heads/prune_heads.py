@@ -11,12 +11,12 @@ from weft.ir import Graph, Node, Param, Value, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layers import Layers, chosen
-from ...analysis.projections import Branch, branch_of, output_of, unpacked
+from ...analysis.layers import Layers, select_attentions
+from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, drop, replace_param
+from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
 from ...fitting.calibration import Activations, read_tokens
 from .head_layout import Layout, apply_layout, find_obstacle
 from .permute_heads import rearrange_bias
@@ -70,7 +70,7 @@ class PruneHeads(Pass):
         if self.heads and (self.calibration is not None or self.count != 1):
             raise WeftError("prune-heads: heads lists the heads to remove; leave count and calibration out")
         sites = []
-        for node in chosen(graph, self.layers, self.name):
+        for node in select_attentions(graph, self.layers, self.name):
             if (reason := _find_obstacle(node)) is not None:
                 trace.refuse(self.name, node.output.name, reason)
                 continue
@@ -85,7 +85,7 @@ class PruneHeads(Pass):
             name = node.output.name
             _prune(node, remaining[_output_weight(node)], biases)
             trace.fired(self.name, name)
-        drop(graph, [old.producer for old, _ in biases if old.producer is not None])
+        erase_unread(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
         """Return the KV heads that stay, by the weight of the output linear: a layer applied twice keeps one set."""
@@ -108,7 +108,7 @@ class PruneHeads(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the outputs do not change if the removed heads contribute zero."""
         silent = equivalence.stage(before)
-        for node in chosen(silent, self.layers, self.name):
+        for node in select_attentions(silent, self.layers, self.name):
             if _find_obstacle(node) is None:
                 o, groups = _output_weight(node), int(node.attrs["kv_heads"])
                 removed = self.heads or range(self.count)
@@ -179,22 +179,22 @@ def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tup
     order = tuple(h * run + i for h in remaining for i in range(run))
     branches = {}
     for role, heads in (("q", order), ("k", remaining), ("v", remaining)):
-        branch = unpacked(node, role)
+        branch = unpack_branch(node, role)
         branches[role] = branch, Layout(heads, branch.start.width // node.attrs["heads" if role == "q" else "kv_heads"])
     columns = Layout(order, node.output.width // node.attrs["heads"])
     apply_layout(node, branches)
     sinks, bias = node.operand("sinks"), node.operand("bias")
-    new_sinks = derive(sinks, Take(sinks.recipe, order), (len(order),)) if isinstance(sinks, Param) else None
+    new_sinks = derive_param(sinks, Take(sinks.recipe, order), (len(order),)) if isinstance(sinks, Param) else None
     if bias is not None:
         if (bias, order) not in biases:
             rearranged = rearrange_bias(bias, order)
             assert not isinstance(rearranged, str)
             biases[bias, order] = rearranged() if callable(rearranged) else rearranged
         bias = biases[bias, order]
-    node = changed(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
+    node = rebuild_node(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
     replace_param(sinks, new_sinks)
     weight, o = _output_weight(node), output_of(node)
     assert isinstance(o, Node)
     new_weight = columns.derive_param(weight, axis=1)
-    changed(o, {"weight": new_weight})
+    rebuild_node(o, {"weight": new_weight})
     replace_param(weight, new_weight)

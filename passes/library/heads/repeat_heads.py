@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.projections import Branch, branch_of, unpacked
+from ...analysis.projections import Branch, branch_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed
+from ...edits.edit import rebuild_node
 from .head_layout import Layout, apply_layout, find_obstacle
 
 
@@ -85,6 +85,6 @@ def _repeat(node: Node, count: int) -> str | None:
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout
-    apply_layout(node, {role: (unpacked(node, role), layout) for role, (_, layout) in layouts.items()})
-    changed(node, kv_heads=count)
+    apply_layout(node, {role: (unpack_branch(node, role), layout) for role, (_, layout) in layouts.items()})
+    rebuild_node(node, kv_heads=count)
     return None

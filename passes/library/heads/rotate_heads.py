@@ -9,7 +9,7 @@ from weft.ir.op import Trait
 from weft.ir.recipes import Permute, Reshape
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
-from ...analysis.projections import branch_of, output_of, unpacked
+from ...analysis.projections import branch_of, output_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import reweigh
@@ -56,7 +56,7 @@ class RotateHeads(Pass):
             if (reason := self._find_obstacle(node)) is not None:
                 trace.refuse(self.name, name, reason)
                 continue
-            v, o = unpacked(node, "v"), output_of(node)
+            v, o = unpack_branch(node, "v"), output_of(node)
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)

@@ -11,12 +11,12 @@ from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret, ops
 from weft.ir.recipes import Full
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layers import Layer, Layers, numbers, renumber, stack_of, unfuse
+from ...analysis.layers import Layer, Layers, find_stack, parse_layers, renumber, unfuse
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.absorb import WRITERS
-from ...edits.edit import drop
+from ...edits.edit import erase_unread
 from ..cleanup.dce import Dce
 from ..fuse.fuse_residual_norm import FuseResidualNorm
 
@@ -62,12 +62,12 @@ class PruneLayers(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         fused = unfuse(graph)
-        layers = stack_of(graph, self.stack, self.name)
+        layers = find_stack(graph, self.stack, self.name)
         dropped = self._select_layers(layers)
         for layer in reversed(dropped):  # the input of a dropped layer may come from another one
             trace.fired(self.name, layer.y.name)
             layer.y.replace_uses(layer.x, keep=layer.nodes)
-            drop(graph, reversed(layer.nodes))
+            erase_unread(graph, reversed(layer.nodes))
         Dce().run(graph, Trace())  # erases values that only these layers read, such as their own RoPE frequencies
         remaining = [layer.number for layer in layers if layer not in dropped]
         renumber(graph, layers[0].stack, {number: i for i, number in enumerate(remaining)})
@@ -76,7 +76,7 @@ class PruneLayers(Pass):
 
     def _select_layers(self, layers: list[Layer]) -> list[Layer]:
         try:
-            indices = numbers(self.layers, len(layers))
+            indices = parse_layers(self.layers, len(layers))
         except WeftError as e:
             raise WeftError(f"{self.name}: {e}") from None
         if len(indices) == len(layers):
@@ -87,7 +87,7 @@ class PruneLayers(Pass):
         """Check against the graph before, run with the output of every removed layer overwritten by its input."""
         inputs, staged = equivalence.inputs(before), equivalence.stage(before)
         unfuse(staged)
-        sources = {layer.y: layer.x for layer in self._select_layers(stack_of(staged, self.stack, self.name))}
+        sources = {layer.y: layer.x for layer in self._select_layers(find_stack(staged, self.stack, self.name))}
         arrays = {staged.inputs[name]: np.asarray(array) for name, array in inputs.items()}
 
         def watch(node: Node, outputs: tuple[Array, ...]) -> None:
@@ -142,7 +142,7 @@ class InsertLayers(Pass):
         if not 1 <= self.count <= MOST_LAYERS:
             raise WeftError(f"{self.name}: count={self.count} must be from 1 to {MOST_LAYERS}")
         fused = unfuse(graph)
-        layers = stack_of(graph, self.stack, self.name)
+        layers = find_stack(graph, self.stack, self.name)
         if not -len(layers) <= self.after < len(layers):
             raise WeftError(
                 f"{self.name}: there is no layer {self.after}; {layers[0].stack} has 0 to {len(layers) - 1}"

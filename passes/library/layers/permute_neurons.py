@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Shuffle
 
-from ...analysis.feed_forward import feed_forward
+from ...analysis.feed_forward import match_feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, replace_param
+from ...edits.edit import derive_param, replace_param
 
 Run = tuple[int, int, int, int]  # axis, start and stop, seed
 Runs = dict[tuple[Node, int], tuple[Run, ...]]  # (node, index of an operand) -> runs of that operand
@@ -65,7 +65,7 @@ class PermuteNeurons(Pass):
                 continue  # in this order already
             trace.fired(self.name, site.output.name)
             for (node, i), old in params.items():
-                new = derive(old, _shuffle(old.recipe, runs[node, i]))
+                new = derive_param(old, _shuffle(old.recipe, runs[node, i]))
                 node.set_input(i, new)
                 replace_param(old, new)
 
@@ -79,7 +79,7 @@ class PermuteNeurons(Pass):
             axes = {"up": 1, "gate": 1, "up_bias": 1, "gate_bias": 1, "down": 2}
             axis_by_index = {node.op.operand_index(k): axis for k, axis in axes.items() if node.operand(k) is not None}
             return {(node, i): ((axis, 0, count, seed),) for i, axis in axis_by_index.items()}
-        unit = feed_forward(node)
+        unit = match_feed_forward(node)
         if unit is None or isinstance(unit, str):
             return None
         # Seeded by the name of down: feed-forwards that share weights get the same order.

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, interpret, ops
-from weft.ir.ops.activation import activate, known_activation
+from weft.ir.ops.activation import activate, check_activation
 from weft.ir.recipes.readers import Array
 
-from ...analysis.feed_forward import Gate, activated, gated, projected
+from ...analysis.feed_forward import Gate, find_projection, match_activation, match_gate
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed, drop, replace_uses
+from ...edits.edit import erase_unread, rebuild_node, replace_uses
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ReplaceActivation(Pass):
     to: str
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        known_activation(self.to)
+        check_activation(self.to)
         for node, unit in list(_sites(graph)):
             output_name = node.output.name
             if isinstance(unit, Gate):
@@ -63,7 +63,7 @@ class ReplaceActivation(Pass):
                 with graph.inserting(before=node):
                     y = ops.glu(unit.gate, unit.up, **(unit.attrs | {"activation": self.to}))
                 replace_uses(node.output, y)
-                drop(graph, unit.nodes)
+                erase_unread(graph, unit.nodes)
             elif isinstance(unit, tuple):
                 name, x, nodes = unit
                 if name == self.to:
@@ -71,11 +71,11 @@ class ReplaceActivation(Pass):
                 with graph.inserting(before=node):
                     y = activate(x, self.to)
                 replace_uses(node.output, y, rename=y is not x)
-                drop(graph, nodes)
+                erase_unread(graph, nodes)
             elif node.attrs["activation"] == self.to:
                 continue
             else:
-                changed(node, activation=self.to)
+                rebuild_node(node, activation=self.to)
             trace.fired(self.name, output_name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no feed-forward has an activation other than {self.to}")
@@ -119,13 +119,13 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
         if node.op is ops.moe:
             yield node, None
             continue
-        unit = gated(node)
+        unit = match_gate(node)
         if isinstance(unit, Gate):
             yield node, unit
             continue
-        parts = activated(node.output)
+        parts = match_activation(node.output)
         linears = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
-        if parts is not None and linears and all(linears) and not node.output.is_output and projected(parts[1]):
+        if parts is not None and linears and all(linears) and not node.output.is_output and find_projection(parts[1]):
             yield node, parts
 
 

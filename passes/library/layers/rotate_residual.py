@@ -12,8 +12,8 @@ from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 from ...analysis.residual import Stream, require, residual_streams, unwritable, write_mapped
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import is_layer, multiplied, read_through, weights_read_with
-from ...edits.edit import changed, derive, drop_params
+from ...edits.absorb import absorb_input_map, is_layer, matrix_map, weights_read_with
+from ...edits.edit import derive_param, drop_params, rebuild_node
 from ..fold.fold_norm_scale import Site, site
 
 
@@ -66,14 +66,14 @@ class RotateResidual(Pass):
         require(streams, self.name, _find_obstacle)
         for stream in streams:
             matrix = RandomOrthogonal(stream.width, self.seed)
-            rotation = multiplied(matrix)
+            rotation = matrix_map(matrix)
             # Each reader once: a second visit would rotate it twice.
             readers = dict.fromkeys(_readers(stream))
             for norm in [norm for norm in stream.norms if _is_before_tied_head(norm)]:
                 _extract_weight(norm, matrix)
             write_mapped([stream], rotation)
             for reader in readers:
-                read_through(reader, rotation)
+                absorb_input_map(reader, rotation)
             trace.fired(self.name, next(iter(stream.values)).name)
 
 
@@ -108,9 +108,9 @@ def _extract_weight(norm: Node, matrix: Recipe) -> None:
     graph, weight = norm.graph, norm.operand("weight")
     assert isinstance(weight, Param)
     width = int(weight.shape[0])
-    bare = changed(norm, {"weight": None})
+    bare = rebuild_node(norm, {"weight": None})
     rotated = MatMul(Scale(Permute(matrix, (1, 0)), weight.recipe, axis=1), matrix)
-    gain = derive(weight, rotated, (width, width), f"{weight.name.removesuffix('.weight')}.gain.weight")
+    gain = derive_param(weight, rotated, (width, width), f"{weight.name.removesuffix('.weight')}.gain.weight")
     with graph.inserting(after=bare):
         mapped = ops.linear(bare.output, gain)
     bare.output.replace_uses(mapped, keep=[n for n in bare.output.users if n is mapped.producer])

@@ -9,8 +9,8 @@ from weft.ir import Graph, Value, WeftError, ops
 from ...analysis.residual import require, residual_streams, unwritable, write_mapped
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import read_through, scaled
-from ...edits.edit import changed
+from ...edits.absorb import absorb_input_map, scale_map
+from ...edits.edit import rebuild_node
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class ScaleResidualStream(Pass):
             return
 
         def scale_rows(x: Value) -> Value:
-            return ops.affine(x, by=by, name="scaled")
+            return ops.affine(x, by=by, name="scale_map")
 
-        write_mapped(streams, scaled(by), scale_rows)
+        write_mapped(streams, scale_map(by), scale_rows)
         for linear in (n for stream in streams for n in stream.linears):
-            read_through(linear, scaled(1 / by))
+            absorb_input_map(linear, scale_map(1 / by))
         for norm in (n for stream in streams for n in stream.norms):
-            changed(norm, eps=norm.attrs["eps"] * by * by)
+            rebuild_node(norm, eps=norm.attrs["eps"] * by * by)
         for stream in streams:
             trace.fired(self.name, next(iter(stream.values)).name)
         graph.meta["residual_scale"] = self.factor

@@ -10,7 +10,7 @@ from ...analysis.states import EMBEDDED
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import drop, replace_uses
+from ...edits.edit import erase_unread, replace_uses
 
 IDS = "input_ids"
 
@@ -64,7 +64,7 @@ class TakeEmbeddings(Pass):
         for node in lookups:
             replace_uses(node.output, rows)
             trace.fired(self.name, node.output.name)
-        drop(graph, [*tables, *lookups])
+        erase_unread(graph, [*tables, *lookups])
         del graph.inputs[IDS]
         rest = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
         graph.inputs.clear()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from weft.ir import Graph, Param, WeftError, ops
 from weft.ir.recipes import Concat, Normal, Reshape
 
-from ...analysis.feed_forward import FeedForward, Projection, feed_forward
+from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive, drop, joint_name, replace_uses
+from ...edits.edit import backward_slice, derive_param, erase_unread, joint_name, replace_uses
 
 STD = 0.02  # of a new router's weights
 LIMIT = 1024  # number of experts
@@ -57,7 +57,7 @@ class UpcycleToMoe(Pass):
                 f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {LIMIT}, top_k no larger"
             )
         for node in graph.nodes:
-            unit = feed_forward(node)
+            unit = match_feed_forward(node)
             if isinstance(unit, str):
                 trace.refuse(self.name, node.output.name, unit)
             elif unit is not None and (_is_shared_expert(unit) or unit.up.normed):
@@ -80,11 +80,11 @@ class UpcycleToMoe(Pass):
                 return None
             shape = (self.experts, side.stop - side.start, *param.shape[1:])
             full = joint_name(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
-            return derive(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
+            return derive_param(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
         shape = (self.experts, f.x.width)
         router_recipe = Normal(shape, STD, f"{down.name} router", self.seed)
-        router = derive(down, router_recipe, shape, joint_name(f.params, "router.weight"))
+        router = derive_param(down, router_recipe, shape, joint_name(f.params, "router.weight"))
         sides = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
             logits = ops.linear(f.x, router, name="router")
@@ -100,7 +100,7 @@ class UpcycleToMoe(Pass):
                 active=self.top_k,
             )
         replace_uses(f.down.output, y)
-        drop(graph, backward_slice([f.down.output], [f.x]))
+        erase_unread(graph, backward_slice([f.down.output], [f.x]))
 
 
 def _is_shared_expert(f: FeedForward) -> bool:

@@ -13,13 +13,21 @@ from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layers import Layers, chosen
-from ...analysis.rotary import FARTHEST, ScalingArguments, check_scaling, expected, recipe_of, retune, rotations_of
+from ...analysis.layers import Layers, select_attentions
+from ...analysis.rotary import (
+    FARTHEST,
+    ScalingArguments,
+    check_scaling,
+    recipe_of,
+    reference_rope,
+    rotations_of,
+    set_frequencies,
+)
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.oracle import temperature
+from ...core.oracle import rope_amplitude
 from ...core.trace import Trace
-from ...edits.edit import derive, replace_param
+from ...edits.edit import derive_param, replace_param
 from .position_values import first_row, position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
@@ -69,7 +77,7 @@ class ExtendContext(ScalingArguments, Pass):
         if not 1 <= self.factor <= FARTHEST:
             raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {FARTHEST:g}")
         original = self.context(graph)
-        ropes = rotations_of(graph, chosen(graph, self.layers, self.name), self.name, trace)
+        ropes = rotations_of(graph, select_attentions(graph, self.layers, self.name), self.name, trace)
         tables = position_tables(graph) if self.layers == "all" else []
         applied = [self._scale_frequencies(rope, recipe, original, trace) for rope, recipe in ropes.items()]
         applied += [self._lengthen_table(node, trace) for node in tables]
@@ -90,8 +98,8 @@ class ExtendContext(ScalingArguments, Pass):
             if old is not None and old != recipe_of(new):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
-                    settings["amplitude"] = temperature("yarn", self.factor)
-                meanings[name] = expected(self._scale_recipe(old, self.context(before)), new, **settings)
+                    settings["amplitude"] = rope_amplitude("yarn", self.factor)
+                meanings[name] = reference_rope(self._scale_recipe(old, self.context(before)), new, **settings)
             elif node in tables and _table_of(new).shape != _table_of(node).shape:
                 meanings[name] = partial(
                     _look_up, self._expect_table(node, equivalence.stage(before), equivalence.stage(after))
@@ -112,7 +120,7 @@ class ExtendContext(ScalingArguments, Pass):
             return False
         recipe = self._scale_recipe(old, original)
         check_scaling(recipe, self.name)
-        retune(rope, recipe, recipe.attention_factor() if self.method == "yarn" else None)
+        set_frequencies(rope, recipe, recipe.attention_factor() if self.method == "yarn" else None)
         trace.fired(self.name, rope.output.name)
         return True
 
@@ -143,7 +151,7 @@ class ExtendContext(ScalingArguments, Pass):
             new = Concat((head, Interpolate(tail, length, self.factor)))
         else:
             new = Interpolate(table.recipe, length, self.factor)
-        longer = derive(table, new, (offset + length, width))
+        longer = derive_param(table, new, (offset + length, width))
         node.set_input(1, longer)
         replace_param(table, longer)
         trace.fired(self.name, node.output.name)

@@ -14,11 +14,11 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
-from ...analysis.layers import Layers, chosen
-from ...analysis.rotary import ScalingArguments, check_scaling, expected, frequencies, rotations
+from ...analysis.layers import Layers, select_attentions
+from ...analysis.rotary import ScalingArguments, check_scaling, frequencies, reference_rope, rotations
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.oracle import temperature
+from ...core.oracle import rope_amplitude
 from ...core.trace import Trace
 
 
@@ -65,7 +65,7 @@ class InsertRope(ScalingArguments, Pass):
         if self.scaling == "none" and self.factor != 1:
             raise WeftError(f"{self.name}: factor={self.factor} needs a scaling: linear, ntk, yarn or llama3")
         counted = dict[Any, Value]()
-        for node in chosen(graph, self.layers, self.name):
+        for node in select_attentions(graph, self.layers, self.name):
             why = self._find_obstacle(node)
             if why is not None:
                 trace.refuse(self.name, node.output.name, why)
@@ -91,8 +91,8 @@ class InsertRope(ScalingArguments, Pass):
         for node in after.nodes:
             old = nodes_before.get(node.output.name)
             if node.op is ops.attention and old is not None and not rotations(old) and (ropes := rotations(node)):
-                amplitude, pairs = temperature(self.scaling, self.factor), self.layout == "interleaved"
-                rotate = expected(self._recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude)
+                amplitude, pairs = rope_amplitude(self.scaling, self.factor), self.layout == "interleaved"
+                rotate = reference_rope(self._recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude)
                 meanings[node.output.name] = partial(_rotated_attention, rotate, inputs.get("position_ids"))
         old_inputs = {name: inputs[name] for name in before.inputs}
         equivalence.same(equivalence.run_as(before, old_inputs, meanings), equivalence.run(after, inputs), EXACT)

@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal as LiteralRecipe
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, replace_uses
+from ...edits.edit import erase_unread, replace_uses
 
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
@@ -138,4 +138,4 @@ def _reorder(old: list[Node], new: list[Node]) -> None:
             node.output.name, value.name = value.name, node.output.name
     assert value is not None
     replace_uses(last.output, value, rename=False)
-    drop(last.graph, old)
+    erase_unread(last.graph, old)

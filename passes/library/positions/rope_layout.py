@@ -10,10 +10,10 @@ import numpy as np
 from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.readers import Array
 
-from ...analysis.index_tracking import Destination, Origin, destination, origin
+from ...analysis.index_tracking import Destination, Origin, trace_destination, trace_origin
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, replace_param
+from ...edits.edit import derive_param, rebuild_node, replace_param
 from ..heads.head_layout import take_rows
 
 
@@ -59,7 +59,7 @@ class RopeLayout(Pass):
         sides_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
             if node.op is ops.rope:
-                target = destination(node.output, _feature_labels(node))
+                target = trace_destination(node.output, _feature_labels(node))
                 if isinstance(target, str):
                     if node.attrs["interleaved"] != interleaved:
                         trace.refuse(self.name, node.output.name, target)
@@ -76,7 +76,7 @@ class RopeLayout(Pass):
             for node, order in orders.items():
                 _reorder_params(node, order)
             for rotation, _ in sides:
-                changed(rotation, interleaved=interleaved)
+                rebuild_node(rotation, interleaved=interleaved)
 
 
 def _feature_labels(rotation: Node) -> Array:
@@ -119,7 +119,7 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
     for rotation in rotations:
         value = rotation.inputs[0]
         assert value is not None
-        source = origin(value)
+        source = trace_origin(value)
         if isinstance(source, str):
             return source
         origins.append(source)
@@ -159,7 +159,7 @@ def _reorder_params(node: Node, order: list[int]) -> None:
     """Reorder the rows of all parameters of `node` by `order`."""
     names = [o.name for o, v in zip(node.op.operands, node.inputs, strict=False) if isinstance(v, Param)]
     old = {name: node.operand(name) for name in names}
-    new = {name: derive(p, take_rows(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}
-    changed(node, new)
+    new = {name: derive_param(p, take_rows(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}
+    rebuild_node(node, new)
     for name, param in old.items():
         replace_param(param, new[name])

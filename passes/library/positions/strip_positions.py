@@ -12,7 +12,7 @@ import numpy as np
 from weft.ir import Graph, Node, Op, Value, ops
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layers import need_early
+from ...analysis.layers import refuse_caches
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
@@ -60,7 +60,7 @@ class StripPositions(Pass):
     see = ("insert-rope",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        need_early(graph, self.name)
+        refuse_caches(graph, self.name)
         position_values = find_position_values(graph)
         for node in graph.nodes:
             plain = _REMOVALS.get(node.op)

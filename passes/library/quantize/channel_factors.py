@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.ir.recipes.blocks.quantize import round_rows
-from weft.ir.recipes.blocks.spans import grouped
+from weft.ir.recipes.blocks.spans import split_groups
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -62,7 +62,7 @@ def _size(rows: Array) -> Array:
 
 def _in_8_bits(x: Array, group: int) -> Array:
     """Return x [n, width] with every group rounded to −127 … 127 times its scale, as CPU kernels round it."""
-    groups = grouped(x, group)
+    groups = split_groups(x, group)
     scales = np.abs(groups).max(-1, keepdims=True) / 127
     scales[scales == 0] = 1
     rounded: Array = np.rint(groups / scales) * scales

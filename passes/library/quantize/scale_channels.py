@@ -18,7 +18,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...fitting.calibration import Activations, sampled_tokens
 from ...fitting.matrices import Matrix, matrices
-from ..fold.scaling import Edit, absorbed_for_all, apply, numbered, other_use, reading
+from ..fold.scaling import Edit, absorb_for_all_readers, apply_edits, edit_readers, execution_order, find_other_use
 from .channel_factors import OUTPUTS, channel_factors
 
 LEAST_TOKENS = 128  # below which sizes of activations do not generalize to other texts
@@ -84,7 +84,7 @@ class ScaleChannels(Pass):
                 f"scale-channels: graph {graph.name} has caches already, and texts are read from their beginning: run "
                 "scale-channels before kv-cache"
             )
-        order = numbered(graph)
+        order = execution_order(graph)
         sites = list(self._sites(graph, order, trace))
         if not sites:
             return
@@ -144,14 +144,14 @@ def _rows(weight: Param) -> Array:
 
 def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that divide `value` by `factors` and multiply its readers by them, or why there are none."""
-    reader_edits = reading(value, factors)
+    reader_edits = edit_readers(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits
-    producer_edits = absorbed_for_all(value, Map(factors, "reciprocal"), order)
+    producer_edits = absorb_for_all_readers(value, Map(factors, "reciprocal"), order)
     if isinstance(producer_edits, str):
         return producer_edits
     edits = [*producer_edits, *reader_edits]
-    return other_use(edits, {(e.node, e.index): e.what for e in edits}) or edits
+    return find_other_use(edits, {(e.node, e.index): e.what for e in edits}) or edits
 
 
 def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
@@ -161,4 +161,4 @@ def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
     reader.put(key, factors)
     edits = _edits(value, Source(key), order)
     assert not isinstance(edits, str)
-    apply(edits)
+    apply_edits(edits)

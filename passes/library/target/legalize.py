@@ -8,7 +8,7 @@ from weft.ir import Graph
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.legalization import TAKES, legalize
+from ...edits.legalization import ACCEPTS, legalize
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ class Legalize(Pass):
     form: str = ""
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        legalize(graph, TAKES.lookup(self.target)(graph, self.form), trace)
+        legalize(graph, ACCEPTS.lookup(self.target)(graph, self.form), trace)
         if not trace.rewrites:
             trace.note(f"{self.name}: target {self.target} takes every op")

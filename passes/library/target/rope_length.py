@@ -12,7 +12,7 @@ from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
 
 
-def depends(graph: Graph) -> bool:
+def depends_on_length(graph: Graph) -> bool:
     """Return whether frequencies of `graph` depend on the length of sequences."""
     return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
 
@@ -62,7 +62,7 @@ class RopeLength(Pass):
                 f"{self.name}: warning: its RoPE is for sequences of {self.length} tokens; for shorter ones choose a "
                 "lower --max-length"
             )
-        elif not depends(graph):
+        elif not depends_on_length(graph):
             trace.note(f"{self.name}: no frequencies depend on the length of sequences")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:

@@ -62,7 +62,7 @@ class _Side(Pass):
         sides = {ENCODER: before.clone(), DECODER: before.clone()}
         for side in (EncoderSide(self.at), DecoderSide(self.at)):
             side.run(sides[side.kind], Trace())
-        model = package(**(sides | {self.kind: after}), at=self.at)
+        model = join_sides(**(sides | {self.kind: after}), at=self.at)
         model.connections()  # types fit
         want, got = equivalence.run(before, inputs := equivalence.inputs(before)), model.run(equivalence.run, inputs)
         if (part := got.get(_IN_WHOLE[LOSS])) is not None:
@@ -130,7 +130,7 @@ class DecoderSide(_Side):
     see = ("encoder-side",)
 
 
-def package(encoder: Graph, decoder: Graph, at: At) -> Package:
+def join_sides(encoder: Graph, decoder: Graph, at: At) -> Package:
     """Return the model of the two sides, which are cut `at` the same values."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 

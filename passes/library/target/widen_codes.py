@@ -11,7 +11,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 
 
-def small_floats(graph: Graph) -> bool:
+def has_float4_weights(graph: Graph) -> bool:
     """Return whether `graph` has weights that a pass rounded to 4-bit floats."""
     quantized = (p for p in graph.params.values() if p.recipe.has(BlockRecipe))
     return any(in_bytes(p.recipe, graph.reader) != p.recipe for p in quantized)

@@ -11,7 +11,7 @@ import torch
 
 from weft import WeftError
 from weft.backends.runtime import device as place
-from weft.backends.runtime.device import Place, place_for
+from weft.backends.runtime.device import Place, choose_place
 from weft.backends.runtime.ort import session
 from weft.backends.torch.package import module
 
@@ -59,10 +59,10 @@ def test_what_runs_where(machine: Any, ort: str, pytorch: str, gpu: bool, found:
     machine(ort, pytorch, gpu)
     for device, wanted in zip(("auto", "cpu", "cuda"), found, strict=True):
         if isinstance(wanted, Place):
-            assert place_for(device) == wanted
+            assert choose_place(device) == wanted
         else:
             with pytest.raises(WeftError, match=wanted.replace("[", r"\[")):
-                place_for(device)
+                choose_place(device)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_what_runs_where(machine: Any, ort: str, pytorch: str, gpu: bool, found:
 def test_a_target_that_is_asked_for(machine: Any, device: str, target: str | None, found: Place | str) -> None:
     machine("cpu", "cpu", gpu=False)
     if isinstance(found, Place):
-        assert place_for(device, target) == found
+        assert choose_place(device, target) == found
     else:
         with pytest.raises(WeftError, match=found):
-            place_for(device, target)
+            choose_place(device, target)
 
 
 def test_a_place_in_words() -> None:

@@ -311,4 +311,4 @@ def test_cache_classes_of_older_modules_are_known_by_name() -> None:
 def test_threads_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers as PyTorch reads them; 0 leaves them to ONNX Runtime."""
     monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert sessions.usual_threads() == threads
+    assert sessions.default_threads() == threads

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft import MLA, ALiBi, GatedDeltaNet, GatedMLP, LayerNorm, LightningAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from weft.backends.runtime.core.sampling import Sampling
-from weft.backends.runtime.torch.draws import Draws
+from weft.backends.runtime.torch.draws import DeviceSampler
 from weft.backends.torch.decode.source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
 from weft.frontends.dsl import Decoder
@@ -139,7 +139,7 @@ def test_a_prompt_launches_little_and_waits_for_nothing(launches: Launches, seq:
 def test_choosing_tokens_launches_little_more(launches: Launches, way: Any, most: int, batch: int) -> None:
     """It also begins the next step, which no operator of torch does."""
     device = torch.device("meta")
-    draws = Draws(Sampling(**way), batch, 16, device)
+    draws = DeviceSampler(Sampling(**way), batch, 16, device)
     logits = torch.zeros(batch, 5000, dtype=torch.bfloat16, device=device)
     begun = (*torch.zeros(2, batch, 1, dtype=torch.int64, device=device), logits[:, :1] > 0)
     draws(logits, begun)

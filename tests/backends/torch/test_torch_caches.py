@@ -46,7 +46,7 @@ def test_positions_of_slots(slots: int, keep: int) -> None:
         return
     for newest in range(LONG):
         got = held_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
-        want = caches.held(np.array([[newest]]), slots, keep)[0]
+        want = caches.slot_positions(np.array([[newest]]), slots, keep)[0]
         np.testing.assert_array_equal(got, np.where((want < 0) | (want > newest), -1, want))
 
 

@@ -15,7 +15,7 @@ from weft.backends.torch.codegen.naming import Line, Names
 from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value
-from weft.ir.ops.elementwise import masked
+from weft.ir.ops.elementwise import mask_fill
 from weft.ir.recipes import Literal, Normal
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import sym
@@ -55,7 +55,7 @@ def chosen_rows(x: Value) -> Value:
     """Rows of a table, which keep its dtype, where a condition holds."""
     table = x.graph.add_param("t", TensorType(F32, (5, 1)), Literal((0.5, 1.5, 2.5, 3.5, 4.5), (5, 1)))
     rows = ops.embedding(ops.cast(ops.clip(x, low=0.0), to=dtypes.i64), table)
-    return ops.squeeze(masked(ops.unsqueeze(ops.less(x, 3.0), axes=(2,)), rows), axes=(2,))
+    return ops.squeeze(mask_fill(ops.unsqueeze(ops.less(x, 3.0), axes=(2,)), rows), axes=(2,))
 
 
 CORNERS = {

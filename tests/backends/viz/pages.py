@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 from weft import load_source
-from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.layout.scene import Shape, default_open, scene
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.web.page import page
 from weft.frontends.model import Model
@@ -34,7 +34,7 @@ def drawn(preset: str) -> Shape:
 def of_preset(preset: str) -> str:
     """The page of a preset, as `weft viz` writes it."""
     root = drawn(preset)
-    return page(root, unfolded(root))
+    return page(root, default_open(root))
 
 
 def part(shown: Page, key: str) -> Locator:

@@ -6,7 +6,7 @@ import pytest
 
 from weft.backends.viz.layout.notes import abbreviate_value, captions, drop_number
 from weft.backends.viz.layout.positions import PORT, layout
-from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.layout.scene import Shape, default_open, scene
 from weft.backends.viz.model.network import Network, Vertex, network
 from weft.backends.viz.model.outline import outline
 from weft.passes import run_passes
@@ -36,8 +36,8 @@ def test_caches_are_told_where_they_are_read_and_made() -> None:
 @pytest.mark.parametrize("preset", ["t5-base", "transformer-base"])
 def test_the_encoder_goes_into_every_cross_attention(preset: str) -> None:
     root = drawn(preset)
-    at = {p.shape.key: p for p in layout(root, unfolded(root)).all()}
-    result = next(w.values for w in layout(root, unfolded(root)).wires if w.source and w.source.key == "encoder")
+    at = {p.shape.key: p for p in layout(root, default_open(root)).all()}
+    result = next(w.values for w in layout(root, default_open(root)).wires if w.source and w.source.key == "encoder")
     (layers,) = [p for key, p in at.items() if key.startswith("decoder.layers.") and p.shape.part.count > 1]
     for around, target in ((at["decoder"], layers), (layers, at["decoder.layers.0.cross"])):
         (line,) = [w for w in around.wires if w.target is target.shape and w.values == result]

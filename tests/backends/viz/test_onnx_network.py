@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page
 
 from weft.backends.viz.layout.positions import layout
-from weft.backends.viz.layout.scene import ALL, scene, unfolded
+from weft.backends.viz.layout.scene import ALL, default_open, scene
 from weft.backends.viz.model.network import Network
 from weft.backends.viz.model.outline import Part, outline
-from weft.backends.viz.onnx_files.network import joined, onnx_network
+from weft.backends.viz.onnx_files.network import join_networks, onnx_network
 from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError
 
@@ -203,7 +203,7 @@ def test_halves_are_one_model(tmp_path: Path) -> None:
         onnx.save(wrapped([node], [(x, FLOAT, [2])], [(y, FLOAT, [2])]), tmp_path / name)
         return onnx_network(tmp_path / name)
 
-    whole = joined(
+    whole = join_networks(
         [half("encoder.onnx", "encoder", "a", "cross", "Relu"), half("model.onnx", "encoder", "cross", "b", "Relu")]
     )
     first, second = whole.vertices
@@ -219,7 +219,7 @@ def test_three_thousand_nodes_take_five_seconds(style: str, tmp_path: Path, visi
     onnx.save(model, tmp_path / "m.onnx")
     start = time.process_time()
     root = scene(onnx_network(tmp_path / "m.onnx"))
-    text = page(root, unfolded(root))
+    text = page(root, default_open(root))
     assert time.process_time() - start < 5
     assert visit(text).locator("g.part").count() > 5
 

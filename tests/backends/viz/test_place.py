@@ -8,7 +8,7 @@ import pytest
 
 from weft.backends.viz.layout.font import width
 from weft.backends.viz.layout.positions import Placed, layout
-from weft.backends.viz.layout.scene import ALL, Shape, unfolded
+from weft.backends.viz.layout.scene import ALL, Shape, default_open
 from weft.frontends.models.presets import PRESETS
 
 from ...sampling import each
@@ -22,7 +22,7 @@ def states(root: Shape) -> Iterable[set[str]]:
     """Folded; as at first; everything open; every layer by itself."""
     everything = {s.key for s in root.all() if s.arrangement is not None}
     yield {root.key}
-    yield unfolded(root)
+    yield default_open(root)
     yield everything
     yield everything | {s.key + ALL for s in root.all() if s.part.count > 1}
 
@@ -46,7 +46,7 @@ def test_text_fits_its_box(preset: str) -> None:
 
 def test_the_stream_is_straight() -> None:
     root = drawn("smollm2-135m")
-    at = {p.shape.key: p for p in layout(root, unfolded(root)).all()}
+    at = {p.shape.key: p for p in layout(root, default_open(root)).all()}
     spine = [at[key].axis for key in ("layers.0.attn_residual", "layers.0.ffn_residual", "layers.0-29", "final_norm")]
     assert max(spine) - min(spine) < 0.01
     assert at["layers.0.attn"].x > spine[0]

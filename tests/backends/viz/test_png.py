@@ -13,7 +13,7 @@ from weft import WeftError, load_source
 from weft.backends.viz.formats.png import png
 from weft.backends.viz.formats.style import colours
 from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.layout.scene import default_open, scene
 from weft.backends.viz.model.network import network
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
@@ -21,7 +21,7 @@ from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 def picture(dark: bool = False) -> str:
     model = load_source("llama3.1-8b")
     root = scene(network(model.graph))
-    return svg(root, unfolded(root), fact_sheet(model), dark)
+    return svg(root, default_open(root), fact_sheet(model), dark)
 
 
 def pixels(data: bytes, most: int | None = None) -> np.ndarray:

@@ -15,7 +15,7 @@ from weft.backends.viz.formats.style import LOOKS, colours
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.font import width, wrapped
 from weft.backends.viz.layout.positions import layout
-from weft.backends.viz.layout.scene import unfolded
+from weft.backends.viz.layout.scene import default_open
 from weft.backends.viz.model.labels import KINDS
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
@@ -29,7 +29,7 @@ SIZES = {"name": 22, "about": 12, "about s": 12, "t": 13, "t m": 13}  # of text,
 @functools.cache
 def printed(preset: str, dark: bool = False) -> str:
     root = drawn(preset)
-    return svg(root, unfolded(root), fact_sheet(model_of(preset)), dark)
+    return svg(root, default_open(root), fact_sheet(model_of(preset)), dark)
 
 
 def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float, float, float, float]]:
@@ -88,7 +88,7 @@ def only_texts(root: ET.Element) -> str:
 def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
     root = drawn(preset)
     tree = ET.fromstring(printed(preset))
-    placed = [p for p in layout(root, unfolded(root)).all() if p.shape is not root]
+    placed = [p for p in layout(root, default_open(root)).all() if p.shape is not root]
     titles = [e.text for e in tree.iter(f"{NS}title")][1:]
     assert sorted(filter(None, titles)) == sorted(p.shape.key for p in placed)
     texts = {e.text for e in tree.iter(f"{NS}text")}
@@ -101,7 +101,7 @@ def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
 def test_the_legend_tells_the_kinds_that_occur(preset: str) -> None:
     root = drawn(preset)
     texts = [e.text for e in ET.fromstring(printed(preset)).iter(f"{NS}text")]
-    shown = {p.shape.label.kind for p in layout(root, unfolded(root)).all() if p.shape is not root}
+    shown = {p.shape.label.kind for p in layout(root, default_open(root)).all() if p.shape is not root}
     assert {kind for kind, name in KINDS.items() if name in texts} == shown
 
 

@@ -15,7 +15,7 @@ from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.tree import plain_tree
 from weft.backends.viz.layout.links import links
 from weft.backends.viz.layout.positions import Placed, layout
-from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
+from weft.backends.viz.layout.scene import ALL, Shape, default_open, scene
 from weft.backends.viz.model.network import Network, Vertex
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
@@ -31,7 +31,7 @@ layers.0.ffn_residual > final_norm; final_norm > lm_head; lm_head > out.logits""
 
 def first(preset: str) -> Placed:
     root = drawn(preset)
-    return layout(root, unfolded(root))
+    return layout(root, default_open(root))
 
 
 def everything(root: Shape) -> Placed:

@@ -18,7 +18,7 @@ from weft.ir import Graph, parse
 from weft.ir.recipes.blocks import InBytes, Quantize, ToFloat4
 from weft.passes import all_passes
 from weft.passes.analysis import costs
-from weft.passes.analysis.costs import cached, parameter_count, state_bytes
+from weft.passes.analysis.costs import cache_sizes, parameter_count, state_bytes
 
 from ...sampling import each
 from .pages import model_of
@@ -64,7 +64,7 @@ def test_totals_before_and_after_every_pass(name: str) -> None:
         found, cost = totals(network(graph), 8), costs.cost(graph, batch=1, seq=8, past=0)
         assert found.operations == len(graph) and found.parameters == parameter_count(graph)
         assert found.weights == costs.weight_bytes(graph) - _saved(graph) and found.flops == cost.flops
-        assert found.cache == 2 * sum(width for width, _ in cached(graph.nodes))
+        assert found.cache == 2 * sum(width for width, _ in cache_sizes(graph.nodes))
         assert found.state == state_bytes(graph.nodes, 2)
 
 

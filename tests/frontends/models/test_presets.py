@@ -9,7 +9,7 @@ import pytest
 
 from weft.frontends import PRESETS, load_source
 from weft.ir import ops, verify
-from weft.passes.analysis.costs import active_count, cached, parameter_count, state_bytes
+from weft.passes.analysis.costs import active_count, cache_sizes, parameter_count, state_bytes
 
 from ...sampling import each
 
@@ -85,7 +85,7 @@ def test_active_parameters(name: str, active: int) -> None:
     ],
 )
 def test_cached_numbers_of_a_token(name: str, numbers: int) -> None:
-    assert sum(width for width, _ in cached(load_source(name).graph.nodes)) == numbers
+    assert sum(width for width, _ in cache_sizes(load_source(name).graph.nodes)) == numbers
 
 
 def test_states_have_a_constant_size() -> None:

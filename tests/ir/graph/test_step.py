@@ -12,7 +12,7 @@ import pytest
 from weft.ir import OPS, Graph, TensorType, WeftError, dtypes, interpret, ops, parse, verify
 from weft.ir.graph.analysis import block_hash
 from weft.ir.graph.step import BATCH, Step
-from weft.ir.ops.loops import beside
+from weft.ir.ops.loops import cast_step
 from weft.ir.testing import one_node
 from weft.ir.text.parser import parse_step
 from weft.ir.types import sizes
@@ -158,16 +158,16 @@ def test_operands_have_names() -> None:
 
 def test_a_step_beside_narrow_operands_computes_wide() -> None:
     """Inputs, constants and outputs in f16, states and what is between in f32."""
-    step = beside(parse_step(STEP), [dtypes.f16, dtypes.f16])
+    step = cast_step(parse_step(STEP), [dtypes.f16, dtypes.f16])
     types = {name: str(v.type.dtype) for name, v in step.graph.inputs.items()}
     assert types == {"h": "f32", "c": "f32", "x": "f16", "w": "f16"}
     assert step.graph.outputs["y"].type.dtype == dtypes.f16
     assert {str(n.output.type.dtype) for n in step.graph.nodes if n.op.name in ("linear", "maximum", "add")} == {"f32"}
     assert parse_step(step.text) == step
-    assert beside(step, [dtypes.f32, dtypes.f32]) == parse_step(STEP)
+    assert cast_step(step, [dtypes.f32, dtypes.f32]) == parse_step(STEP)
     wide = one_node(OPS["scan"], OPS["scan"].cases[2])
     (found,) = (interpret(*wide)["y0"],)
     case = OPS["scan"].cases[2]
-    narrow = beside(case.attrs["step"], [dtypes.f16, dtypes.f16])
+    narrow = cast_step(case.attrs["step"], [dtypes.f16, dtypes.f16])
     made = OPS["scan"].run_reference(case.draw(), {"step": narrow})
     np.testing.assert_array_equal(made[0], found)

@@ -169,7 +169,7 @@ def test_a_matrix_of_a_stack_is_read_alone(form: str, rng: np.random.Generator) 
     again = Float4(codes, scales, whole if form == "nvfp4" else None, 40, form)
     for recipe, source in ((made, reader), (again, stored)):
         for i, expected in enumerate(made.evaluate(reader)):
-            row = streams.row(recipe, source, i)
+            row = streams.row_recipe(recipe, source, i)
             assert row is not None
             np.testing.assert_array_equal(row.evaluate(source), expected)
 

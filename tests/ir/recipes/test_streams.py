@@ -74,7 +74,7 @@ def test_rows(name: str) -> None:
     recipe = FINE[name]
     whole = recipe.evaluate(ARCHIVE)
     for i, expected in enumerate(whole):
-        part = streams.row(recipe, ARCHIVE, i)
+        part = streams.row_recipe(recipe, ARCHIVE, i)
         if name == "four axes":
             assert part is not None
         if part is not None:

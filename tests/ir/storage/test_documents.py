@@ -14,12 +14,12 @@ from weft.ir.storage.documents import (
     MOST_VALUES,
     Record,
     check_regular,
-    expanded,
+    error_text,
+    expand_home,
     fits,
     parse_json,
     read_bytes,
     read_text,
-    told,
 )
 
 BAD: dict[str, tuple[bytes | str, str]] = {
@@ -81,7 +81,7 @@ def test_text_is_utf8(tmp_path: Path) -> None:
 
 def test_a_home_folder_that_nobody_knows() -> None:
     with pytest.raises(WeftError, match="~nobody_of_that_name/x: there is no home folder"):
-        expanded("~nobody_of_that_name/x")
+        expand_home("~nobody_of_that_name/x")
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_exceptions_that_cannot_be_told() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert told(Silent()) == "(its text cannot be made: ValueError)"
+    assert error_text(Silent()) == "(its text cannot be made: ValueError)"

@@ -13,7 +13,7 @@ from weft.ir.ops.activation import ACTIVATIONS, activate
 from weft.ir.recipes import Full, Shuffle
 from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
-from weft.passes.analysis.feed_forward import FeedForward, feed_forward
+from weft.passes.analysis.feed_forward import FeedForward, match_feed_forward
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 from ..models import BATCH, SEQ, applied, count, weight, worst
@@ -61,7 +61,7 @@ def test_gated_units_of_every_activation_are_recognized(name: str, packed: bool)
     assert glu.attrs["activation"] == name.partition(",")[0]
     assert (glu.attrs["limit"], glu.attrs["shift"]) == ((0.7, 1.0) if UNITS[name] is clamped else (None, 0.0))
     assert len(after) == 4 and worst(before, after) <= EXACT
-    assert isinstance(feed_forward(list(after.nodes)[-1]), FeedForward)
+    assert isinstance(match_feed_forward(list(after.nodes)[-1]), FeedForward)
 
 
 def test_what_is_fused_is_packed_too() -> None:
@@ -141,7 +141,7 @@ def test_feed_forwards_side_by_side_become_one(parts: tuple[MLP | GatedMLP, ...]
     before = beside(*parts)
     after = applied(f"{first}merge-shared-experts", before)
     wide = [p for p in parts if not isinstance(p, MoE)]
-    (found,) = [f for n in after.nodes if isinstance(f := feed_forward(n), FeedForward)]
+    (found,) = [f for n in after.nodes if isinstance(f := match_feed_forward(n), FeedForward)]
     assert found.hidden == sum(p.hidden for p in wide) and worst(before, after) <= EXACT
     assert count(after, "moe") == len(parts) - len(wide)
 
@@ -150,7 +150,7 @@ def test_each_kind_is_merged_by_itself() -> None:
     before = beside(MLP(7, "gelu"), MLP(5, "relu"), MLP(3, "gelu"), MLP(2, "relu"), GatedMLP(4))
     trace = Trace()
     after = applied("merge-shared-experts", before, trace)
-    found = [f for n in after.nodes if isinstance(f := feed_forward(n), FeedForward)]
+    found = [f for n in after.nodes if isinstance(f := match_feed_forward(n), FeedForward)]
     assert sorted((f.activation, f.hidden) for f in found) == [("gelu", 10), ("relu", 7), ("silu", 4)]
     assert worst(before, after) <= EXACT and len(trace.refusals) == 1
 
@@ -219,7 +219,7 @@ def test_a_gate_of_its_own_is_no_part_of_the_sum() -> None:
 def test_copies_are_the_same_model(name: str, k: int) -> None:
     before = ZOO[name]()
     after = applied(f"upcycle-to-moe{{experts=3, top_k={k}}}", before)
-    dense = sum(isinstance(feed_forward(n), FeedForward) for n in before.nodes)
+    dense = sum(isinstance(match_feed_forward(n), FeedForward) for n in before.nodes)
     assert count(after, "moe") == dense > 0 and worst(before, after) <= EXACT
     routers = {n.inputs[1] for n in after.nodes if n.op is ops.linear and n.output.width == 3}
     shared = name == "packed/variant repeated"

@@ -9,7 +9,7 @@ import pytest
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, GatedMLP, LinearAttention
 from weft.ir import WeftError
 from weft.passes import parse_pipeline
-from weft.passes.analysis.layers import Layers, chosen, numbers, roles
+from weft.passes.analysis.layers import Layers, expand_pattern, parse_layers, select_attentions
 
 FEED = GatedMLP(11)
 
@@ -36,7 +36,7 @@ FEED = GatedMLP(11)
     ],
 )
 def test_layers(layers: Layers, found: list[int]) -> None:
-    assert numbers(layers, 7) == found
+    assert parse_layers(layers, 7) == found
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_layers(layers: Layers, found: list[int]) -> None:
 )
 def test_wrong_layers(layers: Layers, message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        numbers(layers, 7)
+        parse_layers(layers, 7)
 
 
 def test_roles() -> None:
-    assert roles("3:1", 6) == ["local", "local", "local", "global", "local", "local"]
-    assert roles(("global", "local"), 3) == ["global", "local", "global"]
+    assert expand_pattern("3:1", 6) == ["local", "local", "local", "global", "local", "local"]
+    assert expand_pattern(("global", "local"), 3) == ["global", "local", "global"]
     with pytest.raises(WeftError, match="pattern \\('local', 'wide'\\) is neither"):
-        roles(("local", "wide"), 4)
+        expand_pattern(("local", "wide"), 4)
 
 
 @pytest.mark.parametrize("layers", ["even", 3, -1, [0, 2], "0-5, 8", "local*5+global", "5:1"])
@@ -80,9 +80,9 @@ def test_a_pipeline_says_them(layers: Any) -> None:
 def test_layers_are_the_attentions_of_a_text_to_itself() -> None:
     attn, cross = Attention(2), CrossAttention(2)
     encoder, decoder = Encoder(20, 8, 2, Block(attn, FEED)), Decoder(20, 8, 2, Block(attn, FEED, cross=cross))
-    found = chosen(EncoderDecoder(encoder, decoder).graph(), "all", "x")
+    found = select_attentions(EncoderDecoder(encoder, decoder).graph(), "all", "x")
     assert [n.scope for n in found] == [f"{half}.layers.{i}.attn" for half in ("encoder", "decoder") for i in (0, 1)]
     mixed = Decoder(20, 8, [Block(LinearAttention(2), FEED), Block(attn, FEED)]).graph()
-    assert [n.scope for n in chosen(mixed, 0, "x")] == ["layers.1.attn"]
+    assert [n.scope for n in select_attentions(mixed, 0, "x")] == ["layers.1.attn"]
     with pytest.raises(WeftError, match="x: there is no layer 1; the graph has layers 0 to 0"):
-        chosen(mixed, 1, "x")
+        select_attentions(mixed, 1, "x")

@@ -6,7 +6,7 @@ import pytest
 
 from weft.ir import Graph, Node, ops, verify
 from weft.ir.recipes import Full, Scale, Slice, Source
-from weft.passes.analysis.projections import Projections, projections, unpacked
+from weft.passes.analysis.projections import Projections, projections, unpack_branch
 
 from ..models import Tiny, applied, count, worst
 
@@ -45,7 +45,7 @@ def test_reads_through_packing() -> None:
         assert (found.heads, found.kv_heads, found.head_dim) == (6, 2, 4)
         assert found.k.packed == (text == "pack-qkv")
         assert found.o.output.name == "layers.1.attn.o"
-        k = unpacked(found.node, "k")
+        k = unpack_branch(found.node, "k")
         verify(graph)
         assert not k.packed and k.weight.shape == (8, 18)
 

@@ -16,8 +16,8 @@ from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
 from weft.passes.analysis.residual import Stream, streams
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.edits.absorb import centred, multiplied, write_through
-from weft.passes.edits.edit import changed, replace_uses
+from weft.passes.edits.absorb import absorb_output_map, centre_map, matrix_map
+from weft.passes.edits.edit import rebuild_node, replace_uses
 
 from ...e2e.families import LENGTH, ROWS, VOCAB, error
 from ..models import Tiny, applied, count, weight, worst
@@ -152,7 +152,7 @@ def as_rms(graph: Graph) -> Graph:
     for stream in streams(wrong):
         for writer in stream.writers:
             if isinstance(writer, Node) and writer.op in (ops.linear, ops.embedding):
-                write_through(writer, centred)
+                absorb_output_map(writer, centre_map)
     for norm in [n for n in wrong.nodes if n.op is ops.layer_norm]:
         with wrong.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
@@ -189,7 +189,7 @@ def test_other_readers_stand_in_the_way() -> None:
         (stream,) = streams(wrong)
         for writer in stream.writers:
             assert isinstance(writer, Node)
-            write_through(writer, centred)
+            absorb_output_map(writer, centre_map)
         assert worst(model(reader), wrong) > 1e-2
 
 
@@ -238,7 +238,7 @@ def test_eps_must_be_scaled_too() -> None:
     wrong = applied("scale-residual-stream{factor=0.01}", before)
     for node in wrong.nodes:
         if node.op is ops.rms_norm:
-            changed(node, eps=1e-5)
+            rebuild_node(node, eps=1e-5)
     assert worst(before, wrong) > 1e-4
 
 
@@ -311,7 +311,7 @@ def test_outliers_are_spread() -> None:
     for stream in streams(graph):
         for writer in stream.writers:
             assert isinstance(writer, Node)
-            write_through(writer, lambda r, axis, rank: Scale(r, Literal.of(spike), axis))
+            absorb_output_map(writer, lambda r, axis, rank: Scale(r, Literal.of(spike), axis))
     after = applied("rotate-residual", graph)
 
     def peak(g: Graph) -> float:
@@ -327,10 +327,10 @@ def test_weights_of_norms_do_not_commute_with_it() -> None:
         applied("rotate-residual", before)
     wrong = before.clone()
     (stream,) = streams(wrong)
-    turn = multiplied(RandomOrthogonal(18))
+    turn = matrix_map(RandomOrthogonal(18))
     for writer in stream.writers:
         assert isinstance(writer, Node)
-        write_through(writer, turn)
+        absorb_output_map(writer, turn)
     for norm in stream.norms:
         for reader, _ in norm.output.uses:
             w = reader.inputs[1]

@@ -8,7 +8,7 @@ import pytest
 from weft.ir import Graph, Node, TensorType, Value, interpret, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
-from weft.passes.analysis.rotary import rotated
+from weft.passes.analysis.rotary import match_rotations
 from weft.passes.core.equivalence import EquivalenceCheck, difference
 
 from ..models import weight
@@ -32,7 +32,7 @@ from ..zoo import ZOO
     ],
 )
 def test_rotations_of_models(name: str, count: int) -> None:
-    pairs = [rotated(node) for node in ZOO[name]().nodes if node.op is ops.attention]
+    pairs = [match_rotations(node) for node in ZOO[name]().nodes if node.op is ops.attention]
     matched = [rope for pair in pairs if not isinstance(pair, str) for rope in pair]
     assert len(matched) == len(set(matched)) == 2 * count and all(rope.op is ops.rope for rope in matched)
 
@@ -79,13 +79,13 @@ def attention_of(graph: Graph) -> Node:
 
 @pytest.mark.parametrize("edit", REASONS)
 def test_refusals(edit: str) -> None:
-    found = rotated(attention_of(attended(edit)))
+    found = match_rotations(attention_of(attended(edit)))
     assert isinstance(found, str) and REASONS[edit] in found
 
 
 def test_the_rotations_are_matched() -> None:
     graph = attended()
-    assert rotated(attention_of(graph)) == tuple(n for n in graph.nodes if n.op is ops.rope)
+    assert match_rotations(attention_of(graph)) == tuple(n for n in graph.nodes if n.op is ops.rope)
 
 
 @pytest.mark.parametrize("edit", ["pairs", "positions", "frequencies", "amplitude", "heads", "keys"])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, ops
-from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, constant_state, normal, op
+from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, fixed_size_state, normal, op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import floordiv
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.analysis.costs import cached, crossed, state_bytes
+from weft.passes.analysis.costs import cache_sizes, count_cross_cache, state_bytes
 from weft.passes.analysis.states import manifest_records, taken_states
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
@@ -152,14 +152,14 @@ def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> 
 
     @leaky.states
     def _(n: OpCall) -> tuple[StateSpec, ...]:
-        return (constant_state(StateKind.SSM, n.x, n.x.shape[2]),)
+        return (fixed_size_state(StateKind.SSM, n.x, n.x.shape[2]),)
 
     before = model(lambda g, x, at: leaky(x), local)
     after = applied("kv-cache", before)
     KvCache().check(before, after, EquivalenceCheck())
     assert str(after.inputs["past_states.0.ssm"].type) == "f32[batch, 12]"
     assert state_bytes(before.nodes, 2) == 4 * WIDTH
-    assert cached(before.nodes) == [(2 * WIDTH, 3)]
+    assert cache_sizes(before.nodes) == [(2 * WIDTH, 3)]
     assert manifest_records(after, taken_states(after))["carried"] == [
         {
             "input": "past_key_values.0.key",
@@ -276,4 +276,4 @@ def test_runs_of_tokens_keep_no_keys_of_a_source() -> None:
         rows = BATCH * floordiv(SEQ + 3, 4) if parts else BATCH
         q, k = (graph.add_input(name, TensorType(dtypes.f32, (rows, n, 12))) for name, n in (("q", 4), ("k", SEQ + 8)))
         graph.add_output("y", ops.attention(q, k, k, heads=3, kv_heads=3))
-        assert crossed(graph.nodes) == kept
+        assert count_cross_cache(graph.nodes) == kept

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
-from weft.passes.analysis.feed_forward import feed_forward
+from weft.passes.analysis.feed_forward import match_feed_forward
 from weft.passes.analysis.projections import Branch, Projections, branch_of, projections
 
 from ...program.statements import Program, Submodule
@@ -156,7 +156,7 @@ def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, st
 def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | str] | None:
     """Return the path of the feed-forward that ends in the linear map `node`, with its styles, or why it stays whole;
     None if `node` does not end one."""
-    unit = feed_forward(node)
+    unit = match_feed_forward(node)
     if unit is None or isinstance(unit, str):
         return None
     ins = [leaves.path(p.params[0]) for p in unit.parts[:-1]]

@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.types import sizes
 from weft.ir.types.sizes import Poly, Size
-from weft.passes.analysis.feed_forward import feed_forward
+from weft.passes.analysis.feed_forward import match_feed_forward
 
 from .axes import Axes, last, params_of
 from .expressions import Name
@@ -127,7 +127,7 @@ def kind_of(node: Node) -> str:
 
 def _feed_forwards(axes: Axes, fields: Fields) -> None:
     for node in axes.graph.nodes:
-        unit = feed_forward(node) if node.op is ops.linear else None
+        unit = match_feed_forward(node) if node.op is ops.linear else None
         if unit is None or isinstance(unit, str):
             continue
         shared = "shared" in node.scope

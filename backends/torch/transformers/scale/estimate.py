@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.ir.graph import Node
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import cached, state_bytes
+from weft.passes.analysis.costs import cache_sizes, state_bytes
 
 from ....weights import StoredTensor
 from ..engines.plans import Plans
@@ -108,7 +108,7 @@ def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[
     """Return the elements that a device caches of one and of `tokens` tokens; of divided attention, its own heads."""
     per_token = total = 0
     for node in nodes:
-        for width, window in cached([node]):
+        for width, window in cache_sizes([node]):
             share = width // (tp if node.scope in plans.units else 1)
             per_token += share
             total += share * min(window or tokens, tokens)

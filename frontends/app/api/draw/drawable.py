@@ -10,10 +10,10 @@ from typing import Any
 from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.targets import TARGETS
 from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.onnx_files.network import joined, onnx_network
+from weft.backends.viz.onnx_files.network import join_networks, onnx_network
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.storage.documents import Record, expanded
+from weft.ir.storage.documents import Record, expand_home
 from weft.passes import run_passes
 
 from ....formats.weft.model_folder import GRAPH
@@ -47,7 +47,7 @@ def load_model(source: Any) -> Model | None:
 
 def _output_path(source: Any) -> Path | None:
     """Return the path of the ONNX file or compiled folder that `source` names, or None for other sources."""
-    path = expanded(source) if isinstance(source, (str, Path)) else None
+    path = expand_home(source) if isinstance(source, (str, Path)) else None
     if path is None or (path / GRAPH).is_file():  # a folder of target transformers is a source: it contains its graph
         return None
     return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path) else None
@@ -55,7 +55,9 @@ def _output_path(source: Any) -> Path | None:
 
 def named_files(*sources: Any) -> list[Path]:
     """Return the files that `sources` name or read: outputs must not overwrite them."""
-    paths = (s.files if isinstance(s, Model) else (expanded(s),) for s in sources if isinstance(s, (str, Path, Model)))
+    paths = (
+        s.files if isinstance(s, Model) else (expand_home(s),) for s in sources if isinstance(s, (str, Path, Model))
+    )
     return [path for group in paths for path in group if path.is_file()]
 
 
@@ -74,7 +76,7 @@ def _read_compiled(folder: Path, trust: bool) -> Network:
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is incomplete; compile it again")
-    merged = joined([onnx_network(file) for file in files])
+    merged = join_networks([onnx_network(file) for file in files])
     return replace(merged, name=_name(spec)) if spec else merged
 
 

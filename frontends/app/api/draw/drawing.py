@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.opening import opened
+from weft.backends.viz.layout.opening import select_open
 from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import Shape
 from weft.backends.viz.web.page import page
@@ -41,7 +41,7 @@ class Drawing:
     @cached_property
     def opened(self) -> set[str]:
         """Return the keys of the open parts."""
-        return opened(self.root, self.look.depth, self.look.parts)
+        return select_open(self.root, self.look.depth, self.look.parts)
 
     @cached_property
     def placed(self) -> Placed:

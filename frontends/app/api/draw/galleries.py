@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.layout.scene import default_open, scene
 from weft.backends.viz.model.network import network
 from weft.backends.viz.web.gallery import Card, gallery
 from weft.ir.errors import WeftError
@@ -47,7 +47,7 @@ def card(source: Any) -> Card:
     inspection = inspect(model)
     root = scene(network(model.graph))
     return Card(
-        fact_sheet(model, inspection), root, unfolded(root), dict(_groups(inspection)), dict(_numbers(inspection))
+        fact_sheet(model, inspection), root, default_open(root), dict(_groups(inspection)), dict(_numbers(inspection))
     )
 
 

@@ -15,10 +15,10 @@ from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import (
-    SECOND,
+    AUDIO_SIZES,
     active_count,
-    cached,
-    crossed,
+    cache_sizes,
+    count_cross_cache,
     elements,
     learned,
     parameter_count,
@@ -53,7 +53,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     graph = model.graph
     context = graph.meta.get("context")
     n = tokens or usual_tokens(graph)
-    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **SECOND}
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **AUDIO_SIZES}
     prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
     parts = _parts(graph)
     parameters = _count_parameters(graph, parts)
@@ -61,7 +61,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     for scope, nodes in parts.items():
         folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
-    caches = cached(graph.nodes)
+    caches = cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     context_cache = (
         sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
@@ -81,7 +81,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         flops_prefill=prefill,
         cache_per_token=sum(width for width, _ in caches) if decoder else None,
         cache_at_context=context_cache,
-        cache_per_source_token=crossed(graph.nodes) or None,
+        cache_per_source_token=count_cross_cache(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
         dimensions=dimensions(graph),
@@ -158,7 +158,7 @@ def _block(
         tuple(scopes),
         parameters.get(scopes[0], 0),
         sizes.evaluate(total_cost(nodes).flops, binding) // n,
-        sum(width for width, _ in cached(nodes)),
+        sum(width for width, _ in cache_sizes(nodes)),
         tuple(_describe(nodes)),
     )
 

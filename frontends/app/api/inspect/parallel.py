@@ -33,9 +33,9 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
         WeftError: if `split` cannot be parsed, naming a part that cannot be divided so, or if PyTorch is missing: the
             plans refer to modules.
     """
-    from weft.backends.runtime.torch.folder import pytorch
+    from weft.backends.runtime.torch.folder import import_torch
 
-    pytorch()
+    import_torch()
     from weft.backends.torch.transformers.build import TransformersFolder
     from weft.backends.torch.transformers.scale.estimate import estimate
     from weft.backends.torch.transformers.scale.split import Split

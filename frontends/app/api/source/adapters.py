@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.storage import Stamp, stamps
-from weft.ir.storage.documents import expanded, read_json
+from weft.ir.storage.documents import expand_home, read_json
 
 from ....formats.hf import load_folder
 from ....formats.hf.adapter import ADAPTER_CONFIG, is_adapter
@@ -111,7 +111,7 @@ def _tokenizer_home(base: Path, adapters: Sequence[Path]) -> Path:
 
 def _folder(source: str | Path) -> Path | None:
     """Return the folder that `source` names: a path, or a repository in the local hub cache."""
-    path = expanded(source)
+    path = expand_home(source)
     return path if path.is_dir() else hub_snapshot(str(source))
 
 
@@ -144,7 +144,7 @@ def _find_base(adapter: Path) -> Path:
     if base is None:
         fault = f"whose base {name!r} is not available locally" if name else "which does not name its base"
         raise WeftError(f"{adapter} is an adapter {fault}: give the base as SOURCE, and --adapter {adapter}")
-    if base != expanded(name) and config.get("revision"):
+    if base != expand_home(name) and config.get("revision"):
         raise WeftError(
             f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is requested: give its folder as "
             f"SOURCE, and --adapter {adapter}"

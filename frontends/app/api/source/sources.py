@@ -15,7 +15,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage import Stamp, stamps
-from weft.ir.storage.documents import check_regular, expanded, read_text
+from weft.ir.storage.documents import check_regular, expand_home, read_text
 
 from ....formats.hf.hub import HUB_ID, hub_snapshot
 from ....model import Model, SourceLike
@@ -65,7 +65,7 @@ def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family:
             raise WeftError(f"a {kind} is not a valid source: {_POSSIBLE}")
         return _build_model(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
-    path = expanded(spec)
+    path = expand_home(spec)
     check_regular(path)
     if (file := architecture_file(spec)) is not None:
         return _from_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
@@ -83,7 +83,7 @@ def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family:
 def architecture_file(spec: str) -> Path | None:
     """Return the Python file that loading `spec` runs ("model.py", "model.py:Mistral"), or None for other sources."""
     match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
-    return expanded(match[1]) if match else None
+    return expand_home(match[1]) if match else None
 
 
 def _from_gguf(spec: str, path: Path) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.backends.runtime import load
 from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.device import place_for
+from weft.backends.runtime.device import choose_place
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.targets import TARGETS
@@ -308,7 +308,7 @@ def _check_kind(name: str, kind: Any) -> None:
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
     """Compile `model` so that it outputs the logits of all positions."""
-    device_place = place_for(device)
+    device_place = choose_place(device)
     default = TARGETS[device_place.target].pipeline(model.graph, "f32")
     last = any(p.name == "last-token-logits" for p in default.passes)
     compile(

@@ -17,7 +17,7 @@ from weft.backends.weights import StoredTensor
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.blocks import Dequantize, Kept, Part, Quantize, Stored
-from weft.ir.recipes.blocks.parts import WITH_CODES, joined_parts
+from weft.ir.recipes.blocks.parts import WITH_CODES, decode_parts
 from weft.ir.recipes.readers import Array, MemoryReader, SpilledTensors
 from weft.ir.types.block_layouts import pack_codes
 from weft.passes.fitting.matrices import Matrix, matrices
@@ -83,7 +83,7 @@ class Fitted:
             self._reader.put(source.key, parts[""].astype(np.float32))
             return source
         rows = {part: array.reshape(-1, array.shape[-1]) for part, array in parts.items()}
-        codes, scales, _, zeros, _ = joined_parts(layout, rows, width)
+        codes, scales, _, zeros, _ = decode_parts(layout, rows, width)
         packed = {"codes": pack_codes(codes, layout.bits), "scales": scales}
         packed |= {} if zeros is None else {"zeros": pack_codes(zeros, layout.bits)}
         sources = {part: Source(self._reader.fresh(f"{key}.{part}")) for part in packed}

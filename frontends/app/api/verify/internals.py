@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.runtime.ort.session import Session, failures, onnxruntime, usual_threads
+from weft.backends.runtime.ort.session import Session, convert_errors, default_threads, onnxruntime
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 
@@ -91,7 +91,7 @@ class Internals:
         outputs = list(names)
         if not outputs:
             return {}
-        with failures(str(self.folder)):
+        with convert_errors(str(self.folder)):
             session = self._extend_session(outputs)
             binding = session.io_binding()
             # The binding stores addresses only: `owners` keeps the memory alive until the run is over.
@@ -116,7 +116,7 @@ class Internals:
             WeftError: with ONNX Runtime's message if it fails.
         """
         session = self.session.ort
-        with failures(str(self.folder)):
+        with convert_errors(str(self.folder)):
             binding = session.io_binding()
             for name in self.inputs:
                 binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
@@ -138,7 +138,7 @@ class Internals:
             extended.graph.output.append(helper.make_tensor_value_info(_watched_name(i), TensorProto.FLOAT, None))
         ort = onnxruntime()
         options = ort.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, usual_threads()
+        options.log_severity_level, options.intra_op_num_threads = 3, default_threads()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
         providers = self.session.ort.get_providers()
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)

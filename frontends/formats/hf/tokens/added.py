@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.runtime.text.chat import EXTRA, special_tokens, text_of
+from weft.backends.runtime.text.chat import EXTRA, special_tokens, token_text
 from weft.backends.runtime.text.tokenizer import parse_tokenizer
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import Record, read_json, shown
+from weft.ir.storage.documents import Record, quote_value, read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -43,7 +43,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
         )
     if invalid := next((text for text, i in _vocabulary(stored).items() if isinstance(i, int) and i >= _MAX_ID), None):
         raise WeftError(
-            f"{path}: the id of token {shown(invalid)} is {_MAX_ID:,} or more, which no model's table reaches"
+            f"{path}: the id of token {quote_value(invalid)} is {_MAX_ID:,} or more, which no model's table reaches"
         )
     added, normalizer = _find_missing(folder, stored, config), stored.get("normalizer", dict, {})
     changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.data.get(key)}
@@ -60,7 +60,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
 
 def named_token(folder: Path, name: str) -> int | None:
     """Return the id of the special token called `name` (such as eos_token) in the tokenizer of `folder`, or None."""
-    text = text_of(special_tokens(folder).get(name))
+    text = token_text(special_tokens(folder).get(name))
     if text is None or not (folder / VOCABULARY).is_file():
         return None
     stored = Record.read(folder / VOCABULARY)
@@ -118,7 +118,7 @@ def _find_named(config: Record) -> tuple[Described, Described]:
         named += extra.values()
 
     def describe_tokens(tokens: list[Any]) -> Described:
-        texts = {text: token for token in tokens if (text := text_of(token)) is not None}
+        texts = {text: token for token in tokens if (text := token_text(token)) is not None}
         return {
             text: _build_token(Record(config.source, {"special": True, **token})) if isinstance(token, dict) else None
             for text, token in texts.items()

@@ -13,7 +13,7 @@ from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, TensorType, Value, interpret, ops, parse
-from weft.ir.ops.latent import expanded
+from weft.ir.ops.latent import emit_expanded
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
@@ -248,12 +248,12 @@ def test_runtimes(target: str) -> None:
 
 
 def test_the_composition_takes_masks() -> None:
-    """`expanded` and `absorbed` hand bias, mask and sinks on; without a rotary part too."""
+    """`emit_expanded` and `absorbed` hand bias, mask and sinks on; without a rotary part too."""
     g = Graph("both")
     q, c = (g.add_input(n, TensorType(dtypes.f32, (BATCH, SEQ, w))) for n, w in (("q", 6), ("c", 4)))
     ups = [weight(g, n, 6, 4) for n in ("k_up", "v_up")]
     sinks = weight(g, "sinks", 2)
-    g.add_output("y", expanded(q, None, c, None, *ups, None, None, sinks, heads=2, window=2, softcap=3.0))
+    g.add_output("y", emit_expanded(q, None, c, None, *ups, None, None, sinks, heads=2, window=2, softcap=3.0))
     staged, inputs = EquivalenceCheck().stage(g), EquivalenceCheck().inputs(g)
     k, v, s = (staged.params[n].recipe.evaluate(staged.reader) for n in ("k_up", "v_up", "sinks"))
     x = inputs["c"]

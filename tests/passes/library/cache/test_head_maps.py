@@ -13,7 +13,7 @@ from weft.ir.graph import Node
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
-from weft.passes.edits.edit import changed
+from weft.passes.edits.edit import rebuild_node
 from weft.passes.library.cache.cache_scales import Per, on_codes, scale_of
 from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance, rotation
 
@@ -156,7 +156,7 @@ def test_outliers_of_keys_cost_little(per: Per) -> None:
         plain.add_param(name, TensorType(dtypes.f32, weights[name].shape), Source(name))
         for name in ("k_scale", "v_scale")
     )
-    changed(node, dict(zip(("k_scale", "v_scale"), scales, strict=True)), cache_bits=4)
+    rebuild_node(node, dict(zip(("k_scale", "v_scale"), scales, strict=True)), cache_bits=4)
     assert lost(applied(f"quantize-cache{{bits=4, per={per}}}", graph)) < 0.75 * lost(plain)
 
 

@@ -9,7 +9,7 @@ from weft.ir.recipes import Scale
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
-from weft.passes.edits.edit import changed, derive
+from weft.passes.edits.edit import derive_param, rebuild_node
 
 from ...models import Tiny, applied, count, weight, worst
 from ...zoo import ZOO
@@ -136,13 +136,13 @@ def without_weight(graph: Graph, name: str) -> tuple[Graph, Param, Node]:
     old = norm(wrong, name)
     gain = old.operand("weight")
     assert isinstance(gain, Param)
-    return wrong, gain, changed(old, {"weight": None})
+    return wrong, gain, rebuild_node(old, {"weight": None})
 
 
 def scale_weight(linear: Node, gain: Param, axis: int) -> None:
     w = linear.inputs[1]
     assert isinstance(w, Param)
-    linear.set_input(1, derive(w, Scale(w.recipe, gain.recipe, axis)))
+    linear.set_input(1, derive_param(w, Scale(w.recipe, gain.recipe, axis)))
 
 
 def test_a_norm_that_is_the_residual_keeps_its_weight() -> None:

@@ -18,7 +18,7 @@ from weft.ir.recipes import Concat, Full, Reshape, Take
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, lookup, run_passes
 from weft.passes.core.equivalence import EXACT
-from weft.passes.edits.edit import changed
+from weft.passes.edits.edit import rebuild_node
 
 from ...models import BATCH, SEQ, Tiny, applied, weight, worst
 from ...zoo import ZOO
@@ -155,9 +155,9 @@ def test_heads_are_repeated_in_place_not_in_turns() -> None:
         for part in "kv":
             (linear,) = (n for n in by_hand.nodes if n.output.name == f"layers.0.attn.{part}")
             rows_taken(by_hand, f"layers.0.attn.{part}.weight", repeated)
-            changed(linear)
+            rebuild_node(linear)
         (node,) = (n for n in by_hand.nodes if n.op is ops.attention)
-        changed(node, kv_heads=6)
+        rebuild_node(node, kv_heads=6)
         found = worst(graph, by_hand)
         assert found > error if error else found == 0
 
@@ -220,17 +220,17 @@ def padded(graph: Graph, *, scale: bool = True, norm: bool = True) -> Graph:
                 longer(f"{prefix}.{name}.{kind}", 0)
     for node in list(by_hand.nodes):
         if node.op is ops.attention:
-            changed(node, scale=0.5 if scale else None)
+            rebuild_node(node, scale=0.5 if scale else None)
         elif node.op is ops.reshape and node.scope == prefix:
             *lead, last = node.attrs["shape"]
-            changed(node, shape=(*lead, 7 if len(lead) == 3 else last // 4 * 7))
+            rebuild_node(node, shape=(*lead, 7 if len(lead) == 3 else last // 4 * 7))
         elif node.scope == prefix and node.op is ops.rms_norm and norm:
-            new = changed(node, eps=node.attrs["eps"] * 4 / 7)
+            new = rebuild_node(node, eps=node.attrs["eps"] * 4 / 7)
             with by_hand.inserting(after=new):
                 scaled = ops.affine(new.output, by=math.sqrt(4 / 7))
             new.output.replace_uses(scaled, keep=[scaled.producer])
         elif node.scope == prefix and node.op in (ops.linear, ops.rope, ops.rms_norm, ops.layer_norm):
-            changed(node)
+            rebuild_node(node)
     return by_hand
 
 

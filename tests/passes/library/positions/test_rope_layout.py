@@ -12,7 +12,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT
-from weft.passes.edits.edit import changed
+from weft.passes.edits.edit import rebuild_node
 
 from ...models import BATCH, SEQ, applied, weight, worst
 from ...zoo import ZOO
@@ -150,7 +150,7 @@ def forced(kind: str, names: str = "qk") -> Graph:
             param.recipe = type(applied(NEIGHBOURS, turned()).params["q.weight"].recipe)(param.recipe, order)
     for node in list(graph.nodes):
         if node.op is ops.rope:
-            changed(node, interleaved=True)
+            rebuild_node(node, interleaved=True)
     return graph
 
 
