@@ -48,7 +48,7 @@ def test_what_the_nearest_family_does_not_read_is_named(tmp_path: Path) -> None:
         weft.load_source(tmp_path)
     ours = CliRunner().invoke(cli, ["compile", str(tmp_path), "--as", "nemotron", "-o", str(tmp_path / "out")])
     assert ours.exit_code == 2
-    assert "is no nemotron model" in ours.output  # whose norms multiply by 1 + weight
+    assert "is not a nemotron model" in ours.output  # whose norms multiply by 1 + weight
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -156,7 +156,7 @@ def test_older_spellings_mean_what_newer_ones_do(model_type: str, config: dict[s
             "^config.json: attn_config.qk_ln=True is not supported for mpt models$",
         ),
         ("mpt", {"attn_config": {"alibi": False}}, "^config.json: attn_config.alibi=False is not supported for mpt"),
-        ("mpt", {"attn_config": 3}, "^config.json: attn_config=3 is no mapping$"),
+        ("mpt", {"attn_config": 3}, "^config.json: attn_config=3 is not a mapping$"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32 other than hidden_size is not supported"),
         ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5 is not supported for mpt models"),
         ("albert", {"num_hidden_groups": 2}, "shared_layers=2 does not divide layers=3"),

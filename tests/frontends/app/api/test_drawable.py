@@ -114,7 +114,7 @@ def test_values_that_nothing_makes(tmp_path: Path) -> None:
 def test_folders_that_are_not_whole(arch: Path, tmp_path: Path) -> None:
     done("compile", arch, "-o", "out", "--target", "onnx")
     Path("out/model.onnx").unlink()
-    assert "no model.onnx: it is not whole" in refused("viz", "out")
+    assert "no model.onnx: it is incomplete" in refused("viz", "out")
     shutil.rmtree("out")
     Path("out").mkdir()
     Path("out/weft.json").write_text("{")

@@ -35,7 +35,7 @@ def test_numbers_are_those_of_inspect(preset: str) -> None:
     assert rows.pop("FLOPs per token") == f"{count(found['flops_per_token'])} with {found['tokens']} tokens of context"
     for name, key in (("Vocabulary", "vocab"), ("Context", "context")):
         assert rows.pop(name, "") == (f"{found[key]:,}" if found[key] else "")
-    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
+    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a sequence", "state_bytes")):
         kept = (found[key] or {}).get("f16")
         assert rows.pop(name, "") == (f"{size(kept)} in f16" if kept else "")
     for name, key in (

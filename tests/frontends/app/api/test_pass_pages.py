@@ -39,7 +39,7 @@ def test_the_page_says_what_the_docstring_says(name: str) -> None:
 def test_the_example_does_what_the_page_shows(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     before, after = BLOCK.findall(text)
-    (pipeline,) = re.findall(r"^`(.*)` makes of$", text, re.MULTILINE)
+    (pipeline,) = re.findall(r"^`(.*)` rewrites$", text, re.MULTILINE)
     assert pipeline.partition("{")[0] == name
     assert str(parse(before)) == before and before != after
     assert str(run_passes(parse(before), pipeline, verify=True)) == after == str(parse(after))

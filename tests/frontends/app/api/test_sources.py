@@ -118,7 +118,7 @@ def checkpointed(path: str | None) -> str:
         ("\udcff", "is neither a checkpoint nor IR text"),
         ("graph g {\n  input x\n}", r"x.txt:2:\d+: "),
         (checkpointed(None), r"reads checkpoint tensors \('w'\) and names as its checkpoint none"),
-        (checkpointed("/gone/model"), "names as its checkpoint /gone/model, which is not there"),
+        (checkpointed("/gone/model"), "names as its checkpoint /gone/model, which does not exist"),
     ],
 )
 def test_files_that_are_no_source(text: str, message: str, tmp_path: Path) -> None:
