@@ -1,4 +1,4 @@
-"""The model behind the server: a thread that decodes or encodes waiting requests, prompts, constraints, counters.
+"""The model of the server: a thread that decodes or encodes waiting requests, prompts, constraints, counters.
 
 Never here: HTTP, the form of requests and responses.
 """
