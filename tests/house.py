@@ -15,7 +15,7 @@ import networkx as nx
 
 from .walk import FLOORS, ORDER, TARGETS, Walk, compiled
 
-MACHINERY, CATALOGUE, LONGEST = 8, 20, 400  # loose files in a room, lines in a file
+MACHINERY, CATALOGUE, LONGEST = 12, 24, 500  # loose files in a room, lines in a file
 CATALOGUES = {  # rooms of things of one kind
     "ir/ops": "an op family",
     "passes/library/cleanup": "a pass",

@@ -1,0 +1,16 @@
+from .core.base import Pass as Pass
+from .core.base import all_passes as all_passes
+from .core.base import lookup as lookup
+from .core.pipeline import Phase as Phase
+from .core.pipeline import Pipeline as Pipeline
+from .core.text import parse_pipeline as parse_pipeline
+from .core.trace import Trace as Trace
+from .default import default_pipeline as default_pipeline
+from .edits.driver import Refusal as Refusal
+from .edits.driver import Rule as Rule
+from .edits.driver import apply_rules as apply_rules
+from .edits.legalization import legalize as legalize
+from .edits.pattern import ANY as ANY
+from .edits.pattern import Pattern as Pattern
+from .report import Report as Report
+from .runner import run_passes as run_passes
