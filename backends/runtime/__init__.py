@@ -31,11 +31,13 @@ def load(
 ) -> Generator | Encoder:
     """Open a compiled folder; return an `Encoder` if its weft.json describes an encoder, else a `Generator`.
 
-    A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
-    "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code
-    that runs when it is opened, so it requires `trust`. With `experts_on_device` the device holds that many experts of
-    each mixture, the most recently used ones, and the host holds the rest.
-    Raises WeftError when the folder, a file in it or the device cannot be used, or `trust` is needed.
+    A folder of onnxruntime-genai's model builder also opens, by its genai_config.json. `device` is "auto", "cpu" or
+    "cuda"; `threads` is the number of CPU threads, see `session.open_session`. A folder of target torch is Python code
+    that runs when it is opened, so it requires `trust`. `experts_on_device` is the maximum number of experts of each
+    mixture on the device (the most recently used); the host holds the other experts.
+
+    Raises:
+        WeftError: if the folder, a file in it or the device cannot be used, or `trust` is required but False.
     """
     facts = read_facts(folder)
     target = TARGETS[facts.target]

@@ -38,7 +38,8 @@ _CACHE, _STATE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)"), re.compil
 
 
 def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[StateRecord, ...]:
-    """Infer the states among the `inputs` of a graph by their names; `rolling` are the indices of rolling caches."""
+    """Return the states among the `inputs` of a graph, inferred from their names; `rolling` are layer indices of
+    rolling caches."""
     states = []
     for name in inputs:
         if (cache := _CACHE.fullmatch(name)) is not None:
@@ -57,5 +58,5 @@ _CLASSES = {
 
 
 def growth_of(layer: Any) -> Growth:
-    """Return how a cache object of a generated module grows."""
+    """Return how the cache object `layer` of a generated module grows: by its `growth`, else by its class name."""
     return Growth(layer.growth) if hasattr(layer, "growth") else _CLASSES[type(layer).__name__]

@@ -34,7 +34,7 @@ def choose_place(device: str, target: str | None = None) -> Place:
 
 
 def _first_usable(device: str) -> tuple[Place | None, str]:
-    """Return the place of the first target that can use `device`, or None and why the first target cannot."""
+    """Return (the place of the first target that can use `device`, ""), or (None, the reason why the first cannot)."""
     trouble = ""
     for target in TARGETS.values():
         if device in target.chosen_on:

@@ -21,7 +21,7 @@ GENAI_TARGET = "onnx"  # the builder names no target: its models run on any devi
 
 
 def read_facts(folder: str | Path) -> Facts:
-    """Return the facts of a compiled folder.
+    """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json.
 
     Raises WeftError when the folder or a file is missing, or a value is missing or of the wrong type.
     """
@@ -41,7 +41,7 @@ def read_facts(folder: str | Path) -> Facts:
 
 
 def read_manifest(folder: Path) -> Record:
-    """Return the weft.json in `folder`, an empty record if missing. Raises WeftError if it is broken or too new."""
+    """Return the weft.json in `folder`; an empty record without one. Raises WeftError if it is broken or too new."""
     path = folder / MANIFEST
     if not path.is_file():
         return Record(path, {})
@@ -124,9 +124,9 @@ def _task(data: Record) -> Task | None:
 
 
 def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
-    """Return the fields of `Forced` from the manifest.
+    """Return the fields of `Forced` from the manifest `data`.
 
-    `begins`: answers do not continue a prompt, so their first tokens may be forced.
+    `begins`: the answers are those of an encoder-decoder; only their first tokens may be forced.
     """
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])

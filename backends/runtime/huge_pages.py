@@ -28,9 +28,9 @@ Ranges = list[tuple[int, int]]
 
 @contextmanager
 def huge_pages() -> Iterator[None]:
-    """Move memory that the process allocates inside the block to huge pages, in the background after the block.
+    """Move memory that the process allocates inside the block to huge pages, in a thread that starts after the block.
 
-    Do nothing if the system lacks or forbids huge pages, or for less than 16 MiB.
+    Do nothing if the system lacks or forbids huge pages, or if less than 16 MiB were allocated.
     """
     page = _size()
     before = _anonymous() if page else []
@@ -43,7 +43,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def _size() -> int:
-    """Return the bytes of a huge page; 0 if the system lacks or forbids them."""
+    """Return the size of a huge page in bytes; 0 if the system lacks or forbids huge pages."""
     if not sys.platform.startswith("linux"):
         return 0
     try:
@@ -54,7 +54,8 @@ def _size() -> int:
 
 
 def _anonymous() -> Ranges:
-    """Return the first and end address of each private, writable, anonymous mapping, in rising order."""
+    """Return (first address, end address) of each private, writable, anonymous mapping or heap, in rising order; the
+    end is exclusive."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -65,7 +66,7 @@ def _anonymous() -> Ranges:
 
 
 def _without(ranges: Ranges, excluded: Ranges) -> Ranges:
-    """Return the parts of `ranges` that no range of `others` covers; both are sorted and without overlaps."""
+    """Return the parts of `ranges` that no range in `excluded` covers; both lists are sorted and without overlaps."""
     rest: Ranges = []
     remaining = iter([*excluded, (sys.maxsize, sys.maxsize)])
     low, high = next(remaining)

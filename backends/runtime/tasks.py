@@ -26,7 +26,7 @@ BATCH = 32
 
 
 class Span(NamedTuple):
-    """A part of a text from character `start` to `end`, with its label ("answer" for answers) and its score."""
+    """The characters `start` to `end` (exclusive) of a text, with a label ("answer" for answers) and a score."""
 
     text: str
     start: int
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranked:
-    """The index of a text, and its score for the query."""
+    """The index of a text in the list that was ranked, and its score for the query."""
 
     index: int
     score: float
@@ -62,9 +62,10 @@ class Tasks(ABC):
     def run(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str], skipped: int = 0
     ) -> list[Floats]:
-        """Return the outputs `names` of a batch of token ids and token types, right-padded together, as float32.
+        """Run the model on a batch, right-padded to its longest row; return the outputs `names` as float32.
 
-        The first `skipped` tokens of each row are not pooled: their attention mask is 2.
+        `rows` and `types` are the token ids and token types of each batch row. The first `skipped` tokens of each row
+        are not pooled: their attention mask is 2.
         """
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
@@ -73,14 +74,17 @@ class Tasks(ABC):
 
     @abstractmethod
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
-        """Return the float32 outputs `names` for inputs `values` [rows, longest]; ignore inputs the model lacks."""
+        """Return the outputs `names`, in this order, as float32 for the inputs `values` [batch, seq] by name.
+
+        Ignore inputs that the model lacks.
+        """
 
     def classify(self, texts: Any, *, batch: int = BATCH, truncate: bool = False) -> list[dict[str, float]]:
-        """Return the scores of all labels for each of `texts`, the highest first: probabilities (softmax, or sigmoid
-        if there is one label or several may hold), or raw outputs for a regression.
+        """Return for each of `texts` the score of every label, the highest first.
 
-        A text is a string, token ids, or a pair (text, text). Raises WeftError on a model without such a head, and on
-        a text that is longer than the model's maximum (with `truncate` it is cut).
+        Scores are probabilities (by sigmoid for a multi-label problem, else softmax), or raw outputs for a regression.
+        A text is a string, token ids, or a pair (text, text); `batch` is the maximum batch size. Raises WeftError for a
+        model without such a head, and for a text above the model's maximum length unless `truncate` cuts it.
         """
         task = self.needs("text-classification", "next-sentence-prediction")
         scores = self.probabilities(self._scores(_as_list(texts), batch, truncate))
@@ -93,17 +97,17 @@ class Tasks(ABC):
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
     ) -> list[Ranked]:
-        """Return the `top` of `texts` by their scores for `query`, the highest first.
+        """Return the `top` texts (None: all) with the highest scores for `query`, the highest first.
 
-        The score is that of sentence-transformers' CrossEncoder: the sigmoid of the only label, or the activation that
-        the folder names. Raises WeftError if the model scores several labels, and as `classify` does.
+        Scores are those of sentence-transformers' CrossEncoder: the logit of the only label after the activation that
+        the folder names (default: sigmoid). Raises WeftError if the model scores several labels, and as `classify`.
         """
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])
         return [Ranked(i, scores[i]) for i in order[:top]]
 
     def scores(self, pairs: Sequence[Pair], *, batch: int = BATCH, truncate: bool = False) -> list[float]:
-        """Return the score of each pair of texts. Raises WeftError as `rank` does."""
+        """Return the score of each pair (query, text), as `rank` computes it. Raises WeftError as `rank` does."""
         self.check_ranks()
         return self.relevance(self._scores([self.rendered(*pair) for pair in pairs], batch, truncate))
 
@@ -113,7 +117,8 @@ class Tasks(ABC):
         return [float(x) for x in (_sigmoid(logit) if self.check_ranks().activation == "sigmoid" else logit)]
 
     def check_ranks(self) -> Task:
-        """Return the task of a model that ranks. Raises WeftError for any other model."""
+        """Return the task of the model. Raises WeftError unless it can rank: one label, activation sigmoid or
+        identity."""
         task = self.needs("text-classification")
         if len(task.labels) != 1:
             raise WeftError(
@@ -138,7 +143,8 @@ class Tasks(ABC):
         return spans
 
     def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[Span]:
-        """Return the `top` likeliest answers to `question`: parts of `context` of at most `longest` tokens."""
+        """Return the `top` likeliest answers to `question`: spans of `context` of at most `longest` tokens. Raises
+        WeftError if the model is for another task, `longest` is not positive, or `context` has no tokens."""
         self.needs("question-answering")
         check_count("longest", longest)
         encoded = self.encoded((question, context), False)
@@ -156,7 +162,8 @@ class Tasks(ABC):
         return spans
 
     def fill(self, text: str, *, top: int = 5) -> list[dict[str, float]]:
-        """Return the `top` likeliest tokens and their probabilities for each mask token of `text`."""
+        """Return for each mask token of `text` the `top` likeliest tokens with their probabilities. Raises WeftError
+        if the model is for another task or `text` has no mask token."""
         from .text.chat import special_token
 
         self.needs("fill-mask")
@@ -176,7 +183,7 @@ class Tasks(ABC):
         ]
 
     def choose(self, text: str, choices: Sequence[str], *, batch: int = BATCH) -> list[float]:
-        """Return the probability of each of `choices` to be the continuation of `text`."""
+        """Return the probability (softmax over `choices`) that each of `choices` is the continuation of `text`."""
         self.needs("multiple-choice")
         return [float(x) for x in _softmax(self._scores([(text, choice) for choice in choices], batch, False)[:, 0])]
 
@@ -192,7 +199,7 @@ class Tasks(ABC):
         return self.logits([self.encoded(text, truncate) for text in texts], batch)
 
     def logits(self, encoded: Sequence[Encoded], batch: int = BATCH) -> Floats:
-        """Return the logits [texts, labels]; texts of similar length run together to save padding."""
+        """Return the logits [texts, labels]. Each call runs at most `batch` texts of similar length, to save padding."""
         rows: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
         for indices in self.batches([len(text.ids) for text in encoded], batch):
             (outputs,) = self.run([encoded[i].ids for i in indices], [encoded[i].types for i in indices], ["logits"])
@@ -201,8 +208,10 @@ class Tasks(ABC):
         return np.stack(rows) if rows else np.empty((0, 1), np.float32)
 
     def batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-        """Yield the indices of texts of these `lengths` that run together: `batch` of similar length, or a single text
-        if padding would change its routing to experts."""
+        """Yield lists of indices of texts to run in one call, given their `lengths` in tokens.
+
+        A list has at most `batch` texts of similar length, or one text if padding would change its expert routing.
+        """
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         singles = [i for i in order if self.compares and lengths[i] > self.compares_above]
         batched = order[: len(order) - len(singles)]
@@ -210,7 +219,8 @@ class Tasks(ABC):
         yield from ([i] for i in singles)
 
     def encoded(self, text: Any, truncate: bool = False) -> Encoded:
-        """Tokenize a text, a pair or token ids. Raises WeftError if the result is empty or too long for the model."""
+        """Return the tokens of `text` (a string, a pair of strings, or token ids). Raises WeftError for another type,
+        without tokens, or above the model's maximum length unless `truncate` cuts it."""
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]
@@ -240,7 +250,7 @@ class Tasks(ABC):
 
 
 def _as_list(texts: Any) -> list[Any]:
-    """Return one text or several as a list; a tuple of two strings is a pair."""
+    """Return `texts` as a list; a single text (a string, token ids, or a tuple of two strings) is its only element."""
     single = isinstance(texts, str) or is_ids(texts)
     pair = isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
     return [texts] if single or pair else list(texts)

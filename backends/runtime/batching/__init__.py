@@ -14,10 +14,10 @@ from .static import StaticBatch
 
 
 def new_batch(decoder: Decoder[Any], most: int, quantum: int = 256) -> Batch:
-    """Return an empty batch of at most `most` rows of `decoder`.
+    """Return an empty batch for `decoder` that decodes at most `most` answers at a time.
 
-    Decoders get a `RunningBatch`: answers join while others decode, and give up their row after `quantum` tokens if
-    others wait. Encoder-decoders get a `StaticBatch`, which runs from beginning to end.
+    It is a `RunningBatch` for a decoder: answers join while others decode; after `quantum` tokens an answer gives up
+    its row if another one waits. It is a `StaticBatch` for an encoder-decoder: its answers begin together.
     """
     if decoder.start is not None:
         return StaticBatch(decoder, most)

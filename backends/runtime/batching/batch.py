@@ -17,8 +17,8 @@ from ..core.sampling import check_count
 class Batch(ABC):
     """Answers that one decoder decodes together, at most `most` at a time; the rest wait in the order they joined.
 
-    An answer leaves when its result has a `finish`, or with an `error` of its own, such as NaN logits. Errors of the
-    model itself are raised: then `close` empties the batch, and it may be used again.
+    An answer leaves the batch when its result has a `finish`, or when its `error` is set (NaN logits, for example). An
+    error of the model is raised instead; call `close` before the batch is used again.
     """
 
     def __init__(self, decoder: Decoder[Any], most: int) -> None:
@@ -45,7 +45,10 @@ class Batch(ABC):
 
     @abstractmethod
     def advance(self) -> list[Answer]:
-        """Run at most one step; return the answers that got a token or an error. Finished answers have left."""
+        """Read prompt tokens of new answers and run at most one decode step for the rest of the rows.
+
+        Return the answers that got a token or an error. Those that ended are no longer in the batch.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -53,7 +56,10 @@ class Batch(ABC):
 
 
 def push(answer: Answer, logits: Floats) -> bool:
-    """Draw the next token of `answer`; return whether it continues. A WeftError while drawing becomes its `error`."""
+    """Draw the next token of `answer` from `logits` [vocab]; return whether the answer continues.
+
+    If drawing raises WeftError, store it as `answer.error` and return False.
+    """
     try:
         answer.push(logits)
     except WeftError as error:

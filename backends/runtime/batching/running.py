@@ -25,7 +25,7 @@ READ = {"cpu": 128, "cuda": 2048}
 
 @dataclass
 class _Row:
-    """An answer in its row: the `sequence` to read before it decodes, and how many tokens of it are `read`."""
+    """An answer in its row: the token `sequence` to read before it decodes, and the number of tokens `read` so far."""
 
     answer: Answer
     sequence: list[int]
@@ -49,11 +49,11 @@ class _Row:
 class RunningBatch(Batch):
     """A batch whose answers join and leave at any step.
 
-    If answers wait and no row is free, the answer that generated the most tokens in its row, at least `quantum`, goes
-    to the end of the queue; later it rereads its own tokens. So long answers delay the others but do not block them.
+    If answers wait and no row is free, the answer that generated the most tokens since it got its row goes to the end
+    of the queue, provided that it generated at least `quantum`. Later it reads its prompt and its own tokens again.
 
-    On a CPU (`compact`) the decoding rows are kept at the front, and a step computes only them; elsewhere a step always
-    computes all rows, which takes no longer and needs no copies. Caches grow with the longest sequence.
+    `compact` (default: on a CPU) keeps the decoding rows at the front, and a step computes only those rows. Otherwise a
+    step computes all rows, which takes no longer on a GPU and needs no copies. Caches grow with the longest sequence.
     """
 
     def __init__(self, decoder: Decoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
@@ -92,8 +92,8 @@ class RunningBatch(Batch):
     # -- prompts
 
     def _read(self) -> list[Answer]:
-        """Read a chunk of one prompt, or several short prompts at once; return the answers that got their first
-        token."""
+        """Prefill a chunk of one prompt, or several short prompts in one call; return the answers whose prompt is
+        complete, each with a token drawn or an error."""
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
         budget = READ[self.decoder.device_type] if decoding else self.decoder.chunk
@@ -129,8 +129,8 @@ class RunningBatch(Batch):
         return [answer for answer, _ in drawn]
 
     def _seat(self, budget: int) -> tuple[int, int]:
-        """Assign rows to waiting answers; return the first row and the number of rows. Several get rows only if one
-        call of at most `budget` tokens, padding included, reads them all."""
+        """Assign adjacent rows to waiting answers; return (first row, number of rows), (0, 0) if no answer can join.
+        Several answers get rows only if one call of at most `budget` tokens, padding included, reads all of them."""
         if self.waiting and None not in self._rows:
             self._preempt()
         if not self.waiting or None not in self._rows:
@@ -161,7 +161,7 @@ class RunningBatch(Batch):
     # -- steps
 
     def _step(self) -> list[Answer]:
-        """Run one step of all decoding rows; return their answers and those that failed for lack of memory."""
+        """Run one step of all decoding rows; return their answers, after the answers that failed for lack of memory."""
         failed: list[Answer] = []
         while rows := [at for at, row in enumerate(self._rows) if row is not None and row.decodes]:
             lengths = [self._length(at) for at in rows]
@@ -193,7 +193,7 @@ class RunningBatch(Batch):
         return row
 
     def _length(self, at: int) -> int:
-        """Return the number of tokens that a row has cached: all except the last one drawn."""
+        """Return the number of tokens that row `at` has cached: all except the last token drawn."""
         row = self._row(at)
         return len(row.sequence) + row.new_tokens - 1
 
@@ -207,7 +207,8 @@ class RunningBatch(Batch):
         return [answer]
 
     def _release(self, at: int) -> None:
-        """Free a row; in a compact batch move the last decoding row into the gap, then the row that reads, if any."""
+        """Free row `at`. In a compact batch move the last decoding row into the gap, then the row that still reads its
+        prompt, if any. Drop the context if no row is left and it is larger than the minimum."""
         decoding = self._row(at).decodes
         self._rows[at] = None
         if self._compact:
@@ -228,10 +229,8 @@ class RunningBatch(Batch):
         self._rows[to], self._rows[row] = self._rows[row], None
 
     def _grow_context(self, tokens: int) -> BatchContext:
-        """Return caches of at least `tokens` tokens a row, with the current contents of the rows.
-
-        Raises WeftError when memory is insufficient.
-        """
+        """Return the context of the batch, reallocated with the contents of its rows if a row has fewer than `tokens`
+        tokens of capacity. Raises WeftError when memory is insufficient."""
         decoder, old = self.decoder, self._context
         if old is not None and old.capacity >= tokens:
             return old

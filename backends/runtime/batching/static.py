@@ -1,4 +1,4 @@
-"""Static batches: all answers of a batch begin together, and the next batch begins when the last of them has ended."""
+"""Static batches: all answers of a batch begin together; the next batch begins when the last answer has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .batch import Batch, push
 
 
 class StaticBatch(Batch):
-    """A batch for encoder-decoders: rows cannot join later, because the encoder reads all sources at once."""
+    """A batch for encoder-decoders: an answer cannot join a running batch, as the encoder reads all sources at once."""
 
     def __init__(self, decoder: Decoder[Any], most: int) -> None:
         super().__init__(decoder, most)

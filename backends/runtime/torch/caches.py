@@ -1,8 +1,8 @@
 """Operations on the caches of generated PyTorch modules, for any kind of layer.
 
-A cache is a list of the caches of all layers: objects (or tuples and lists of them) whose tensors have the batch as
-first axis. Each object names how it grows: key-value caches have slots on the third axis, recurrent states are reset
-at the start of a sequence, and cross-attention caches hold keys and values of the sources.
+A cache is a list with one item per layer: a cache object, or a tuple or list of cache objects. Axis 0 of their tensors
+is the batch. There are three kinds: key-value caches (axis 2 has a slot per token), recurrent states (reset at the
+start of a sequence), and cross-attention caches (keys and values of the encoded sources).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rewinds(cache: Any) -> bool:
 
 
 def narrow(cache: Any, first: int, rows: int) -> Any:
-    """Return a cache of `rows` rows from `first` on, whose tensors are views into `cache`."""
+    """Return a cache of the `rows` batch rows from `first` on, whose tensors are views into `cache`."""
     return _map_tensors(cache, lambda t: t[first : first + rows])
 
 
@@ -75,21 +75,23 @@ def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def nbytes(cache: Any) -> int:
-    """Return the bytes allocated by all tensors."""
+    """Return the size of all tensors of `cache` in bytes."""
     return sum(t.nbytes for layer in layers(cache) for t in tensors(layer))
 
 
 def clear(cache: Any) -> None:
-    """Reset states to the start of a sequence. Key-value caches need no reset: no row reads beyond its length."""
+    """Set the recurrent states of `cache` to their initial values. Key-value caches need no reset, because no row
+    reads beyond its length."""
     for layer in filter(is_state, layers(cache)):
         for tensor, start in zip(tensors(layer), getattr(layer, "starts", itertools.repeat(0.0)), strict=False):
             tensor.fill_(start)
 
 
 def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
-    """Copy row `rows[r]` to every row r in `moved`; of caches with slots for all tokens, the first `used` slots.
+    """Copy batch row `rows[r]` of every tensor to row r, for each r in `moved`.
 
-    Caches of sources are unchanged, see `gather_sources`.
+    Caches with a slot per token copy only the first `used` slots. Cross-attention caches are unchanged, see
+    `gather_sources`.
     """
     for layer in layers(cache):
         for tensor in () if is_cross(layer) else tensors(layer):
@@ -99,20 +101,23 @@ def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
 
 
 def gather_sources(cache: Any, rows: Tensor) -> None:
-    """Replace the sources so that row r attends to the source of row `rows[r]`; allocate new tensors."""
+    """Replace the tensors of cross-attention caches by new ones, so that batch row r attends to the source of row
+    `rows[r]`."""
     for layer in filter(is_cross, layers(cache)):
         layer.kept = tuple(None if t is None else t[rows] for t in layer.kept)
 
 
 def share_sources(cache: Any, of: list[Any]) -> None:
-    """Let `cache` attend to the sources of the caches `of`, concatenated along the batch and padded with zeros."""
+    """Set the cross-attention caches of `cache` to those of all caches in `of`, concatenated along the batch axis and
+    zero-padded to the longest source."""
     crossing = [[layer for layer in layers(source) if is_cross(layer)] for source in of]
     for layer, *parts in zip(filter(is_cross, layers(cache)), *crossing, strict=True):
         layer.kept = tuple(_concatenate(list(same)) for same in zip(*(p.kept for p in parts), strict=True))
 
 
 def _concatenate(parts: list[Any]) -> Tensor | None:
-    """Concatenate tensors along the first axis, with zeros up to the longest on every other axis; None if None."""
+    """Return `parts` concatenated along axis 0, zero-padded to the largest size of each other axis; None if `parts`
+    are None."""
     if parts[0] is None:
         return None
     sizes = [max(sizes) for sizes in zip(*(p.shape for p in parts), strict=True)][1:]
@@ -125,7 +130,10 @@ def _concatenate(parts: list[Any]) -> Tensor | None:
 
 
 def take(cache: Any, other: Any) -> None:
-    """Copy `other`, a cache of the same model with the same number of rows and at most this capacity, into `cache`."""
+    """Copy the contents of `other` into `cache`; cross-attention caches share the tensors of `other` instead.
+
+    Both belong to the same model and have equal batch sizes; the capacity of `other` is not larger.
+    """
     for mine, theirs in zip(layers(cache), layers(other), strict=True):
         if is_cross(mine):
             mine.kept = theirs.kept
@@ -135,11 +143,11 @@ def take(cache: Any, other: Any) -> None:
 
 
 def mutable(cache: Any) -> list[Tensor]:
-    """Return the tensors that a repeated call with the same tokens changes again, which are those of states."""
+    """Return the tensors of recurrent states: unlike key-value slots they change again if a step is repeated."""
     return [t for layer in layers(cache) if is_state(layer) for t in tensors(layer)]
 
 
 def new_cache(model: Any, batch: int, capacity: int) -> Any:
-    """Return a new cache of the generated `model` without autograd."""
+    """Return a new cache of the generated `model` for `batch` rows of `capacity` tokens, without autograd."""
     with torch.inference_mode():
         return model.new_cache(batch, capacity)

@@ -28,13 +28,16 @@ from .steps import Step, Steps
 
 
 class TorchDecoder(Decoder["TorchContext"]):
-    """A generated language model; `step` runs single tokens, by default with the model itself.
+    """A decoder that runs a generated language model.
 
-    `compares`: tokens of a row compete, such as for the capacity of experts. An encoder-decoder has sources of at most
-    `max_source` tokens, or `sound` instead of text, and its answers begin with the token `start`. `draws`: sample
-    tokens on the device if the sampling options allow it; by default on CUDA. `offloaded` manages its experts, if not
-    all are on the device.
-    Raises WeftError when the model has no caches.
+    `step`: the function that runs a decode step; by default the model itself.
+    `compares`: tokens of a batch row compete, for example for the capacity of experts.
+    `start`, `max_source`, `sound`: of an encoder-decoder the first token of its answers, and the maximum number of
+    source tokens or the format of the sound that it reads instead.
+    `draws`: sample tokens on the device if the sampling options allow it; by default on CUDA.
+    `offloaded`: the manager of the experts, if not all of them are on the device.
+
+    Raises WeftError when the model takes embeddings or has no caches.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class TorchDecoder(Decoder["TorchContext"]):
         return TorchContext(self, batch, capacity)
 
     def call(self, **inputs: Any) -> Tensor:
-        """Call the model with `inputs`, without those it does not declare. Raises WeftError when PyTorch fails."""
+        """Return the logits of a model call; `inputs` that the model does not declare are dropped. Raises WeftError
+        when PyTorch fails."""
         with failures(self.name), torch.inference_mode():
             logits: Tensor = self.model(**{name: value for name, value in inputs.items() if name in self.inputs})
         return logits
@@ -101,7 +105,7 @@ class TorchDecoder(Decoder["TorchContext"]):
 
 
 class TorchContext(DrawingContext):
-    """The caches of one batch, and the tensors that a step reads and writes; `lengths` has each row's tokens."""
+    """The caches of one batch, and the tensors that a step reads and writes; `lengths` has the tokens of each row."""
 
     def __init__(self, model: TorchDecoder, batch: int, capacity: int) -> None:
         super().__init__(batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.start is not None)
@@ -183,9 +187,10 @@ class TorchContext(DrawingContext):
         return array
 
     def _read_prompt(self, first: int, ids: Tensor, start: int, last: Ints | None) -> Tensor:
-        """Run prompt tokens `ids` [rows, seq] at positions from `start` on in the rows from `first` on.
+        """Run prompt tokens `ids` [rows, seq] at the positions from `start` on, in the batch rows from `first` on.
 
-        Return the logits of all tokens [rows, seq, vocab], or only of the tokens with index `last` [rows].
+        Return the logits of all tokens [rows, seq, vocab]; with `last` [rows] only those of the token with this index
+        in each row, [rows, 1, vocab].
         """
         model, rows = self.model, len(ids)
         of = None if last is None else model.tensor(last)
@@ -234,7 +239,7 @@ class TorchContext(DrawingContext):
         self.record_step(rows, np.array(last), self.lengths - 1)
 
     def load_step(self, rows: Ints, tokens: Ints) -> None:
-        """Copy the inputs of the next step to the device: `tokens` of `rows`; the others repeat their last step."""
+        """Copy the inputs of the next step to the device: `tokens` for `rows`; other rows repeat their last step."""
         ids, positions = self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]
         self.steps.ids.copy_(self.model.tensor(ids[:, None]))
@@ -242,7 +247,10 @@ class TorchContext(DrawingContext):
         self.settle()
 
     def record_step(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
-        """Record token and position of the last step of `rows`, to repeat it while they are idle."""
+        """Record the token and position of the last step of each of `rows`: an idle row repeats that step.
+
+        `tokens` has one per row in `rows`, `positions` one per batch row (default: `lengths`).
+        """
         self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
 
     def _gather(self, rows: Ints, used: int) -> None:

@@ -18,7 +18,7 @@ from .steps import Steps
 
 
 class DrawingContext(BatchContext):
-    """A batch whose `steps` may sample on the device. Methods that change rows in another way call `settle` first.
+    """A batch whose `steps` may sample on the device. Methods that change rows without it call `settle` first.
 
     Raises as `BatchContext` does.
     """
@@ -32,8 +32,8 @@ class DrawingContext(BatchContext):
         self._ahead = False  # that step has begun
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function that appends a token to the active rows, as `step` does, and draws the next tokens on the
-        device; None if the host must draw."""
+        """Return a function (tokens [batch], active [batch]) → next tokens [batch]: it runs a step of the active rows,
+        as `step` does, and draws on the device. Return None if a sampler needs the logits on the host."""
         if not can_draw(samplers):
             return None
         # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.
@@ -51,16 +51,16 @@ class DrawingContext(BatchContext):
 
     @abstractmethod
     def load_step(self, rows: Ints, tokens: Ints) -> None:
-        """Copy the inputs of the next step to the device: `tokens` of `rows`; the others repeat their last step."""
+        """Copy the inputs of the next step to the device: `tokens` for `rows`; other rows repeat their last step."""
 
     def record_step(self, rows: Ints, tokens: Ints) -> None:
-        """Record a step of `rows` that the device has run; `lengths` are still those before it."""
+        """Record that the device has run `tokens` in `rows`; called before `lengths` counts these tokens."""
 
     def _draw(self, tokens: Ints, active: Bools) -> Ints:
-        """Run a step whose next tokens the device draws; return them [batch].
+        """Run a step with `tokens` [batch] in the `active` rows; return the next tokens [batch], drawn on the device.
 
-        The next step begins before the host has read the tokens, so the device never waits. A row that has ended then
-        writes one key that no query sees; states would change, so models with states begin a step only on request.
+        The following step begins before the host has read these tokens, so the device never waits. A row that has ended
+        then writes one key that no query sees. With recurrent states that would be wrong: their steps begin on request.
         """
         rows = np.flatnonzero(active)
         self._check_room(rows)
@@ -84,7 +84,7 @@ class DrawingContext(BatchContext):
         return drawn
 
     def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
-        """Begin a step of `rows`, the indices of `active`."""
+        """Begin a step with `tokens` [batch] in `rows`, the indices of the `active` rows."""
         assert self._draws is not None
         if self._loaded is None or not np.array_equal(self._loaded, active):
             self.load_step(rows, tokens[rows])

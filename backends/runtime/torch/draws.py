@@ -19,10 +19,10 @@ def can_draw(samplers: Sequence[Sampler]) -> bool:
 
 
 class DeviceSampler:
-    """A device sampler for rows with the same sampling options, with tensors at fixed addresses.
+    """A device sampler for `batch` rows with the same sampling options, with tensors at fixed addresses.
 
-    A row draws the first token whose cumulative probability exceeds u, a random number of the row's own sampler. Like
-    that sampler, it draws no random number if only one token can follow.
+    Each row draws the first token whose cumulative probability exceeds u, a random number of the row's host sampler.
+    It uses up no random number if only one token can follow. `most` is the number of random numbers stored per row.
     """
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
@@ -44,8 +44,8 @@ class DeviceSampler:
         return [self._spent]
 
     def __call__(self, logits: Tensor, begun: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Draw the next tokens [batch] after `logits` [batch, vocab]; `begun` are the inputs of the next step, see
-        `choose_tokens`."""
+        """Draw the next tokens [batch] from `logits` [batch, vocab]. `begun` are the input tensors of the next step
+        (ids, positions, active), see `choose_tokens`."""
         s = self.sampling
         return choose_tokens(
             logits,

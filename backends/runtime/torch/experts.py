@@ -32,7 +32,10 @@ SHARE = 0.5  # share of the host's available memory that pinned weights may take
 
 
 class Store(ABC):
-    """An LRU cache of the experts of one mixture: `stacks` of weights [experts, ...], at most `most` on the device."""
+    """An LRU cache of the experts of one mixture: at most `most` experts are on the device at a time.
+
+    `stacks` are the weights [experts, ...] of all experts.
+    """
 
     def __init__(self, stacks: Sequence[Tensor], most: int) -> None:
         self.stacks, self.count = stacks, len(stacks[0])
@@ -42,9 +45,9 @@ class Store(ABC):
         self.guessed: set[int] = set()  # prefetched by a guess and not used since
 
     def bring(self, experts: Collection[int], guess: bool = False) -> ExpertCounts:
-        """Load `experts`, at most `most`, to the device, evicting the least recently used; return the counts.
+        """Load `experts` (at most `most`) to the device in place of the least recently used; return what was counted.
 
-        With `guess`, it is a prefetch: only bytes are counted.
+        A prefetch (`guess`) counts only the bytes that were loaded.
         """
         missing = [expert for expert in experts if expert not in self.held]
         for expert in (present for present in experts if present in self.held):
@@ -93,7 +96,7 @@ class Pages(Store):
         return expert
 
     def _advise(self, expert: int, advice: int) -> None:
-        """Call madvise on the pages that belong to this expert alone."""
+        """Call madvise with `advice` on the memory pages that contain weights of this expert only."""
         for weight in (stack[expert] for stack in self.stacks):
             first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -145,15 +148,16 @@ class Stream:
 
 
 class Mixture:
-    """A mixture: its `store`, the weight [experts, dim] of its router or None, and the `next` mixture."""
+    """A mixture of experts: its `store`, the weight [experts, dim] of its `router` (None if not found), and the `next`
+    mixture of the model."""
 
     def __init__(self, store: Store, router: Tensor | None) -> None:
         self.store, self.router = store, router
         self.next: Mixture | None = None
 
     def select_experts(self, x: Tensor, combine: Tensor, k: int) -> tuple[list[int], list[int]]:
-        """Return the experts with a nonzero weight in `combine` [tokens, experts], and a guess of those that the next
-        mixture will use for the same tokens `x`."""
+        """Return the experts with a nonzero weight in `combine` [tokens, experts], and the experts that the router of
+        the next mixture would choose for `x` [tokens, dim], `k` per token (none for more than FEW tokens)."""
         used = [combine.ne(0).any(0)]
         if self.next is not None and self.next.router is not None and len(x) <= FEW:
             logits = F.linear(x, self.next.router)
@@ -165,7 +169,10 @@ class Mixture:
 
 
 class Offload:
-    """All mixtures of a model with offloaded experts; `counts` sums the experts used and the bytes copied so far."""
+    """All mixtures of a model with offloaded experts: `mixtures` by the id of a weight tensor, in the model's order.
+
+    `full_moe` is the function `moe` of the generated module; `counts` sums the experts used and the bytes copied.
+    """
 
     def __init__(self, mixtures: dict[int, Mixture], full_moe: Callable[..., Tensor]) -> None:
         self.mixtures, self.full_moe = mixtures, full_moe
@@ -175,9 +182,9 @@ class Offload:
             mixture.next = following
 
     def moe(self, x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-        """Compute the module's function `moe`, loading the experts that it uses.
+        """Return the result of the module's function `moe` with the same arguments, after loading the experts it uses.
 
-        On a GPU all experts at once if they fit; else one after the other.
+        If the slots on the device can hold all of these experts, compute them together, else one after the other.
         """
         if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # another model of the same code
             return self.full_moe(x, combine, k, expert, *stacks)
@@ -206,7 +213,7 @@ class Offload:
 
 
 def offload(model: nn.Module, most: int, device: str, name: str, stream: Any = None) -> Offload:
-    """Move `model`, whose weights are mapped from files, to `device`, with at most `most` experts of each mixture.
+    """Move `model` to `device`, with at most `most` experts of each mixture, and return the manager of its experts.
 
     On a GPU, or with a `stream`, experts are copied to slots; else they are pages of the files.
     Raises WeftError when the model has no mixture of experts, or its experts are not in mapped files.
@@ -244,7 +251,8 @@ def _runs_experts(module: nn.Module) -> bool:
 
 
 def _pin(host: dict[nn.Module, list[Tensor]]) -> dict[nn.Module, list[Tensor]]:
-    """Return the weights in pinned memory, for asynchronous copies, if the host has room; else return `host`."""
+    """Return copies of the weights in pinned memory, for asynchronous copies to the device; `host` itself if they would
+    take more than SHARE of the available memory."""
     need = sum(stack.nbytes for stacks in host.values() for stack in stacks)
     if need > SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
         return host
@@ -265,7 +273,8 @@ _libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
 
 def _check_mapped(stacks: Sequence[Tensor], name: str) -> None:
-    """Check that all of `stacks` are in mapped files: other memory cannot be released. Raises WeftError if not."""
+    """Check that all of `stacks` are mapped from files, since other memory cannot be released. Raises WeftError if
+    not."""
     maps = Path("/proc/self/maps")
     if not maps.is_file() or not hasattr(_libc, "madvise"):
         raise WeftError(f"{name}: this system does not give pages of files back, so all experts stay in memory")

@@ -29,9 +29,9 @@ NAMES = ("model", "decode", "kernels")  # modules of a folder that import each o
 
 
 def decoder(facts: Facts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
-    """Return the language model of a folder, with the decode steps of its decode.py if they can run.
+    """Return the decoder of a folder of the target torch; its decode.py runs the decode steps if it supports the model.
 
-    With `experts` the device holds that many experts of each mixture, and model.py also computes the steps.
+    With `experts` the device holds at most that many experts of each mixture, and model.py runs the decode steps.
     Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
     """
     import_torch()
@@ -90,9 +90,9 @@ class TorchEncoder(Encoder):
 
 
 def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
-    """Load the model of a folder; return it with the function that runs its decode steps.
+    """Load the model of a folder; return (model, function that runs a decode step).
 
-    If not `all_on_device`, load it on the CPU and return None for the steps.
+    If not `all_on_device`, load the model on the CPU and return None instead of the function.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
@@ -128,7 +128,7 @@ def import_torch() -> Any:
 
 @contextmanager
 def importing(folder: Path) -> Iterator[None]:
-    """Import the modules `NAMES` inside the block from `folder`; restore sys.modules afterwards."""
+    """Import the modules `NAMES` from `folder` inside the block; restore sys.path and sys.modules after the block."""
     path, before = str(folder.resolve()), _pop_modules()
     sys.path.insert(0, path)
     try:

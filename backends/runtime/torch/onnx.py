@@ -32,7 +32,7 @@ def stream() -> Any:
 
 
 def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
-    """Return the decoder of a folder of ONNX models; it samples on the device under CUDA. Raises as
+    """Return the decoder of a folder of ONNX models, which samples tokens on the device if that is CUDA. Raises as
     `ort.folder.decoder` does."""
     model = folder.decoder(facts, device, threads, stream())
     if model.session.stream is not None:

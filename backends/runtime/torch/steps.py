@@ -47,11 +47,11 @@ class Landing:
 
 
 class Steps:
-    """The decode steps of a batch with `cache`; its inputs are `ids`, `positions` and `active` [batch, 1].
+    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active` [batch, 1].
 
-    A step for `any_length` is captured once; any other step once per bound on the number of keys, a power of two. New
-    sources require new captures. Without CUDA, if not `captured`, and if a step synchronizes with the device, the same
-    code runs without a graph.
+    A step is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if `any_length`.
+    Graphs are captured again for new cross-attention sources. Steps run without a graph if there is no CUDA, `captured`
+    is False, or the step synchronizes with the device.
     """
 
     def __init__(
@@ -82,15 +82,17 @@ class Steps:
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def logits(self, keys: int) -> Tensor:
-        """Run a step that attends to at most `keys` keys; return f32 logits [batch, vocab], valid until the next."""
+        """Run a step that attends to at most `keys` keys; return float32 logits [batch, vocab], which are valid until
+        the next step."""
         logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
         return logits
 
     def prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
-        """Read prompts `ids` [batch, seq] from position 0 by a captured step.
+        """Run the prompts `ids` [batch, seq] from position 0 as one captured step.
 
-        Return the logits [batch, 1, vocab] of the tokens with index `last` [batch], valid until the next step; None if
-        no captured step fits. The first prompt of a length returns None: it may not be worth a capture.
+        Return the logits [batch, 1, vocab] of the token with index `last` [batch] in each row, valid until the next
+        step. Return None without running if no captured length fits, or for the first prompt of a length: a capture
+        might not pay off.
         """
         length = next((n for n in PROMPTS if ids.shape[1] <= n <= self._cache.capacity), None)
         if length is None or not (self._cuda and self._captures):
@@ -112,7 +114,8 @@ class Steps:
         return logits
 
     def launch(self, draws: DeviceSampler, keys: int) -> None:
-        """Begin a step that draws the input tokens of the next step for active rows; at most two are in progress."""
+        """Begin a step that also draws the input tokens of the next step for active rows. At most two steps may be in
+        progress."""
 
         def body() -> Tensor:
             return draws(self._logits(), (self.ids, self.positions, self.active))
@@ -157,7 +160,8 @@ class Steps:
         return self._replay((*kind, bound), run_bounded, changed)
 
     def _replay(self, key: tuple[Hashable, ...], body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
-        """Return the result of `body` by replaying the graph `key`, captured on first use."""
+        """Return the output of `body`, run as the CUDA graph `key`, which is captured on first use; `changed` are the
+        tensors to restore after the capture. Run `body` itself if it cannot be captured."""
         if key not in self._captured:
             try:
                 self._captured[key] = capture(body, [*changed, *mutable(self._cache)], self._pool)

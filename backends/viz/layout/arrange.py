@@ -1,10 +1,9 @@
 """Arrangement of the parts of a scope as boxes in columns and rows.
 
-Parts on every path from the first to the last part (the dominators of the last one) form a column: in a Transformer the
-residual stream, or the projections, attention and output of an attention. Parts between two of these are split into
-branches that do not read each other, side by side, each a column again. A value that bypasses the branches keeps the
-line of the column, so the stream stays straight. Branches that cannot be split are arranged in rows by their distance
-from the first part (Sugiyama 1981), with room for the lines that pass.
+The parts that lie on every path from the first to the last part (the dominators of the last part) form a column. In a
+Transformer that is the residual stream. The parts between two neighbours in a column are split into branches that do
+not read each other; each branch is a column again. A value that bypasses the branches stays on the vertical line of
+the column. A branch that cannot be split is arranged in rows by distance from the first part (Sugiyama 1981).
 
 Sizes of parts are unknown here: `positions` computes them, again whenever a part is opened.
 """
@@ -28,14 +27,14 @@ LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name 
 
 @dataclass(frozen=True)
 class Item:
-    """A box with the part number `index`."""
+    """A box with a single part: number `index` in the list of parts."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Room for the line from part `source` to part `target` in a row between them."""
+    """A gap in a row, through which the line from part `source` to part `target` passes."""
 
     source: int
     target: int
@@ -43,14 +42,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Column:
-    """Boxes one under the other, on one line."""
+    """Boxes stacked from top to bottom, with their axes on one vertical line."""
 
     boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Columns side by side; with a `bypass` the line of the enclosing column continues at their left."""
+    """Columns from left to right; with `bypass` the line of the enclosing column continues to the left of them."""
 
     boxes: tuple[Column, ...]
     bypass: bool
@@ -58,8 +57,8 @@ class Branches:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of parts that only parts below read; row i has room for `lanes[i]` crossing lines above it, and the last row
-    for `lanes[-1]` below it."""
+    """Rows of parts from top to bottom: a part is read only in lower rows. There is room for `lanes[i]` horizontal
+    lines above row i, and for `lanes[-1]` below the last row."""
 
     rows: tuple[tuple[Item | Pass, ...], ...]
     lanes: tuple[int, ...]
@@ -70,12 +69,14 @@ Box = Item | Pass | Column | Branches | Rows
 
 @dataclass(frozen=True)
 class Line:
-    """A line from part to part that carries `values`. START and END are the edges of the scope.
+    """A line from part `source` to part `target` that carries `values`. START and END are the edges of the scope.
 
-    It is straight if both parts are in the same column. Otherwise `bend` is the place where it crosses to the column of
-    its target: the top ("fork") or the bottom ("merge") of the box at `region`, a path of indices into nested boxes; or
-    ("rows") above every row on its way, in one of the `lanes` there. A "rail" runs from START along the right side of
-    the scope, in lane `region[0]`, and into the right side of its target.
+    `bend` names the place where the line runs horizontally; `region` is the path of a box (indices into nested boxes):
+    "": nowhere, because both parts are in the same column.
+    "fork": above the box at `region`, which contains the target.
+    "merge": below the box at `region`, which contains the source.
+    "rows": above every row that it crosses in the `Rows` at `region`, in the lane that `lanes` lists for the row.
+    "rail": along the right side of the scope in lane `region[0]`, from START into the right side of the target.
     """
 
     source: int
@@ -90,8 +91,8 @@ class Line:
 class Arrangement:
     """The numbered parts of a scope, their boxes, and the lines between them.
 
-    `notes` are values that a part reads without a line, `gives` values that leave the scope without a line. `rails` is
-    the number of values along the right side.
+    `notes` maps part numbers to the values that the part reads without a line, `gives` to its values that leave the
+    scope without a line. `rails` is the number of values on lines along the right side.
     """
 
     parts: list[Part]
@@ -103,10 +104,10 @@ class Arrangement:
 
 
 def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
-    """Arrange `parts` in a scope that reads the values `entering` and produces the values `leaving`.
+    """Return an arrangement of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first entering value that is read comes in at the top; others come along the right side, or become notes of
-    their readers.
+    The first of `entering` that a part reads has a line from the top. At most RAILS other computed values have lines
+    along the right side; all others are notes of their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     wiring = wire_parts(parts, entering, leaving)
@@ -121,14 +122,14 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
 
 
 def _count_cells(box: Box) -> int:
-    """Count the grid cells of all `Rows` in a box, a measure of tangled lines."""
+    """Return the number of cells in all `Rows` within `box`: the more cells, the more lines tangle."""
     if isinstance(box, Rows):
         return sum(map(len, box.rows))
     return sum(map(_count_cells, box.boxes)) if isinstance(box, (Column, Branches)) else 0
 
 
 def _arrange_wired(parts: list[Part], wiring: Wiring) -> Arrangement:
-    """Arrange `parts` with the lines and notes of `wiring`."""
+    """Return the arrangement of `parts` with the lines and notes of `wiring`, which it changes."""
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
     box = arranger.column(frozenset(range(len(parts))))
@@ -152,14 +153,14 @@ def _arrange_wired(parts: list[Part], wiring: Wiring) -> Arrangement:
 
 
 def _rails(wiring: Wiring, parts: Sequence[Part], paths: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
-    """Yield the side values that can reach all their readers from the right without crossing another box."""
+    """Yield the names in `wiring.side` whose readers all read several values, and have no other box to the right."""
     for name, readers in wiring.side.items():
         if all(len(parts[i].read) > 1 and _rightmost(box, paths[i]) for i in readers):
             yield name
 
 
 def _rightmost(box: Box, path: Sequence[int]) -> bool:
-    """Return whether nothing is to the right of the box at `path`."""
+    """Return whether no box is to the right of the box at `path` inside `box`; False for a box in `Rows`."""
     for index in path:
         if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and index + 1 < len(box.boxes)):
             return False
@@ -168,7 +169,7 @@ def _rightmost(box: Box, path: Sequence[int]) -> bool:
 
 
 def _paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield every part's path: its index in each of the nested boxes that contain it."""
+    """Yield (part number, path) for every part in `box`, which is at `path` itself: its index in each nested box."""
     if isinstance(box, Item):
         yield box.index, path
     elif isinstance(box, Rows):
@@ -206,7 +207,7 @@ class _Arranger:
         self.lanes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
 
     def column(self, members: frozenset[int]) -> Column:
-        """Arrange `members` as a column, treating everything around them as one start and one end."""
+        """Return a column of the parts `members`; all parts outside of `members` count as one start and one end."""
         inner = self.graph.subgraph(members)
         flow: nx.DiGraph = nx.DiGraph(inner)
         flow.add_nodes_from((START, END))
@@ -272,10 +273,11 @@ class _Arranger:
 
 
 def _order_rows(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item | Pass]]:
-    """Order each row by the mean position of its producers, then of its readers, to reduce line crossings."""
+    """Sort each row in place by the mean position of its producers, then of its readers, to reduce line crossings.
+    Return `rows`."""
 
     def find_neighbours(x: Item | Pass, row: Mapping[object, float], above: bool) -> list[float]:
-        """Return the positions in `row`, above or below, of the cells that `x` has a line to."""
+        """Return the positions of the cells that `x` has a line to; `row` is the adjacent row, above or below `x`."""
         if isinstance(x, Pass):
             ends: list[Item | Pass] = [x, Item(x.source if above else x.target)]
             return [row[end] for end in ends if end in row][:1]

@@ -13,13 +13,13 @@ WEIGHTS = {False: "400", True: "600"}
 
 @functools.cache
 def advances(bold: bool) -> dict[str, int]:
-    """Return the advance width of every letter, in thousandths of the font size."""
+    """Return the advance width of each character of the font, in thousandths of the font size."""
     table: dict[str, int] = json.loads((FONT / "advances.json").read_text(encoding="utf-8"))[WEIGHTS[bold]]
     return table
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
-    """Return the width of `text` in pixels at font size `size`; a missing character counts as the widest one."""
+    """Return the width of `text` in pixels at font size `size`; a character that the font lacks counts as a W."""
     wide = advances(bold)
     widest = wide["W"]
     return sum(wide.get(c, widest) for c in text) * size / 1000
@@ -35,7 +35,7 @@ def fit_text(text: str, room: float, size: float, bold: bool = False) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, with control characters replaced by spaces."""
+    """Return `text` on one line: each run of whitespace and control characters becomes one space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -51,7 +51,7 @@ def wrap_text(text: str, room: float, size: float, bold: bool = False) -> list[s
 
 
 def faces() -> str:
-    """Return the CSS rules that embed the fonts."""
+    """Return the CSS @font-face rules that embed both weights of the font."""
     rules = ""
     for weight in WEIGHTS.values():
         data = base64.b64encode((FONT / f"inter-{weight}.ttf").read_bytes()).decode()

@@ -9,9 +9,9 @@ from .positions import Placed
 
 
 def links(placed: Placed) -> list[tuple[str, str]]:
-    """Return pairs of keys of closed parts, (producer, reader).
+    """Return the pairs (key of the producer, key of the reader) of closed parts that a value connects.
 
-    Results of a repeat that is drawn once come from the parts of its first round.
+    If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
     """
     closed = [p for p in placed.all() if not p.open]
     makers = {name: p.shape.key for p in closed for name in p.shape.part.made}
@@ -33,7 +33,7 @@ def links(placed: Placed) -> list[tuple[str, str]]:
 
 
 def ids(placed: Placed) -> dict[str, str]:
-    """Return a short name for every part by its key: n1, n2, …"""
+    """Map the key of every part to a short id: n0 for the root, then n1, n2, …"""
     return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
 
 

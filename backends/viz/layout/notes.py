@@ -10,8 +10,11 @@ PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 
 
 def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
-    """Yield captions of `part` for values without a line: operands (`read`), outputs of the model that belong to its
-    layer (`gives`), and results that other parts read (`leaves`)."""
+    """Yield at most two captions of `part` for values without a line.
+
+    "with …" names the operands `read`. "gives …" names `gives` (outputs of the model that belong to the part's layer)
+    and `leaves` (results that other parts read).
+    """
     names = list(dict.fromkeys(abbreviate_value(name, part.path, name in part.shared) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
     current = [name for name in names if not name.startswith(f"{PAST} ")]
@@ -28,11 +31,12 @@ def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iter
 
 
 def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
-    """Name `value` as seen from the part at `path`: by the outermost part that produces it and does not contain both.
+    """Return a short name of `value` for a caption of the part at `path`, without the parts that contain both.
 
-    "layers.0.attn.k" is "k" in "layers.0.attn", "attn output" in "layers.0", "encoder.norm" is "encoder output" in
-    "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1", or "mlp of layer 0" if all
-    layers of a repeat read it (`shared`).
+    "layers.0.attn.k" in "layers.0.attn": "k"
+    "layers.0.attn.k" in "layers.0": "attn output"
+    "encoder.norm" in "decoder.layers.0": "encoder output"
+    "layers.0.mlp.down" in "layers.1": "mlp of the layer before"; if `shared` (all layers read it) "mlp of layer 0"
     """
     if value.startswith(PAST):
         return drop_number(value)
@@ -47,6 +51,6 @@ def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
 
 
 def drop_number(name: str) -> str:
-    """Name an input or output of a layer without the layer number: "past_key_values.3.key" is "past key"."""
+    """Return the first and the last word of `name`, without the layer number: "past_key_values.3.key" is "past key"."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

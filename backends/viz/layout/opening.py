@@ -10,10 +10,10 @@ from .scene import Shape, default_open
 
 
 def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open.
+    """Return the keys of the shapes below `root` to open, and of `root`.
 
-    These are parts nested at most `depth` deep (None: layers and their containers), and the `parts` named by key or end
-    of a key, with their containers.
+    `depth`: open parts that are in at most this number of containers; None: layers and their containers.
+    `parts`: also open these parts, named by a key or the end of a key ("attn": all of them), and their containers.
 
     Raises:
         WeftError: if no part that can be opened has such a name.
@@ -30,7 +30,10 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
 
 
 def _above(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the key of `shape` and of each part in it that can be opened, with the keys of its containers."""
+    """Yield (key, keys of the containers, outermost first) for `shape` and each part in it that can be opened.
+
+    `keys` are those of the containers of `shape`.
+    """
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:

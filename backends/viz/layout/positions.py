@@ -32,7 +32,10 @@ Point = tuple[float, float]
 
 @dataclass
 class Placed:
-    """A shape with its corner, its size and the x of its vertical line (`axis`); if open, also its contents."""
+    """A shape with its top left corner, its size and the x of its vertical line (`axis`), in pixels.
+
+    `inner` and `wires` are the shapes and lines inside it if it is open, otherwise empty.
+    """
 
     shape: Shape
     x: float
@@ -49,7 +52,7 @@ class Placed:
         return self.y + self.height
 
     def all(self) -> Iterator[Placed]:
-        """Yield the shape and all shapes in it."""
+        """Yield this shape, then all shapes in it."""
         yield self
         for inner in self.inner:
             yield from inner.all()
@@ -57,7 +60,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Wire:
-    """A line from shape to shape through the corners `points`; None is the edge of the enclosing open part."""
+    """A line from `source` to `target` (None: the edge of the enclosing open part) through `points`, ends included."""
 
     source: Shape | None
     target: Shape | None
@@ -69,8 +72,10 @@ class Wire:
 class _Inside:
     """Positions of the boxes inside an open shape.
 
-    `spots` are its parts, `spans` the top and bottom of boxes by path, `tops` the tops of rows, `rooms` the x of lines
-    that pass rows.
+    `spots`: part number → placed part.
+    `spans`: path of a box → y of its top and bottom.
+    `tops`: path of `Rows` → y of the top of each row, and the y below the last row.
+    `rooms`: (source, target, row) → x at which the line passes the row.
     """
 
     shape: Shape
@@ -82,7 +87,7 @@ class _Inside:
 
 
 def layout(root: Shape, opened: Collection[str]) -> Placed:
-    """Place `root` at 0, 0, with the shapes whose keys are in `opened` open; a key followed by ALL unrolls a repeat."""
+    """Return `root` placed at (0, 0), with the shapes in `opened` (keys) open. A key + ALL unrolls that repeat."""
     return _Placer(opened).place(root, 0, 0)
 
 
@@ -93,7 +98,7 @@ class _Placer:
         self.repeated: dict[int, Shape] = {}
 
     def place(self, shape: Shape, x: float, y: float) -> Placed:
-        """Place `shape` with its corner at x, y, and everything in it."""
+        """Return `shape` placed with its top left corner at (x, y); if it is open, with everything in it."""
         shape, size = self.expand(shape), self.size(shape)
         result = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
         if result.open and shape.arrangement is not None:
@@ -104,7 +109,7 @@ class _Placer:
         return result
 
     def expand(self, shape: Shape) -> Shape:
-        """Return `shape`, or the unrolled repeat if requested by ALL."""
+        """Return `shape`; a repeat whose key + ALL is in `opened` is returned unrolled."""
         if shape.part.count < 2 or shape.key + ALL not in self.opened:
             return shape
         if id(shape) not in self.repeated:
@@ -112,7 +117,7 @@ class _Placer:
         return self.repeated[id(shape)]
 
     def size(self, shape: Shape) -> Size:
-        """Return the size of a shape, open or closed."""
+        """Return the size of `shape`: the size of its contents with borders if it is open, else its closed size."""
         shape = self.expand(shape)
         if shape.arrangement is None or shape.key not in self.opened:
             return shape.closed
@@ -142,7 +147,7 @@ class _Placer:
         return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)
 
     def _put(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
-        """Place `box`, which has the path `path`, with its corner at x, y."""
+        """Place `box`, whose path is `path`, with its top left corner at (x, y); store its positions in `inside`."""
         shape = inside.shape
         if isinstance(box, Item):
             inside.spots[box.index] = self.place(shape.inner[box.index], x, y)
@@ -178,14 +183,15 @@ class _Placer:
 
 
 def _stack(sizes: Sequence[Size]) -> Size:
-    """Return the size of boxes one under the other, with their axes on one line."""
+    """Return the total size of boxes stacked from top to bottom, GAP apart, with their axes on one vertical line."""
     axis = max(s.axis for s in sizes)
     height = sum(s.height for s in sizes) + GAP * (len(sizes) - 1)
     return Size(axis + max(s.width - s.axis for s in sizes), height, axis)
 
 
 def _join_row(sizes: Sequence[Size], gap: float) -> Size:
-    """Return the size of boxes side by side, with the axis of the middle box, or the middle for an even number."""
+    """Return the total size of boxes from left to right, `gap` apart. Its axis is that of the middle box, or half the
+    width if the number of boxes is even."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
     half = len(sizes) // 2
     middle = sum(s.width + gap for s in sizes[:half]) + sizes[half].axis if len(sizes) % 2 else width / 2
@@ -196,7 +202,7 @@ def _join_row(sizes: Sequence[Size], gap: float) -> Size:
 
 
 def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
-    """Yield the lines in the open shape `around`."""
+    """Yield the lines between the shapes in the open shape `around`, whose positions are `inside`."""
     shifts = _shifts(around, inside)
     lanes = _lanes(around, inside, shifts)
     for line in inside.arrangement.lines:
@@ -217,27 +223,30 @@ def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
 
 
 def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
-    """Return the points of a line along the right side of an open shape into the right side of a part."""
+    """Return the points of a line along the right side of `around` into the right side of `target`; lane 0 is the
+    outermost."""
     inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
     x, y = around.x + around.width - PAD / 2 - RAIL * lane, target.y + PORT + ACROSS * inward
     return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
 
 
 def _beside_circle(x: float, target: Placed) -> bool:
-    """Return whether a line from `x` enters a circle from its side."""
+    """Return whether `target` is a circle that a line coming down at `x` enters from the left or right."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 
 def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
-    """Return the points of a line into a circle from its side, `lower` pixels below its middle."""
+    """Return the points of a line from `start` into the left or right of `circle`, `lower` pixels below its middle."""
     y, round_ = (circle.y + circle.bottom) / 2 + lower, circle.height / 2
     across = math.sqrt(round_**2 - lower**2)
     return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
 
 
 def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Return vertical offsets for the horizontal runs of lines that reach a target from the same side: the farthest is
-    the lowest, so that none cross."""
+    """Map (source, target) of each "merge" line to the offset of its horizontal segment, −1 (highest) to 1 (lowest).
+
+    Of lines that reach a target from the same side the farthest is the lowest, so that none cross.
+    """
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
@@ -256,7 +265,8 @@ def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], flo
 
 
 def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
-    """Return the points of a line from `start` to `end`; `lower` is its offset below the middle of a gap."""
+    """Return the points of `line` from `start` to `end`. The horizontal segment of a "merge" is `lower` pixels below
+    the middle of the gap."""
     (x0, _), (x1, _) = start, end
     if line.bend == "rows":
         points, x = [start], x0
@@ -274,7 +284,8 @@ def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
 
 
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
-    """Return the offset of each line's end from the middle of its target, so that several arrive side by side."""
+    """Map (source, target) of each line, except rails, to the horizontal distance in pixels of its end from the axis
+    of the target. Several lines to one target end at different points."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     offsets = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:
@@ -296,14 +307,14 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
 
 
 def _column(line: Line, target: Placed, inside: _Inside, around: Placed) -> float:
-    """Return the x at which a line comes down to its target, without the offset of `_shifts`."""
+    """Return the x at which `line` comes down to `target`, before `_shifts` moves it."""
     if line.bend == "fork":  # it bends above
         return target.axis
     return inside.spots[line.source].axis if line.source in inside.spots else around.axis
 
 
 def _corners(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield the ends of a line and the points at which it bends."""
+    """Yield the first and last of `points`, and between them only the points at which the line bends."""
     distinct = [p for p, q in itertools.pairwise(points) if not _near(p, q)] + [points[-1]]
     yield distinct[0]
     for before, p, after in zip(distinct, distinct[1:], distinct[2:], strict=False):

@@ -24,7 +24,7 @@ ALL = "*"  # suffix of a key: draw every round of a repeat
 
 @dataclass(frozen=True)
 class Size:
-    """A width and height, and the x of the vertical line through the box."""
+    """The width and height of a box, and the distance of its vertical line (`axis`) from its left edge, in pixels."""
 
     width: float
     height: float
@@ -33,11 +33,14 @@ class Size:
 
 @dataclass
 class Shape:
-    """A part of the picture: its label, its size when closed, and its contents when open.
+    """A part of the picture: its label, its size when closed (`closed`), and its contents when open.
 
-    `notes` are values that the part reads without a line, `gives` outputs of the model that it produces without a line,
-    `leaves` results that other parts read without a line. `head` is the least width of an open part. Only the root has
-    a `network`.
+    `notes`: values that the part reads without a line.
+    `gives`: outputs of the model that it produces without a line.
+    `leaves`: its results that other parts read without a line.
+    `head`: the minimum width when open.
+    `arrangement`, `inner`: the arrangement of its children and their shapes; None and empty if it cannot be opened.
+    `network`: set for the root only.
     """
 
     key: str
@@ -58,24 +61,24 @@ class Shape:
         return list(captions(self.part, self.notes, self.gives, self.leaves))
 
     def all(self) -> Iterator[Shape]:
-        """Yield the shape and all shapes in it; of repeats only the first round."""
+        """Yield this shape, then all shapes in it; of a repeat that is not unrolled only the first round."""
         yield self
         for shape in self.inner:
             yield from shape.all()
 
 
 def scene(network: Network) -> Shape:
-    """Return the root of the shapes of `network`: the picture itself, always open."""
+    """Return the root shape of `network`: the entire picture, which contains all other shapes and is always open."""
     return replace(shapes(outline(network)), network=network)
 
 
 def default_open(root: Shape) -> set[str]:
-    """Return the keys of the shapes that are open by default: layers and their containers."""
+    """Return the keys of the shapes that are open by default: `root`, layers and containers of layers."""
     return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
 def unroll(shape: Shape) -> Shape:
-    """Return the repeat `shape` with one inner shape per round instead of only the first round."""
+    """Return a copy of the repeat `shape` with one inner shape for each of its rounds."""
     part = shape.part
     rounds = [_as_part(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
@@ -100,21 +103,24 @@ def unroll(shape: Shape) -> Shape:
 
 
 def _through(shape: Shape, edge: int) -> tuple[str, ...]:
-    """Return the values that cross the `edge` START or END of an open shape, without those along its right side."""
+    """Return the values on lines that cross `edge` (START or END) of the open `shape`, except rails."""
     lines = shape.arrangement.lines if shape.arrangement is not None else []
     ends = (line for line in lines if edge in (line.source, line.target) and line.bend != "rail")
     return tuple(dict.fromkeys(name for line in ends for name in line.values))
 
 
 def find_rails(part: Part, first: Shape, last: Part) -> list[str]:
-    """Return the values that come along the right side into every round, `first` to `last`, of the repeat `part`."""
+    """Return the values that enter every round of the repeat `part` on a rail, by lane; empty for parallel rounds.
+
+    `first` is the shape of the first round, `last` the last round as a part.
+    """
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
     rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
     return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
 def _as_part(part: Part, body: list[Part]) -> Part:
-    """Return one round of the repeat `part`, whose children are `body`, as a part."""
+    """Return a part with the children `body`, one round of the repeat `part`; a single child is returned itself."""
     if len(body) == 1:
         return body[0]
     first, last = body[0], body[-1]
@@ -124,13 +130,16 @@ def _as_part(part: Part, body: list[Part]) -> Part:
 
 
 def _names(first: Part, other: Part) -> dict[str, str]:
-    """Map the value names of `first` to those of `other`, a part that differs only in names."""
+    """Map each value name in `first` to its counterpart in `other`; the two parts differ only in names."""
     pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
     return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
 
 
 def _copy_for(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
-    """Copy `shape` for another part that differs only in names; `names` maps the names of its values."""
+    """Return a copy of `shape` for `part`, which differs from the part of `shape` only in names.
+
+    `names` maps value names of `shape` to names for the copy.
+    """
 
     def rename(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)
@@ -159,7 +168,11 @@ def shapes(
     notes: tuple[str, ...] = (),
     leaves: tuple[str, ...] = (),
 ) -> Shape:
-    """Return the shape of `part` and all shapes in it; the part reads `entering` and others read `leaving` of it."""
+    """Return the shape of `part`, with the shapes of all parts in it.
+
+    The part reads the values `entering`; other parts read its results `leaving`. `notes` are values that it reads
+    without a line, `leaves` results of it that leave without a line.
+    """
     if part.layered:
         notes = tuple(name for name in notes if name not in part.takes)
     text, gives = _label(part, notes), () if part.layered else part.gives
@@ -187,11 +200,12 @@ def _label(part: Part, notes: tuple[str, ...]) -> Label:
 
 
 def _find_needed(parent: Part, leaving: tuple[str, ...]) -> set[str]:
-    """Return the values that children of `parent` read, and the values `leaving` it."""
+    """Return the union of the values that children of `parent` read and of `leaving`."""
     return {name for child in parent.children for name in child.read} | {*leaving}
 
 
 def _borders(child: Part, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the values that `child` reads, and its results that are `needed` around it or in its later rounds."""
+    """Return two tuples: the values that `child` reads, and its results that are in `needed` or that its own later
+    rounds read."""
     later = {name for body in child.others for part in body for name in part.read}
     return tuple(child.read), tuple(name for name in child.made if name in needed or name in later)

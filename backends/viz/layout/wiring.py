@@ -1,9 +1,9 @@
 """Choice of the values drawn as lines between the parts of a scope, and of those written as notes on a part.
 
-An input of the model with several readers gets a line to the first of them and notes on the others. The heaviest path,
-by the bytes of weights and the operations on it, is the stream of the scope. Where lines next to it would tangle, a
-table that does not depend on the stream (a position bias, say) gets a line only to its first reader, and of the values
-that leave the scope only the one at the end of the stream gets a line.
+An input of the model gets a line to its first reader and notes on its other readers. The stream of a scope is the path
+with the largest total of weight bytes and operations. If lines next to the stream tangle, a table that does not depend
+on it (such as a position bias) gets a line only to its first reader, and only the value at the end of the stream gets a
+line out of the scope.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ Link = tuple[int, int]
 
 @dataclass
 class Wiring:
-    """The lines of a scope: `links` maps pairs of part numbers to values; START and END are the edges of the scope.
+    """The lines of a scope, and its values without a line. START and END are the edges of the scope.
 
-    `notes` are values that parts read without a line, `gives` values that leave the scope without one; `side` maps the
-    computed values that enter the scope, except the main one, to their readers.
+    `links`: (number of the producer, number of the reader) → values on the line between these parts.
+    `notes`: part number → values that the part reads without a line.
+    `gives`: part number → values that leave the scope without a line.
+    `side`: computed value that enters the scope → numbers of its readers, except the value that enters at the top.
     """
 
     links: dict[Link, list[str]] = field(default_factory=dict)
@@ -37,10 +39,10 @@ class Wiring:
 def wire_parts(
     parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], within: Collection[int] | None = None
 ) -> Wiring:
-    """Connect `parts` in a scope that reads the values `entering` and produces the values `leaving`.
+    """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first entering value that is read comes in at the top. `within` are parts that get no line out of the scope; if
-    given, tables independent of the stream also get a single line.
+    The first of `entering` that a part reads enters at the top. `within` are the numbers of parts that get no line out
+    of the scope; unless it is None, a part that does not depend on the stream gets a line only to its first reader.
     """
     wiring = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.made}
@@ -70,7 +72,7 @@ def wire_parts(
 
 
 def find_exits(parts: Sequence[Part], wiring: Wiring) -> list[int]:
-    """Return the parts with a line out of the scope, except the end of the stream."""
+    """Return the numbers of the parts with a line out of the scope, except the last part of the stream."""
     end = _stream(parts, wiring.links)[-1:]
     return [a for a, b in wiring.links if b == END and a not in end]
 
@@ -84,7 +86,7 @@ def link_parts(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
 
 
 def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
-    """Return the part numbers on the heaviest path, without START and END."""
+    """Return the part numbers on the path with the largest total weight (to END, if a line leaves), in order."""
     graph = link_parts(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
     # The heaviest path of an acyclic graph takes one pass in topological order.
@@ -101,9 +103,9 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
 
 
 def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None:
-    """Keep one line, to the first reader, for inputs and for parts independent of the stream; make the rest notes.
+    """Replace lines of `wiring` by notes: model inputs and parts independent of `stream` keep a line to one reader.
 
-    The line of an input goes to the first reader that reads more than its shape.
+    That is the first reader that uses more than the shape, if any. Lines to END are unchanged.
     """
     graph = link_parts(parts, wiring.links)
     for i, part in enumerate(parts):
@@ -118,11 +120,11 @@ def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) ->
 
 
 def _reads_shape(part: Part) -> bool:
-    """Return whether a part uses only the shape of its inputs."""
+    """Return whether a part uses only the shape of its inputs, as `iota` does."""
     return bool(part.vertices) and part.vertices[0].op == "iota"
 
 
 def _is_independent(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Return whether part `i` depends neither on the stream nor on its input."""
+    """Return whether part `i` is not in `stream`, and depends neither on its parts nor on a line from START."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

@@ -4,10 +4,10 @@ kinds      the distinct attentions of a network, and their layers
 attention  causal and window masks, slots of a rolling cache, receptive fields
 positions  wavelengths of rotary positions, before and after their scaling
 caches     KV cache bytes by sequence length, of this model and with other head counts
-experts    routing of a token to experts, and the share of them that stays idle
-prompts    attention weights and predictions for a text, if the model has weights
+experts    routing of a token to experts, and the share of experts that stays idle
+prompts    attention weights and predictions for a prompt, if the model has weights
 
-A model without such layers has no such panel. Never here: appearance (web/).
+A panel about layers that a model lacks is omitted. Never here: appearance (web/).
 """
 
 from __future__ import annotations

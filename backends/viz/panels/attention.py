@@ -23,7 +23,8 @@ STEPS = 20  # least number of drawn steps of a rolling cache
 
 
 def data(network: Network) -> dict[str, Any] | None:
-    """Return the data of all kinds of attention with their masks, and the receptive fields; None without attention."""
+    """Return "kinds" (the data of each kind of attention, with its mask) and "reach" (the receptive fields); None for a
+    network without attention."""
     kinds = group_by_kind(network)
     if not kinds:
         return None
@@ -82,7 +83,8 @@ def shrink(kind: Kind) -> Kind:
 
 
 def mask(kind: Kind) -> Any:
-    """Compute the mask of a short sequence, bool [queries, keys] (True: visible), by the op's reference."""
+    """Return the mask of a short sequence, bool [queries, keys] (True: visible): TOKENS queries, and TOKENS keys or
+    SOURCE keys of cross-attention."""
     if kind.blocks is not None:
         return kind.blocks.counts(TOKENS) > 0
     keys = SOURCE if kind.cross else TOKENS
@@ -91,7 +93,7 @@ def mask(kind: Kind) -> Any:
 
 
 def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
-    """Yield sentences that describe the attention with its actual sizes."""
+    """Yield sentences that describe `kind`; sizes that differ in `small`, the kind that is drawn, are added."""
     if kind.cross:
         yield "Every token attends to all source tokens."
     elif kind.blocks is not None:
@@ -150,8 +152,12 @@ def _describe_pattern(kind: Kind, small: Kind) -> Iterator[str]:
 
 
 def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
-    """Return the position in each slot of a rolling cache after every step (−1: empty), sinks first; `slots` and
-    `first` are those of the real cache."""
+    """Return the data of a rolling cache, drawn with the sizes of `small`.
+
+    "slots", "first": the number of slots and of sinks (always-visible first tokens) of `kind`.
+    "keep": the number of sinks in the drawing.
+    "held": for each step a list of the position in each slot (−1: empty), sinks first.
+    """
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
@@ -168,10 +174,10 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
 
 
 def reach(network: Network) -> dict[str, Any] | None:
-    """Return the receptive field after every layer in tokens (None: all); None if every layer sees the full sequence.
+    """Return the receptive field after every layer; None if every layer sees the full sequence.
 
-    It is that of a token far into a sequence: each layer extends it by the keys visible to its earliest visible token.
-    A recurrence sees all tokens.
+    "steps" has [layer, number of earlier tokens that the last of a long sequence sees (None: all), title] per layer.
+    Each layer extends the field by the keys visible to the earliest visible token; a recurrence sees all tokens.
     """
     kinds = {v.name: kind for v, kind in attentions(network) if kind.keys.causal and not kind.cross}
     mixers = [v for v in network.vertices if v.name in kinds or v.meant.op in RECURRENT]

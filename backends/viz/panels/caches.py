@@ -14,10 +14,11 @@ Sizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> numbe
 
 
 def data(network: Network) -> dict[str, Any] | None:
-    """Return the caches of this model and of variants, lists of [elements per token, window or None]; None if empty.
+    """Return the cache sizes of this model and of its variants; None for a model without caches and states.
 
-    `state` is the size of recurrent states, as elements in the model's dtype and bytes in other dtypes; `same` names
-    the variant that equals this model.
+    "variants": for each a "name", a description ("about") and "kept", a list of [elements per token, window or None].
+    "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
+    "same": the name of the variant whose sizes equal those of this model, or None.
     """
     caches = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
@@ -44,7 +45,7 @@ def data(network: Network) -> dict[str, Any] | None:
 
 
 def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
-    """Return the widths of a key and a value of one head, as if every head had its own.
+    """Return (features of a key, features of a value) of one head, as if every head had its own key and value.
 
     Latent attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of
     shape [heads · width, latent].
@@ -62,7 +63,7 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
 
 
 def _variants(caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Sizes, str]]:
-    """Return variants of the model with other head counts or windows by name: cache sizes and a description."""
+    """Map names of variants of the model, with other head counts or windows, to (cache sizes, description)."""
 
     def tally(width: Any) -> Sizes:
         return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in caches)

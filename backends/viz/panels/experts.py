@@ -18,7 +18,8 @@ EXAMPLES = 12  # tokens with random scores that illustrate the rule
 
 @dataclass(frozen=True)
 class Rule:
-    """The routing rule of a layer: attributes of `route`, and capacity limits. `k` is None if it varies."""
+    """The routing rule of a layer: the attributes of the op `route` (`k` is None if the number of experts varies),
+    a sentence about the `capacity` of an expert (or ""), and whether there is also a `shared` expert."""
 
     experts: int
     k: int | None
@@ -33,7 +34,7 @@ class Rule:
 
 
 def data(network: Network) -> list[dict[str, Any]] | None:
-    """Return the data of every distinct rule; None without experts."""
+    """Return the data of every distinct routing rule of `network`; None for a network without experts."""
     rules: dict[Rule, list[Vertex]] = {}
     for v in network.vertices:
         if v.meant.op == "moe" and v.weights:
@@ -109,7 +110,10 @@ def _sentences(rule: Rule) -> Iterator[str]:
 
 
 def examples(rule: Rule) -> list[list[list[float]]]:
-    """Route tokens with random scores; return a list of [expert, weight] for each token."""
+    """Route EXAMPLES tokens with random scores by `rule`; return for each token its list of [expert, weight].
+
+    The result is empty if the number of experts per token varies.
+    """
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))

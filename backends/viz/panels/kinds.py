@@ -19,9 +19,11 @@ _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 class Kind:
     """A kind of softmax attention: its numbers of heads and the keys visible to its queries.
 
-    `sinks`: every head has an extra learned logit; `cross`: keys belong to another sequence; `latent`: keys and values
-    are projected from a latent that all heads share (DeepSeek-V2). `blocks` describes block-sparse visibility, `chosen`
-    is the number of visible keys that an index selects for a query.
+    `sinks`: every head has an extra learned logit.
+    `cross`: keys belong to another sequence.
+    `latent`: keys and values are projected from a latent that all heads share (DeepSeek-V2).
+    `blocks`: the visible blocks of block-sparse attention, else None.
+    `chosen`: the number of visible keys that an index selects for each query; None: all.
     """
 
     heads: int
@@ -35,7 +37,8 @@ class Kind:
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
-    """Yield every softmax attention with its kind, in order, except those within parts of sequences."""
+    """Yield (vertex, kind) for every softmax attention in order, except attention within windows of a sequence that
+    are folded into the batch axis."""
     shapes = _shapes(network)
     lengths = {name: shape[1] for name, shape in shapes.items()}
     chosen = {v.makes[0]: int(v.text("top_k")) for v in network.vertices if v.op == "lightning_index"}
@@ -74,7 +77,7 @@ def _kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> K
 
 
 def _shapes(network: Network) -> dict[str, list[str]]:
-    """Return the sizes of every value with two or more axes; the second axis counts tokens, as in [batch, seq, …]."""
+    """Map each value with two or more axes to its sizes, as strings; axis 1 counts tokens, as in [batch, seq, …]."""
     types = [*network.inputs.items(), *(pair for v in network.vertices for pair in zip(v.makes, v.types, strict=False))]
     sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
     return {name: shape for name, shape in sizes.items() if len(shape) > 1}
@@ -89,7 +92,8 @@ def group_by_kind(network: Network) -> dict[Kind, list[Vertex]]:
 
 
 def layers(scopes: Iterable[str]) -> str:
-    """Abbreviate scopes: layers.0.attn, layers.1.attn, … as "layers 0–31", or "layers 0, 2 … 94"."""
+    """Return a short form of scopes: "layers 0–31" for layers.0.attn, layers.1.attn, …; "layers 0, 2 … 94" for every
+    second layer."""
     numbers: dict[str, list[int]] = {}
     for scope in scopes:
         match = _NUMBER.match(scope)
@@ -103,7 +107,7 @@ def layers(scopes: Iterable[str]) -> str:
 
 
 def _abbreviate(numbers: Sequence[int]) -> str:
-    """Abbreviate sorted numbers: those with a constant step by their ends, others as runs."""
+    """Return a short form of sorted numbers: "0, 2 … 94" if the step is constant and not 1, else runs, as "0–3, 7"."""
     steps = {b - a for a, b in itertools.pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))

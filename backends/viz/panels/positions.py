@@ -15,7 +15,7 @@ from .kinds import layers
 
 
 def data(network: Network) -> list[dict[str, Any]] | None:
-    """Return the data of every distinct set of frequencies; None if there are none."""
+    """Return the data of every distinct set of RoPE frequencies in `network`; None if there are none."""
     uses: dict[RopeFrequencies, list[tuple[str, str, float]]] = {}
     for v in network.vertices:
         for rotary in (w.rotary for w in v.weights):
@@ -41,13 +41,13 @@ def _to_dict(rotary: RopeFrequencies, places: list[tuple[str, str, float]], cont
 
 
 def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
-    """Return the tokens per full rotation of every pair (2π/frequency), None for a pair that is not rotated."""
+    """Return the wavelength of every rotary pair in tokens (2π/frequency); None for a pair that is not rotated."""
     frequencies = np.asarray(rotary.frequencies(), np.float64)
     return [None if f == 0 else float(f"{2 * math.pi / f:.6g}") for f in frequencies]
 
 
 def _sentences(rotary: RopeFrequencies, amplitude: float) -> list[str]:
-    """Describe the settings in sentences."""
+    """Return sentences about the number of pairs, the base, the scaling and the `amplitude` of rotated components."""
     sentences = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
         sentences.append(rotary.describe())

@@ -1,7 +1,6 @@
 """A run of a model on a prompt: attention weights of every head, predicted next tokens, and expert choices.
 
-Everything is computed by the reference semantics of the ops, in float64; attention weights are stored in steps of
-1/255.
+The interpreter runs the references of the ops in float64; attention weights are stored as multiples of 1/255.
 """
 
 from __future__ import annotations
@@ -29,9 +28,12 @@ Step = Callable[[int, int], None]  # progress: operations done and total
 
 @dataclass
 class Observer:
-    """Observations of a run by node: attention weights [heads, queries, keys] and expert choices [tokens, experts].
+    """Observations of a run of `graph` by node.
 
-    `kept` are the values that these are computed from.
+    `weights`: attention weights [heads, queries, keys].
+    `choices`: expert weights [tokens, experts], 0 for an expert that is not chosen.
+    `kept`: the inputs of attentions and mixtures, which the observations are computed from.
+    `step`: called with the number of nodes done and in total.
     """
 
     graph: Graph
@@ -42,7 +44,7 @@ class Observer:
     done: int = 0
 
     def watch(self, node: Node, outputs: tuple[Array, ...]) -> None:
-        """Record observations of a node, given its outputs; the interpreter calls this for every node."""
+        """Record the observations of `node` and report progress; the interpreter calls this after every node."""
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_is_observed(user) for user in value.users):
                 self.kept[value] = array
@@ -56,7 +58,7 @@ class Observer:
         self.step(self.done, len(self.graph))
 
     def _operands(self, node: Node) -> dict[str, Array | None]:
-        """Return the operands of a node by name."""
+        """Map the operand names of `node` to arrays, None for an absent operand."""
         names = [o.name for o in node.op.operands]
         return {name: self._value(v) for name, v in zip(names, node.inputs, strict=False)}
 
@@ -71,16 +73,17 @@ def _is_observed(node: Node) -> bool:
 
 
 def _attends(node: Node) -> bool:
-    """Return whether the node is a softmax attention over full sequences, not within parts of them."""
+    """Return whether `node` is a softmax attention over full sequences: its batch size is that of an input."""
     if Trait.ATTENTION not in node.op.traits:
         return False
     return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
-    """Return attention weights [heads, queries, keys], computed as the attention's result on unit vectors as values.
+    """Return the attention weights [heads, queries, keys] of the first batch row of an attention.
 
-    With sinks, weights of a query sum to less than 1.
+    They are the output of the attention if its values are one-hot vectors. With sinks, weights of a query sum to less
+    than 1.
     """
     k = operands["k"]
     assert k is not None
@@ -95,10 +98,12 @@ def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array
 
 
 def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
-    """Run the graph on the tokens `ids` and return the data of the page; `text` decodes token ids.
+    """Run `graph` on the tokens `ids`; return "tokens", "layers" (attention weights), "next" and "experts" for a page.
+
+    `text` decodes token ids; `step` is called with the number of nodes done and in total.
 
     Raises:
-        WeftError: if the graph reads more than one text, or there are too many tokens for the page or the model.
+        WeftError: as `check` does.
     """
     check(graph, len(ids))
     row = np.array([ids])
@@ -118,7 +123,12 @@ def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str],
 
 
 def check(graph: Graph, count: int) -> None:
-    """Check that a prompt of `count` tokens can be shown. Raises WeftError if not."""
+    """Check that a page can show a prompt of `count` tokens.
+
+    Raises:
+        WeftError: if `graph` reads other inputs than one token sequence, or `count` is 0, above its context, or gives
+            more than MOST attention weights.
+    """
     if strange := [name for name in graph.inputs if name not in TEXT_INPUTS]:
         raise WeftError(f"a prompt is for models of one text; {graph.name} also reads {strange[0]}")
     if count == 0:
@@ -139,7 +149,10 @@ def _predicts(graph: Graph) -> bool:
 
 
 def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
-    """Pack weights as bytes, head by head and row by row; row i of a causal attention has i + 1 entries."""
+    """Return the data of an attention, with its weights [heads, queries, keys] as base64 of one byte per weight.
+
+    Only the first i + 1 keys of query i are stored if the attention is causal.
+    """
     steps = np.round(weights * 255).astype(np.uint8)
     rows = [row[: i + 1] if node.attrs.get("causal", False) else row for head in steps for i, row in enumerate(head)]
     return {
@@ -152,8 +165,8 @@ def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
 
 
 def _predict(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-    """Return for every position the likeliest next tokens with probabilities, and the probability and rank of the
-    actual next token."""
+    """Return for each position of `logits` [seq, vocab] the "likely" next tokens with probabilities and, except for
+    the last position, the probability ("came") and "rank" (from 1) of the actual next token."""
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     chances = shifted / shifted.sum(-1, keepdims=True)
     predictions = []
@@ -167,11 +180,11 @@ def _predict(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], 
 
 
 def _load(node: Node, chosen: Array) -> dict[str, Any]:
-    """Count the tokens routed to each expert of a layer."""
+    """Return the number of tokens routed to each expert ("counts"), from expert weights [tokens, experts]."""
     return {"where": layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 
 def _decode_added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:
-    """Return the text that the token at index `at` adds, or its id in brackets if it adds none, as BOS does."""
+    """Return the characters that the token at index `at` adds to the decoded text, or "[id]" if it adds none (BOS)."""
     before, after = text(ids[:at]), text(ids[: at + 1])
     return after[len(before) :] if after.startswith(before) and after != before else f"[{ids[at]}]"
