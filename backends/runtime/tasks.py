@@ -199,7 +199,7 @@ class Tasks(ABC):
         return self.logits([self.encoded(text, truncate) for text in texts], batch)
 
     def logits(self, encoded: Sequence[Encoded], batch: int = BATCH) -> Floats:
-        """Return the logits [texts, labels]. Each call runs at most `batch` texts of similar length, to save padding."""
+        """Return the logits [texts, labels]; a call runs at most `batch` texts of similar length, to save padding."""
         rows: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
         for indices in self.batches([len(text.ids) for text in encoded], batch):
             (outputs,) = self.run([encoded[i].ids for i in indices], [encoded[i].types for i in indices], ["logits"])

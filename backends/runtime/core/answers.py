@@ -18,11 +18,11 @@ from .speculation import Drafts
 
 
 class Constraint(Protocol):
-    """A language that the answer must belong to, followed token by token."""
+    """A formal language that an answer must belong to, checked token by token."""
 
     @property
     def complete(self) -> bool:
-        """Return whether the text so far belongs to the language and no token may follow."""
+        """Return whether the accepted text belongs to the language and no token may follow it."""
 
     def masked(self, logits: Floats) -> Floats:
         """Return a copy of `logits` [vocab] with minus infinity for tokens that may not follow."""
@@ -32,10 +32,10 @@ class Constraint(Protocol):
 
 
 class Answer:
-    """The answer to one prompt, of at most `limit` tokens; its row begins with the tokens `begin`.
+    """The answer to one prompt, of at most `limit` tokens; its batch row begins with the tokens `begin`.
 
     With a `constraint`, the answer belongs to its language. With `logprobs` = n, the result has the log-probabilities
-    of its tokens and of the n most likely ones at each position.
+    of the answer's tokens and of the n most likely tokens at each position.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Answer:
         self.error: WeftError | None = None  # why it ended early, in a batch that continues
 
     def push(self, logits: Floats) -> int:
-        """Draw the next token from `logits` [vocab], add it to the result and return it."""
+        """Draw the next token that forced tokens and the constraint allow from `logits` [vocab]; add and return it."""
         scores = self._forced(logits, len(self.result.tokens), self.limit)
         if self._constraint is not None:
             scores = self._constraint.masked(scores)
@@ -71,7 +71,7 @@ class Answer:
         return self.add(token)
 
     def add(self, drawn: int | np.int64) -> int:
-        """Add the next token to the result, set `finish` if the answer ends there, and return the token."""
+        """Add the next token to the result, set `finish` if the answer ends with it, and return the token."""
         result, token = self.result, int(drawn)
         result.tokens.append(token)
         if token in self._stop_ids:
@@ -130,9 +130,9 @@ def advance(
 def verify(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
-    """Verify the drafts of the active rows by one model call: draw tokens up to the first that differs from its draft.
+    """Verify drafts of the active rows by one model call: push tokens up to the first that differs from its draft.
 
-    Update `tokens` and `active` as `advance` does.
+    Update `tokens` and `active` as `advance` does, the timings, and the cached lengths.
     """
     timings, starts = answers[0].result.timings, context.lengths.copy()
     inputs: list[list[int]] = [[] for _ in answers]

@@ -24,9 +24,9 @@ EarlyStopping = bool | Literal["never"]
 class Beams:
     """Options of beam search: the number of `beams`, and the number of best sequences `returned`.
 
-    The score of a sequence of n tokens is its log-probability / n^length_penalty. Once `beams` sequences have ended,
-    the search ends at once (early_stopping True), when no open sequence scores higher at its current length (False), or
-    when none can score higher at any length ("never"; Meister et al. 2020, arXiv 2010.02650, discuss such rules).
+    The score of a sequence of n tokens is its log-probability / n^length_penalty. `early_stopping` decides when the
+    search ends after `beams` sequences have ended: at once (True), when no open sequence scores higher at its current
+    length (False), or at any length ("never"); Meister et al. 2020 (arXiv 2010.02650) discuss such rules.
 
     Raises WeftError on a value outside its range.
     """
@@ -50,14 +50,14 @@ class Beams:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence and its score: the log-probability while it is open, divided by the length penalty after it ended."""
+    """A sequence of n tokens and its score: its log-probability, divided by n^length_penalty once it has ended."""
 
     tokens: tuple[int, ...]
     score: float
 
 
 class BeamSearch:
-    """The beam search of one prompt; `open` until it ends, `best` are the ended sequences, best first."""
+    """The beam search of one prompt. `open` is True until it ends; `best` lists ended sequences, best first."""
 
     def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: Forced) -> None:
         self.open, self.best = True, list[Hypothesis]()
@@ -69,8 +69,8 @@ class BeamSearch:
     def advance(self, logits: Floats) -> tuple[list[int], list[int]]:
         """Extend the running sequences by one token, given their logits [beams, vocab].
 
-        Return, for each beam, the row that it continues and its next token. Raises WeftError if logits are NaN or
-        infinite.
+        Return two lists with an item per beam: the row of `logits` that it continues, and its next token. Raises
+        WeftError if the largest logit of a row is NaN or infinite.
         """
         scores = _log_softmax(logits[: len(self._running)])
         # Forced after the softmax, so that a forced token is certain and leaves the score unchanged.
@@ -118,9 +118,10 @@ def search(
     chunk: int,
     timings: Timings,
 ) -> None:
-    """Run the `searches` of `prompts` as one batch to their end, with at most `most` tokens a row; fill in `timings`.
+    """Run `searches` (one per prompt) as one batch to their end; the results are in `searches` and `timings`.
 
-    Raises WeftError when the caches cannot be allocated.
+    `most` is the maximum number of cached tokens per row, `chunk` that of prompt tokens per call. Raises WeftError when
+    the caches cannot be allocated.
     """
     beams = searches[0].width
     rows: Ints = np.arange(len(prompts) * beams)
@@ -147,7 +148,7 @@ def search(
 
 
 def _arrange_rows(running: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
-    """Return the hypotheses in an order that keeps one continuation of each row in that row, to move few caches."""
+    """Return `running` in an order that keeps one continuation of each batch row in that row, to copy few caches."""
     rows: list[tuple[int, Hypothesis] | None] = [None] * len(running)
     moved = []
     for item in running:
@@ -167,7 +168,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def _select_largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
-    """Return the indices and values of the `count` largest finite scores, largest first."""
+    """Return (index, value) of each finite score among the `count` largest, largest first."""
     # Partition first: linear in the vocabulary, and only a few candidates remain to sort.
     indices = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
     indices = indices[np.argsort(-scores[indices], kind="stable")]

@@ -23,12 +23,13 @@ CHUNK = {"cpu": 512, "cuda": 8192}
 
 
 class Decoder(ABC, Generic[C]):
-    """A language model with caches on `device`, cpu or cuda.
+    """A language model with caches on `device`, "cpu" or "cuda".
 
-    Every row begins with `start` if prompts are sources of an encoder; `start` is None if a row begins with its prompt.
-    `max_prompt` is the maximum length of a prompt. `every_position`: a call returns the logits of all its tokens, not
-    only of the last; `padded`: rows of a call may differ in length; `rewinds`: rows can drop their last tokens, which
-    states and rolling caches cannot.
+    `start`: the token that begins every row of an encoder-decoder; None if a row begins with its prompt.
+    `max_prompt`: the maximum length of a prompt.
+    `every_position`: a call returns the logits of all new tokens, not only of the last token.
+    `padded`: the rows of a call may have different numbers of new tokens.
+    `rewinds`: rows can drop their last tokens, which recurrent states and rolling caches cannot.
     """
 
     every_position: bool
@@ -45,18 +46,18 @@ class Decoder(ABC, Generic[C]):
 
     @abstractmethod
     def new_context(self, batch: int, capacity: int) -> C:
-        """Allocate caches for `batch` rows of `capacity` tokens each."""
+        """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
 
     @property
     def experts(self) -> ExpertCounts:
-        """Return counts of the experts used so far, if not all experts are on the device."""
+        """Return counts of the experts used so far; all 0 if all experts are on the device."""
         return ExpertCounts()
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[C]:
-        """Lend caches for `batch` rows of at most `tokens` tokens each; the next call of the same size reuses them.
+        """Yield a context for `batch` rows of at most `tokens` tokens each; the next call of the same size reuses it.
 
-        Contexts are independent: one may be opened while another is in use.
+        It may still hold tokens of its last use. Several contexts may be in use at the same time.
         Raises WeftError when `tokens` is above `max_length` or memory is insufficient.
         """
         capacity = self.capacity_for(tokens)
@@ -76,7 +77,8 @@ class Decoder(ABC, Generic[C]):
             self._spare = context
 
     def capacity_for(self, tokens: int) -> int:
-        """Return the capacity of caches that hold `tokens` tokens a row. Raises WeftError above `max_length`."""
+        """Return the capacity for `tokens` tokens per row: rounded up to a multiple of STEP, at most `max_length`.
+        Raises WeftError if `tokens` is above `max_length`."""
         if tokens > self.max_length:
             raise WeftError(
                 f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"

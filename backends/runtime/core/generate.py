@@ -28,7 +28,7 @@ from .speculation import Speculation
 
 
 class Stream(Iterator[str]):
-    """An iterator over the text pieces of one answer, as soon as they are final; `result` grows with it."""
+    """An iterator over the text pieces of one answer; `result` is the answer so far and grows with each piece."""
 
     def __init__(self, result: Result, pieces: Iterator[str]) -> None:
         self.result, self._pieces = result, pieces
@@ -75,7 +75,7 @@ class Generator:
         return ChatTemplate(self.folder)
 
     def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Return the token ids of a chat up to the assistant's next answer: a prompt for `generate` or `stream`.
+        """Return the token ids of a chat up to the start of the next answer, as a prompt for `generate` or `stream`.
 
         `messages` are mappings with "role" and "content"; `variables` are passed to the chat template.
         """
@@ -110,16 +110,16 @@ class Generator:
         A prompt is text or token ids. Models that read sound take arrays of floats: waveforms [samples] or spectrograms
         [bins, frames], a list of them for a batch.
 
-        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
-        (None: no such bound), or at the model's maximum length. Prompts are read `chunk` tokens at a time, by default
-        512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`; the default is greedy. With `beams`
-        above 1, run a beam search (see `Beams`) and return the `returned` best sequences of each prompt with their
-        scores, best first. Tokens may be drafted, up to `prompt_lookup_num_tokens` at a time from the sequence so far,
-        or `num_assistant_tokens` by `assistant`, a smaller model of the same vocabulary: one call of the model yields
-        all correct drafts, and the tokens are the same as without drafts (see `speculation`).
+        An answer ends with a stop token of the model, before a string in `stop`, after `max_tokens` tokens (None: no
+        such bound), or at the model's maximum length. A call reads at most `chunk` prompt tokens, by default 512 on a
+        CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1, run
+        a beam search (see `Beams`) and return the `returned` best sequences of each prompt, best first, with scores.
+        Speculative decoding yields the same tokens in fewer calls (see `speculation`): drafts of up to
+        `prompt_lookup_num_tokens` tokens come from the sequence so far, or drafts of up to `num_assistant_tokens` from
+        `assistant`, a smaller model with the same vocabulary.
 
-        Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
-        arguments outside their range or without effect next to the others, and text without a tokenizer.
+        Raises WeftError on a prompt that is empty or longer than the model's maximum, tokens outside the vocabulary,
+        arguments outside their range or without effect in this combination, and text without a tokenizer.
         """
         batch = prompts_of(prompt)
         if not batch:
@@ -152,10 +152,10 @@ class Generator:
         num_assistant_tokens: int = 5,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
-        """Continue one prompt piece by piece; the pieces joined are the text that `generate` returns.
+        """Return an iterator over pieces of the answer to one prompt; joined, they are the text `generate` returns.
 
-        No piece ends inside a code point or in the possible beginning of a stop string. Raises as `generate` does;
-        errors of arguments are raised at once.
+        No piece ends inside a code point or in the possible beginning of a stop string. Raises WeftError as `generate`
+        does; wrong arguments raise it here, not during the iteration.
         """
         if not (isinstance(prompt, str) or is_ids(prompt) or is_sound(prompt)):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
@@ -167,8 +167,8 @@ class Generator:
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
         """Return the float32 logits of a sequence of token ids.
 
-        [len(ids), vocab] when the model was compiled to return all of them; otherwise one row for the last token of
-        each chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
+        They are [len(ids), vocab] if the model returns logits of every position. Otherwise they are [chunks, vocab],
+        for the last token of each `chunk` (1: all tokens). Raises WeftError as `generate` does.
         """
         if self.decoder.start is not None:
             raise WeftError("the logits of an encoder-decoder also depend on a source: generate its answers instead")
@@ -189,8 +189,8 @@ class Generator:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> Answer:
-        """Return a new answer for a `Batch` (see `batching`), with the arguments and errors of `generate` and `Answer`;
-        `row` is its number among the answers that share a seed."""
+        """Return a new answer to join a `Batch` (see `batching`). Arguments and errors are those of `generate` and
+        `Answer`; `row` is added to the seed, so that answers with the same seed differ."""
         return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
 
     def _start(
@@ -259,7 +259,7 @@ class Generator:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
     def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
-        """Return the tokens of each prompt and the maximum number of new tokens."""
+        """Return (token ids, maximum number of new tokens) for each prompt of `batch`."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []
@@ -269,7 +269,7 @@ class Generator:
         return results
 
     def _most(self, limits: Sequence[tuple[list[int], int]]) -> int:
-        """Return the most tokens that a row's cache will hold, given prompts and their limits."""
+        """Return the maximum number of tokens that a row will cache, given (prompt, limit) of each row."""
         return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in limits)
 
     def _encode(self, prompt: Prompt) -> Any:
@@ -287,12 +287,12 @@ class Generator:
 
     @contextmanager
     def _open_context(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
-        """Lend caches of `most` tokens a row, with the number of tokens of a single prompt that they already hold."""
+        """Yield a context for `prompts` with `most` tokens per row, and the number of prompt tokens it has cached."""
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
     def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
-        """Generate all rows to their end, yielding after each step."""
+        """Generate the answers `rows` to their end; yield after the prefill and after each step."""
         timings = Timings(prompt_tokens=sum(length_of(row.result.prompt) for row in rows))
         for row in rows:
             row.result.timings = timings
@@ -336,9 +336,9 @@ class Conversation(Generator):
         talk = Conversation(weft.load("out/"), [{"role": "system", "content": "Be brief."}])
         print("".join(talk.say("What is the capital of France?")))
 
-    `variables` are passed to the chat template. A message continues the tokens of the ones before: caches keep the
-    common prefix with the new prompt; states and rolling caches, which cannot rewind, keep all or nothing. With a seed
-    the same messages get the same answers.
+    `variables` are passed to the chat template. Only the part of a new prompt after the common prefix with the cached
+    tokens is computed; recurrent states and rolling caches cannot rewind, so they are reused only if all their tokens
+    are in the prefix. With a seed the same messages get the same answers.
     """
 
     def __init__(self, model: Generator, messages: Sequence[Message] = (), **variables: Any) -> None:
@@ -360,15 +360,15 @@ class Conversation(Generator):
 
     @property
     def messages(self) -> list[Message]:
-        """Return all messages so far, with the last answer as far as it is generated."""
+        """Return all messages so far, including the part of the last answer that is generated."""
         answer = [] if self._answer is None else [{"role": "assistant", "content": self._answer.result.text}]
         return [*self._messages, *answer]
 
     def say(self, text: str, **options: Any) -> Stream:
-        """Stream the answer to the user's message `text`; an earlier answer that is still streaming ends.
+        """Return a stream of the answer to the user's message `text`; end an earlier answer that is still streaming.
 
-        `options` are those of `stream`. Raises WeftError as it does, or if the folder has no chat template; then the
-        messages are unchanged.
+        `options` are those of `stream`. Raises WeftError as `stream` does, and if the folder has no chat template; the
+        messages are then unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.stream(self.chat_prompt(messages, **self._variables), **options)

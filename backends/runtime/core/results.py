@@ -10,8 +10,8 @@ Finish = Literal["stop", "stop_string", "length"]
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Counts of experts if not all are on the device: `asked` (used by tokens), `found` (of these, already on the
-    device), `guessed` (of these, prefetched by a guess), and the `bytes` copied to the device."""
+    """Counts of offloaded experts. `asked`: used; `found`: used and already on the device; `guessed`: used and on the
+    device due to a prefetch; `bytes`: copied to the device."""
 
     asked: int = 0
     found: int = 0
@@ -40,20 +40,20 @@ class Timings:
 
     @property
     def prefill_rate(self) -> float:
-        """Return the prompt tokens per second."""
+        """Return the prompt tokens per second; 0 if no time was measured."""
         return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_rate(self) -> float:
-        """Return the decoded tokens per second."""
+        """Return the decoded tokens per second; 0 if no time was measured."""
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities (natural) at one position: of the chosen token, and in `top` of the likeliest, best first.
+    """Natural log-probabilities at one position: of the chosen `token` (`logprob`), and of the likeliest tokens.
 
-    They come from the model's own logits, before temperature, penalties and constraints.
+    `top` has (token, log-probability), best first. The logits are those before temperature, penalties and constraints.
     """
 
     token: int
@@ -63,7 +63,7 @@ class TokenLogprobs:
 
 @dataclass
 class Result:
-    """Result of one prompt; grows while it is streamed."""
+    """The result of one prompt; while it is streamed, `tokens`, `text` and `logprobs` grow."""
 
     prompt: Any  # its tokens, a list; or the array of a sound
     tokens: list[int] = field(default_factory=list)  # all generated tokens, the stop token included

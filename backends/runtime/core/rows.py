@@ -18,9 +18,10 @@ from .sampling import Sampler
 class BatchContext(ABC):
     """A context of `batch` rows of at most `capacity` tokens; `lengths` counts the cached tokens of each row.
 
-    `rewinds`: a row can drop its last tokens; `padded`: rows of a call may differ in length; `answers`: prompts are
-    sources of an encoder, and the rows hold only the answers. Subclasses fill `_scores` [batch, vocab], the logits of
-    each row's last token.
+    `rewinds`: a row can drop its last tokens.
+    `padded`: the rows of a call may have different numbers of new tokens.
+    `answers`: prompts are sources of an encoder, and the rows contain only the answers.
+    Subclasses fill `_scores` [batch, vocab], the logits of the last token of each row.
     """
 
     _scores: Floats
@@ -47,9 +48,9 @@ class BatchContext(ABC):
         self._intact = True
 
     def count_cached(self, prompt: Sequence[int]) -> int:
-        """Return how many first tokens of `prompt` the single row has cached and may keep.
+        """Return the number of tokens at the start of `prompt` that the single row has cached and can keep.
 
-        Never all, because the last token must run for its logits. 0 for a source: the row then holds its answer.
+        The last token never counts, because it must run for its logits. The number is 0 for a source of an encoder.
         """
         length = int(self.lengths[0]) if self._intact and not self._answers else 0
         prefix = np.array(prompt[:-1][:length], np.int64)
@@ -60,11 +61,11 @@ class BatchContext(ABC):
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
         """Restart every row with its prompt, at most `chunk` tokens a run; return the logits after it, [batch, vocab].
 
-        Neighbouring prompts run together, right-padded, if they fit one chunk; only prompts of the same length run
-        together where padding would enter states or rolling caches or compete for experts. A longer prompt runs alone,
-        in its own part of the caches. If there are fewer prompts than rows, each is read once and copied to an equal
-        number of neighbouring rows. In an encoder-decoder, prompts are sources, and the rows begin with the decoder's
-        start token. `keep` is the number of tokens of its prompt that a single row keeps, see `count_cached`.
+        Adjacent prompts that fit one chunk run together, right-padded; if padding would enter states or rolling caches
+        or compete for experts, only prompts of equal length do. A prompt above `chunk` tokens runs alone, in pieces. If
+        there are fewer prompts than rows, each is read once and copied to an equal number of adjacent rows. For an
+        encoder-decoder, prompts are sources, and the rows begin with the decoder's start token. `keep` is the number of
+        prompt tokens that a single row has cached and keeps, see `count_cached`.
 
         The result is valid until the next call.
         """
@@ -91,16 +92,16 @@ class BatchContext(ABC):
         return self._scores
 
     def extend(self, tokens: Sequence[int]) -> Floats:
-        """Append `tokens` to the single row in one run; return the logits, [seq, vocab] or of the last token only,
-        [1, vocab], depending on the model."""
+        """Append `tokens` to the single row in one run; return their logits [seq, vocab], or only those of the last
+        token [1, vocab] if the model does not return logits of every position."""
         logits: NDArray[Any] = self._extend(0, [tokens], every=True)[0]
         return float32(logits, np.empty(logits.shape, np.float32))
 
     def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
-        """Append its part to every row; return the logits of all new tokens, [len(part), vocab] per row.
+        """Append the tokens `given[r]` to every row r; return the logits of the new tokens, [len(given[r]), vocab] each.
 
-        A row whose part is empty is unchanged. Requires a model with logits of every position whose rows can be padded
-        and rewound. The longest part must fit after the longest row.
+        A row without new tokens keeps its tokens, but call `rewind` next. The model must return logits of every
+        position, and its rows can be padded and rewound. The longest item of `given` must fit after the longest row.
         """
         resting = np.array([not part for part in given])
         self.lengths[resting] -= 1  # resting rows repeat their last token
@@ -109,15 +110,16 @@ class BatchContext(ABC):
         return [np.array(logits[row, : len(part)], np.float32) for row, part in enumerate(given)]
 
     def rewind(self, lengths: Ints | int) -> None:
-        """Cut every row to its first `lengths` tokens, at least one."""
+        """Cut every row to its first `lengths` tokens (one number, or one per row), at least one token."""
         self._cut(lengths)
         self._end([self._ids[row, :length].tolist() for row, length in enumerate(self.lengths)])
 
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
-        """Append a token to every row where `active` (default: all); return the logits after it, [batch, vocab].
+        """Append `tokens` [batch] to the rows that are `active` [batch] (default: all); return the logits after these
+        tokens, [batch, vocab], valid until the next call.
 
         Inactive rows repeat their last step: caches are unchanged, but states advance, so only rows without states can
-        be resumed. The result is valid until the next call.
+        be resumed.
         Raises WeftError when a row's cache is full.
         """
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
@@ -138,9 +140,9 @@ class BatchContext(ABC):
         self.lengths[row] = 0
 
     def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
-        """Append one part to each row from `first` on; return the logits after each part, [len(parts), vocab].
+        """Append the tokens `parts[i]` to row `first + i` for each i; return the logits after them, [len(parts), vocab].
 
-        If there are several parts, their rows must be empty, and the parts of equal length unless rows can be padded.
+        If there are several parts, their rows must be empty; unless rows can be padded, the parts have equal length.
         """
         self._enter(first, len(parts))
         logits = self._extend(first, parts)
@@ -150,10 +152,10 @@ class BatchContext(ABC):
         return scores
 
     def step_first(self, tokens: Ints) -> Floats:
-        """Append a token to each of the first len(tokens) rows and compute only these rows.
+        """Append `tokens` to the first len(tokens) rows, one to each, and compute only these rows.
 
-        Return the logits after it, [len(tokens), vocab], valid until the next call. Raises WeftError when a row's cache
-        is full.
+        Return the logits after the new tokens, [len(tokens), vocab], valid until the next call. Raises WeftError when
+        the cache of a row is full.
         """
         rows = np.arange(tokens.size)
         self._check_room(rows)
@@ -172,8 +174,8 @@ class BatchContext(ABC):
         return np.empty(self._scores.shape[1], np.float32)
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function that appends a token to the active rows, as `step` does, and draws the next tokens on the
-        device as `samplers` would; None if the host must draw."""
+        """Return a function (tokens [batch], active [batch]) → next tokens [batch] that runs a step as `step` does and
+        draws on the device as `samplers` would; None if the host must draw."""
         return None
 
     def gather(self, rows: Ints) -> None:
@@ -182,7 +184,8 @@ class BatchContext(ABC):
         self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
 
     def take(self, other: Self) -> None:
-        """Copy the contents of `other`, a context with the same number of rows and at most this capacity."""
+        """Replace the contents of this context by those of `other`, which has the same batch size and at most the same
+        capacity."""
         used = int(other.lengths.max())
         self._take(other, used)
         self.lengths[:], self._intact = other.lengths, other._intact
@@ -193,12 +196,12 @@ class BatchContext(ABC):
             raise WeftError(f"the cache is full: it holds {self.capacity} tokens a row")
 
     def _append(self, rows: Ints, tokens: Ints) -> None:
-        """Record that each of `rows` has cached its token."""
+        """Record that each of `rows` has cached one of `tokens`, in the same order."""
         self._ids[rows, self.lengths[rows]] = tokens
         self.lengths[rows] += 1
 
     def _extend(self, first: int, parts: Sequence[Sequence[int]], every: bool = False) -> NDArray[Any]:
-        """Append one part to each row from `first` on; return the logits that `_call` returns."""
+        """Append the tokens `parts[i]` to row `first + i` for each i; return the logits that `_call` returns."""
         past = self.lengths[first : first + len(parts)]
         total = past + np.array([len(part) for part in parts])
         if int(total.max()) > self.capacity:
@@ -222,7 +225,7 @@ class BatchContext(ABC):
         self.lengths[:] = lengths
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Encode prompts that are sources; return the tokens that the rows begin with."""
+        """Return the first tokens of each row: `prompts`, or after encoding sources the start token for each of them."""
         return prompts
 
     @abstractmethod
@@ -235,19 +238,19 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
-        """Run one part for each row from `first` on; rows hold `past` tokens before and `total` after.
+        """Run the tokens `parts[i]` in row `first + i` for each i, which has `past[i]` tokens before, `total[i]` after.
 
-        Return logits on the host [rows, seq or 1, vocab], valid until the next call: of all tokens if `every` and the
-        model returns them; otherwise possibly of the last token of each row only.
+        Return logits on the host, valid until the next call: [rows, seq, vocab] if `every` and the model returns logits
+        of every position, else this or [rows, 1, vocab] for the last token of each row.
         """
 
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints) -> None:
-        """Append its token to each of `rows` while the others repeat their last step; write logits to `_scores`."""
+        """Append one of `tokens` to each of `rows` while all other rows repeat their last step; fill `_scores`."""
 
     @abstractmethod
     def _step_first(self, tokens: Ints) -> None:
-        """Append a token to each of the first rows; write their logits to `_scores`."""
+        """Append `tokens` to the first rows, one to each; write the logits of these rows to `_scores`."""
 
     @abstractmethod
     def _vacate(self, row: int) -> None:
@@ -258,11 +261,11 @@ class BatchContext(ABC):
         """Copy the contents of `row`, `used` tokens, to row `to`."""
 
     def _enter(self, first: int, rows: int) -> None:  # noqa: B027 - most have nothing to prepare
-        """Prepare for a call of `rows` rows from `first` on without the others."""
+        """Prepare for a call that runs only `rows` rows, from `first` on."""
 
     @abstractmethod
     def _leave(self, first: int, last: Sequence[int]) -> None:
-        """Record the `last` tokens of the rows from `first` on, called without the others: idle rows repeat them."""
+        """Record the `last` token of each row that a call ran, from `first` on: an idle row repeats it."""
 
     @abstractmethod
     def _gather(self, rows: Ints, used: int) -> None:
@@ -274,14 +277,14 @@ class BatchContext(ABC):
 
 
 def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
-    """Split `prompt` into pieces of at most `chunk` tokens."""
+    """Return an iterator over pieces of `prompt`, in order, of `chunk` tokens each (the last may be shorter)."""
     return (prompt[at : at + chunk] for at in range(0, len(prompt), chunk))
 
 
 def _group_rows(lengths: Sequence[int], chunk: int, padded: bool) -> Iterator[tuple[int, int]]:
-    """Yield (first row, end) of groups of neighbours that fit `chunk` tokens together, at least one row each.
+    """Yield (first row, end row) of groups of adjacent rows with at most `chunk` tokens, padding included.
 
-    If `padded`, rows of a group are padded to the longest; otherwise only neighbours of equal length form a group.
+    A row above `chunk` tokens is a group by itself. Unless `padded`, all rows of a group have equal length.
     """
     first, longest = 0, 0
     for row, length in enumerate(lengths):

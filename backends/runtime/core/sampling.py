@@ -90,7 +90,7 @@ class Sampling:
 
     @classmethod
     def chosen(cls, **options: Unpack[SamplingOptions]) -> Sampling:
-        """Return the sampling with a caller's `options`.
+        """Return a `Sampling` with `options`.
 
         Raises WeftError on a value outside its range or without effect (a filter or a seed at temperature 0).
         """
@@ -125,7 +125,7 @@ class Sampling:
 
 
 def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the sampling options of `DEFAULTS` that `metadata` sets; `names` maps options to its own keys.
+    """Return the options in `DEFAULTS` that `metadata` sets (top_k −1 counts as unset); `names` maps options to keys.
 
     Raises WeftError on a value of the wrong type or outside its range.
     """
@@ -142,8 +142,8 @@ def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = N
 class Forced:
     """Rules that restrict the tokens of an answer, regardless of the logits.
 
-    `begin` lists the allowed tokens at each of the first positions; `last` is the token forced at the length limit;
-    `never` are tokens not allowed after `begin`, `never_first` tokens not allowed directly after it.
+    `begin`: the allowed tokens at each of the first positions; `last`: the token forced at the length limit.
+    `never`: tokens not allowed at positions after `begin`; `never_first`: nor at the first position after `begin`.
     """
 
     begin: tuple[tuple[int, ...], ...] = ()
@@ -152,7 +152,7 @@ class Forced:
     never_first: tuple[int, ...] = ()
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
-        """Return `scores` [..., vocab] of token number `count` of at most `limit`, minus infinity where not allowed."""
+        """Return `scores` [..., vocab] with minus infinity for each token not allowed at index `count` of `limit`."""
         if count == limit - 1 and self.last is not None:
             return _mask_except(scores, (self.last,))
         if count < len(self.begin):
@@ -173,7 +173,7 @@ def _mask_except(scores: Floats, tokens: tuple[int, ...]) -> Floats:
 
 
 class Sampler:
-    """The sampler of one row; it tracks prompt and drawn tokens if a penalty needs them."""
+    """The sampler of batch row `row`, which is added to the seed; it tracks tokens if a penalty needs them."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
@@ -182,7 +182,7 @@ class Sampler:
         self._drawn: Counter[int] | None = Counter() if sampling.counts else None
 
     def __call__(self, logits: Floats) -> int:
-        """Draw the next token after `logits` [vocab], float32, which stay unchanged.
+        """Return the next token, drawn from `logits` [vocab] in float32, which stay unchanged.
 
         Raises WeftError when the largest logit is NaN or infinite.
         """
@@ -203,7 +203,8 @@ class Sampler:
         return self._rng.random(count)
 
     def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
-        """Return the tokens that may follow and their processed scores, without those set to minus infinity."""
+        """Return the ids and processed scores of the tokens of `logits` [vocab] that pass top-k, top-p and min-p; only
+        the likeliest at temperature 0."""
         s = self.sampling
         if s.adjusts:
             logits = self._adjust(logits.copy())
@@ -256,7 +257,7 @@ class Sampler:
 
 
 def check_logits(largest: Floats | np.float32) -> None:
-    """Check that the largest logits are finite. Raises WeftError if one is NaN or infinite."""
+    """Check that the `largest` logit of each row is finite. Raises WeftError if one is NaN or infinite."""
     if not np.isfinite(largest).all():
         wrong = np.ravel(largest)[~np.isfinite(np.ravel(largest))][0]
         raise WeftError(
@@ -296,10 +297,10 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _select_nucleus(scores: Floats, top_p: float) -> Ints:
-    """Return the indices of the most likely tokens whose probabilities sum to `top_p`, with the one that crosses it.
+    """Return, in rising order, the indices of the fewest likeliest tokens whose probabilities sum to at least `top_p`.
 
-    Of equal tokens the first are kept. Only tokens of at least (1 - top_p) / size are sorted: the rest sum to less than
-    1 - top_p, so none of them is kept.
+    Of equally likely tokens the first are kept. Only tokens with probability (1 - top_p) / size or more are sorted: all
+    others sum to less than 1 - top_p, so none of them is kept.
     """
     p = _softmax(scores)
     # The likeliest token always stays, even if rounding puts the bound above it.

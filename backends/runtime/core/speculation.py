@@ -28,15 +28,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow the tokens `text`, which extend those of the last call."""
+        """Return at most `most` tokens that may follow the tokens `text`. Each call has all tokens of the last call."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release resources; the drafter must not be used afterwards."""
 
 
 class PromptLookup(Drafter):
-    """Drafts by prompt look-up (Saxena 2023): the tokens that followed the last occurrence of the sequence's final
-    n-gram, the longest that occurred before."""
+    """A drafter by prompt look-up (Saxena 2023): it takes the longest n-gram at the end of the sequence that occurred
+    before, and proposes the tokens that followed its last occurrence."""
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
@@ -54,13 +54,13 @@ class PromptLookup(Drafter):
 
 
 def _repeat_from(text: Sequence[int], at: int, most: int) -> list[int]:
-    """Return `most` tokens of `text` from `at` on, repeating text[at:] after its end."""
+    """Return `most` tokens: those of `text[at:]`, repeated from `at` when the end of `text` is reached."""
     period = len(text) - at
     return [text[at + i % period] for i in range(most)]
 
 
 class Assistant(Drafter):
-    """The greedy continuation by a smaller model of the same vocabulary."""
+    """A drafter that proposes the greedy continuation of a smaller model with the same vocabulary."""
 
     def __init__(self, decoder: Decoder[Any], capacity: int) -> None:
         self._context = decoder.new_context(1, min(capacity, decoder.max_length))
@@ -85,8 +85,8 @@ class Assistant(Drafter):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The source of drafts: the sequence itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`,
-    up to `num_assistant_tokens`.
+    """The source of drafts: prompt look-up of at most `prompt_lookup_num_tokens` tokens at a time, or the model
+    `assistant` with at most `num_assistant_tokens`; False if neither is set.
 
     Raises WeftError on a value outside its range, and on `num_assistant_tokens` without an assistant.
     """
@@ -137,10 +137,10 @@ class Speculation:
 
 
 class Drafts:
-    """The drafts of one row, of adaptive length: one token more than the last draft had right, or twice the length if
-    all tokens were right.
+    """The drafts of one batch row, of at most `most` tokens. A draft has one token more than the last draft had
+    correct tokens, or twice the length of the last draft if all its tokens were correct.
 
-    After n drafts in a row without a right token, the next 2^(n-1) steps, 16 at most, draft nothing.
+    After n consecutive drafts without a correct token, the next 2^(n-1) steps (at most 16) draft nothing.
     """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
@@ -148,7 +148,7 @@ class Drafts:
         self._wrong = self._rest = 0  # drafts in a row without a right token; steps left without a draft
 
     def propose(self, text: Sequence[int], room: int) -> list[int]:
-        """Return at most `room` tokens that may follow `text`."""
+        """Return at most `room` tokens that may follow the tokens `text`."""
         if self._rest > 0:
             self._rest -= 1
             return []
@@ -160,7 +160,7 @@ class Drafts:
         self._drafter.close()
 
     def adapt(self, drafted: int, accepted: int) -> None:
-        """Adapt the length of drafts to how many of the `drafted` tokens were `accepted`."""
+        """Adapt the length of later drafts: the model accepted `accepted` of the `drafted` tokens."""
         if drafted:
             self._wrong = 0 if accepted else self._wrong + 1
             self._rest = 0 if accepted else min(2 ** (self._wrong - 1), MOST_REST)

@@ -58,7 +58,7 @@ class Buffer:
         return self
 
     def push(self) -> None:
-        """Copy `host` to the device."""
+        """Copy `host` to the device; do nothing on the CPU."""
         self.write(self.host)
 
     def pull(self) -> NDArray[Any]:
@@ -66,18 +66,18 @@ class Buffer:
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:
-        """Replace the contents; on the CPU an array returned by `pull` needs no copy."""
+        """Replace the contents by `values`; on the CPU the array that `pull` returned needs no copy."""
         if self.device != "cpu":
             self._value.update_inplace(np.ascontiguousarray(values))
         elif values is not self.host:
             self.host[...] = values
 
     def bind_input(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows (all by default) from `first` on as the input `name`."""
+        """Bind `rows` batch rows (default: all) from `first` on as the input `name`."""
         binding.bind_input(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def bind_output(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows (all by default) from `first` on as the output `name`."""
+        """Bind `rows` batch rows (default: all) from `first` on as the output `name`."""
         binding.bind_output(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def _row_range(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:

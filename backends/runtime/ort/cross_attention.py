@@ -20,19 +20,19 @@ from .session import Session, convert_errors
 
 
 class Reading:
-    """The encoded sources of a batch; row r attends to source `of[r]`."""
+    """The encoded sources of a batch: cross-attention keys and values. Batch row r attends to source `of[r]`."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
         self._session, self._buffers, self.of = session, buffers, of
 
     def bind(self, binding: Any, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows from `first` on as inputs."""
+        """Bind `rows` batch rows (default: all) from `first` on as inputs of the decoder."""
         for name, buffer in self._buffers.items():
             buffer.bind_input(binding, name, first, rows)
 
     @classmethod
     def join(cls, readings: Sequence[Reading]) -> Reading:
-        """Join `readings` of one row each into one batch, zero-padded to the longest source."""
+        """Return `readings`, each of one batch row, joined into one batch and zero-padded to the longest source."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
             parts = [reading._buffers[name].pull() for reading in readings]
@@ -43,7 +43,7 @@ class Reading:
         return cls(session, buffers, np.arange(len(readings)))
 
     def gather(self, rows: Ints) -> Reading:
-        """Return the reading whose row r is row `rows[r]` of this one; `self` if the sources stay the same."""
+        """Return a copy whose batch row r is row `rows[r]` of `self`; `self` if no row changes its source."""
         of = self.of[rows]
         if np.array_equal(of, self.of):
             return self
@@ -81,15 +81,15 @@ class SourceEncoder:
             )
 
     def gives(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a decoder graph that a reading provides."""
+        """Return the entries of `inputs` (of a decoder graph, by name) that this encoder provides, mask included."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 
     def read(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> Reading:
-        """Run the encoder over all right-padded `sources`; `shapes` are the decoder's inputs that the result provides.
+        """Run the encoder on the right-padded `sources` and return the encoded batch.
 
-        If tokens compete, run each source separately. Raises WeftError when ONNX Runtime fails, and when a sound has
-        more frames than the position table.
+        `shapes` are the decoder inputs that it provides, see `gives`. If tokens compete, each source runs separately.
+        Raises WeftError when ONNX Runtime fails, or a sound has no frame or more frames than the position table.
         """
         if self.compares and len(sources) > 1:
             return Reading.join([self.read([source], shapes) for source in sources])

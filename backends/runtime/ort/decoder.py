@@ -31,12 +31,13 @@ _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
 class OrtDecoder(Decoder["OrtContext"]):
-    """A decoder graph in an open session, with the encoder of its `sources` for an encoder-decoder.
+    """A decoder graph in an open session; `sources` is the encoder of an encoder-decoder.
 
-    `carried` are its states as its folder records them; without records they are inferred from names, and `rolling` are
-    the indices of rolling caches. `head_dim` is that of its caches if the graph leaves it dynamic. `compares`: tokens
-    of a row compete, such as for the capacity of experts.
-    Raises WeftError when the graph does not follow the contract above.
+    `carried`: the states that the folder records; if empty, states are inferred from names, and `rolling` are the layer
+    indices of rolling caches.
+    `head_dim`: features per head of the caches, if the graph leaves them dynamic.
+    `compares`: tokens of a batch row compete, for example for the capacity of experts.
+    Raises WeftError when the graph does not follow the contract of this module.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         self.contexts: type[OrtContext] = OrtContext
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
-        """Allocate caches for `batch` rows of `capacity` tokens each."""
+        """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
         return self.contexts(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
@@ -114,7 +115,7 @@ class OrtDecoder(Decoder["OrtContext"]):
 
 
 class OrtContext(BatchContext):
-    """The caches of one batch, and the buffers that a decode step reads and writes; `lengths` has each row's tokens."""
+    """The caches of one batch, and the buffers that a decode step reads and writes."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
         self.model = model
@@ -295,7 +296,7 @@ class OrtContext(BatchContext):
         self._steps, self._steps_of = self._bind_step(None), {}
 
     def _bind_step(self, rows: int | None) -> list[tuple[Any, Any]]:
-        """Bind a step of the first `rows` rows (default: all); return a binding and its run options for each side."""
+        """Bind a step of the first `rows` rows (default: all); return (binding, run options) for each memory side."""
         session, steps = self.model.session, []
         for side in range(self._memory.sides):
             binding = session.ort.io_binding()

@@ -27,7 +27,7 @@ class Encoder(Tasks):
     """A model that computes a vector for every token (`hidden`); a model with a head also has methods for its `task`.
 
     `pooling`, `normalize` and `embedding` describe how it was trained to compute one vector per text. `compares`:
-    tokens of a call compete, such as for the capacity of experts. `outputs` are the names of the model's outputs.
+    tokens of a call compete, for example for the capacity of experts. `outputs` are the names of its outputs.
     """
 
     def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
@@ -111,7 +111,7 @@ class Encoder(Tasks):
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """Return the last hidden states of token ids, [rows, longest, dim], float32, with zeros after the end of a row.
+        """Return the last hidden states of `rows` of token ids, float32 [batch, longest, dim], 0 after the end of a row.
 
         Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's maximum.
         """
@@ -127,7 +127,7 @@ class Encoder(Tasks):
         return np.stack([np.pad(states[i][:n], ((0, longest - n), (0, 0))) for i, n in enumerate(lengths)])
 
     def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
-        """Return the text to put before texts: `prompt`, the model's prompt called `name`, or its default prompt.
+        """Return the prefix for texts: `prompt`, else the model's prompt called `name`, else its default prompt or "".
 
         Raises WeftError if no prompt has that name.
         """
@@ -138,12 +138,13 @@ class Encoder(Tasks):
         return prompt if prompt is not None else prompts[name] if name is not None else ""
 
     def _run_padded(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
-        """Run right-padded token ids and return one `output`; the first `skipped` tokens are not pooled."""
+        """Run `rows` of token ids, right-padded; return the model's `output`. It does not pool the first `skipped`."""
         (values,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
         return values
 
     def _tokenize(self, inputs: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
-        """Return token ids: tokenize texts, each after `prompt`; check and cut inputs that are token ids already."""
+        """Return the token ids of each input: a string is tokenized after `prompt`, token ids are checked. All are cut
+        to the maximum length if `truncate`."""
         limit = self.max_length if truncate else None
         texts = [prompt + text for text in inputs if isinstance(text, str)]
         encoded = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])

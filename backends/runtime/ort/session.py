@@ -84,8 +84,8 @@ class Session:
     stream: Any = None  # the PyTorch stream that it runs on, if shared with PyTorch
 
     def run_options(self, graph: int = -1, waits: bool = True) -> Any:
-        """Return the options of a run that captures or replays CUDA graph number `graph`, -1: neither; None if defaults
-        suffice. A run with `waits` False returns while its stream is still running."""
+        """Return the options of a run that captures or replays CUDA graph number `graph` (-1: none), or None for the
+        defaults. With `waits` False, the run returns before the work on its stream has ended."""
         if not self.graphs and waits:
             return None
         options = onnxruntime().RunOptions()
@@ -105,7 +105,7 @@ def open_session(
     graphs: bool = False,
     stream: Any = None,
 ) -> Session:
-    """Open `model` on `device`.
+    """Return a session of the ONNX file `model` on `device`.
 
     "auto" takes CUDA if ONNX Runtime offers it and the model was not compiled for the CPU; if CUDA is installed but
     unusable, it logs a warning and takes the CPU. A model compiled for CUDA runs on the CPU only with "cpu". A model of

@@ -30,9 +30,10 @@ _ALIGNMENT = 64  # bytes, a cache line
 
 @dataclass(frozen=True)
 class State:
-    """One cache or state of a graph; `shape` is that of a row, None on the axis that grows with the sequence.
+    """One cache or state of a graph: input `past`, output `present`.
 
-    A recurrent state is filled with `initial` at the start of a sequence.
+    `shape` is that of one batch row, None for the capacity of a cache that grows. `initial` is the value of all elements
+    of a recurrent state at the start of a sequence.
     """
 
     past: str
@@ -50,11 +51,11 @@ class State:
 
     @property
     def limit(self) -> int | None:
-        """Return the maximum number of tokens it can hold; None if unbounded."""
+        """Return the number of tokens that a cache of fixed capacity can hold; None for other caches and states."""
         return self.shape[1] if self.growth is Growth.TEXT else None
 
     def nbytes(self, capacity: int) -> int:
-        """Return the bytes of one row when growing caches hold `capacity` tokens."""
+        """Return the bytes of one batch row, with `capacity` slots in a cache that grows and both recurrent buffers."""
         size = math.prod(capacity if n is None else n for n in self.shape) * np.dtype(self.kind[1]).itemsize
         return 2 * size if self.recurrent else size
 
@@ -66,10 +67,10 @@ def read_states(
     carried: Iterable[StateRecord],
     head_dim: int | None = None,
 ) -> list[State]:
-    """Describe the states `carried` of the graph `name` by its inputs and outputs from ONNX Runtime.
+    """Return a `State` for each of `carried`, with its type and shape from ONNX Runtime's `inputs` of graph `name`.
 
-    `head_dim` is the width of caches if the graph leaves it dynamic. Raises WeftError when a state is not an input or
-    not an output, or has a dynamic axis other than its capacity.
+    `head_dim` is the last size of caches if the graph leaves it dynamic. Raises WeftError when a state is not an input
+    and an output of the graph, or has a dynamic axis other than its capacity.
     """
     states = []
     for state in carried:
@@ -91,7 +92,7 @@ def read_states(
 
 
 class Memory:
-    """The states of one batch; `side` is the side of the double buffer that recurrent states are read from next."""
+    """The caches and states of one batch; `side` (0 or 1) is the buffer that recurrent states are read from next."""
 
     def __init__(self, session: Session, states: Sequence[State], batch: int, capacity: int) -> None:
         self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
@@ -108,11 +109,11 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes allocated."""
+        """Return the bytes allocated for caches and states."""
         return sum(buffer.nbytes for sides in self._buffers for buffer in dict.fromkeys(sides))
 
     def bind(self, binding: Any, side: int, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows from `first` on; recurrent states are read from `side` and written to the other side."""
+        """Bind `rows` rows (default: all) from `first` on; recurrent states are read from `side`, written to 1 − side."""
         for state, buffers in zip(self._states, self._buffers, strict=True):
             buffers[side].bind_input(binding, state.past, first, rows)
             for output in (state.present, *state.aliases):
@@ -125,8 +126,8 @@ class Memory:
         self._at[first : None if rows is None else first + rows] = self.side
 
     def bring(self, first: int, rows: int, side: int | None = None) -> None:
-        """Make `side` (default: the current one) the side that is read next, and copy the recurrent states of `rows`
-        rows from `first` on to it if they are on the other."""
+        """Set the side that is read next to `side` (default: unchanged), and copy to it the recurrent states of `rows`
+        rows from `first` on that are on the opposite side."""
         self.side = self.side if side is None else side
         for row in np.flatnonzero(self._at[first : first + rows] != self.side) + first:
             for buffers in self._recurrent():
@@ -145,7 +146,7 @@ class Memory:
         self._at[row] = self.side
 
     def move(self, row: int, to: int, used: int) -> None:
-        """Copy the states of `row` to row `to`; of caches, the first `used` slots."""
+        """Copy the recurrent states and the first `used` cache slots of `row` to row `to`."""
         self.bring(row, 1)
         for state, sides in zip(self._states, self._buffers, strict=True):
             values = sides[self.side].pull()
@@ -166,7 +167,7 @@ class Memory:
                 buffer.write(np.full(buffer.shape, state.initial, state.kind[1]))
 
     def gather(self, rows: Ints, used: int) -> None:
-        """Copy the states of row `rows[r]` to every row r; of caches, the first `used` slots."""
+        """Copy the recurrent states and the first `used` cache slots of row `rows[r]` to every row r."""
         moved = np.flatnonzero(rows != np.arange(rows.size))
         if not moved.size:
             return
@@ -180,7 +181,8 @@ class Memory:
             buffer.write(values)
 
     def take(self, other: Memory, used: int) -> None:
-        """Copy `other`, with the same number of rows and at most this capacity; of caches, the first `used` slots."""
+        """Copy the recurrent states and the first `used` cache slots of `other`, which has the same batch size and at
+        most the same capacity."""
         other.bring(0, other._at.size)
         self.side, self._at = other.side, other._at.copy()
         for state, mine, theirs in zip(self._states, self._buffers, other._buffers, strict=True):
@@ -196,8 +198,8 @@ class Memory:
 def _allocate(
     session: Session, states: Sequence[State], batch: int, capacity: int
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield memory for each side of each state: on the CPU parts of one block, for which numpy requests huge pages;
-    None on other devices."""
+    """Yield memory for each buffer of each state: on the CPU parts of one block, for which numpy requests huge pages;
+    on other devices None."""
     sides = [1 + state.recurrent for state in states]
     sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, sides, strict=True) for _ in range(n)]
     if session.device != "cpu":

@@ -47,7 +47,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Return the template that renders conversations with tools."""
+        """Return the template that renders conversations with tools: "tool_use", else "default"."""
         return self._templates.get("tool_use") or self._templates["default"]
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
@@ -194,7 +194,7 @@ def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[s
 
 
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Return the chat templates of the tokenizer in `folder` by name, and the file of the first.
+    """Return (path of the file with the first template, chat templates by name) for the tokenizer in `folder`.
 
     As in transformers, template files take precedence over tokenizer_config.json; the chat_template.json of a processor
     is used only if there is no other.
@@ -213,7 +213,7 @@ def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _templates_in(config: Record) -> dict[str, str]:
-    """Return the templates of a config by name; the config has one template, a list, or an object."""
+    """Return the templates of a config by name; its chat_template is a string ("default"), a list or an object."""
     template = config.data.get("chat_template")
     if isinstance(template, list):
         return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
@@ -244,14 +244,14 @@ def token_text(token: Any) -> str | None:
 
 
 def _normalize(message: Message) -> dict[str, Any]:
-    """Drop keys without a value, and store reasoning under every name that templates use, as transformers does."""
+    """Return `message` without keys whose value is None; reasoning is stored under every name that templates use."""
     entries = {key: value for key, value in message.items() if value is not None}
     reasoning = next((entries[key] for key in _REASONING if key in entries), None)
     return entries if reasoning is None else {"thinking": reasoning, **entries, "reasoning_content": reasoning}
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert other mappings and sequences to the dicts and lists that JSON has."""
+    """Convert mappings to dicts and sequences to lists, as JSON needs. Raises TypeError for any other value."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

@@ -92,20 +92,20 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def main() -> None:
-    """Answer the single request on stdin."""
+    """Read a single request from stdin and write its reply to stdout."""
     sys.stdout.write(answer(sys.stdin.buffer.read()))
 
 
 def answer(raw: bytes) -> str:
-    """Answer a request in this process, after setting its limits."""
+    """Render the template of the JSON request `raw` in this process, after setting its limits; return JSON."""
     request = json.loads(raw)
     limit(request["seconds"], request["memory"])
     return json.dumps(render(request["template"], request["variables"]))
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str]) -> None:
-    """Answer requests in forks until `requests` ends; replies are {"status": exit code of the fork, "reply": its
-    output}."""
+    """Run `answer` on each request in a fork until `requests` ends; write to `replies` a frame with {"status": exit
+    code of the fork, "reply": its output} each."""
     while len(head := requests.read(8)) == 8:
         raw = requests.read(int.from_bytes(head, "little"))
         ours, theirs = os.pipe()

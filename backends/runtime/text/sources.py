@@ -34,12 +34,12 @@ def quote_prompt(prompt: object) -> str:
 
 
 def length_of(prompt: Sequence[int] | Floats) -> int:
-    """Return the number of tokens of a text, or the number of samples or frames of a sound."""
+    """Return the number of tokens of a prompt, or of samples or frames of a sound."""
     return prompt.shape[-1] if isinstance(prompt, np.ndarray) else len(prompt)
 
 
 def encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
-    """Return the encoder inputs for `sources` by name: the right-padded batch, and the mask without the padding."""
+    """Return the encoder inputs for `sources` by name: the right-padded batch, and its mask (False: padding)."""
     if sound is None:
         ids, mask = pad_rows(sources)
         return {IDS: ids, MASK: mask}

@@ -24,15 +24,15 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list; a single one is a text, a sequence of token ids, or a float array with
-    one or two axes (a sound)."""
+    """Return `prompts` as a list; a single prompt (a string, a sequence of token ids, or a sound: a float array with
+    one or two axes) is its only element."""
     if isinstance(prompts, str) or is_ids(prompts) or is_sound(prompts):
         return [prompts]
     return cast(list[Prompt], list(prompts))  # several prompts: mypy cannot infer this from `is_ids`
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Return whether `prompt` is a single sequence of token ids, not several prompts."""
+    """Return whether `prompt` is a sequence of token ids: an integer array with one axis, or a list with an item."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -104,8 +104,8 @@ def parse_tokenizer(text: str, path: Path) -> Fast:
 
 
 class Encoded(NamedTuple):
-    """The tokens of a text or a pair: ids, token types, character offsets, and the part (0 or 1) of each token; None
-    for special tokens."""
+    """The tokens of a text or a pair of texts: their ids, token types, character offsets (start, end), and parts (0:
+    first text, 1: second text, None: special token)."""
 
     ids: list[int]
     types: list[int]
@@ -159,7 +159,7 @@ class Tokenizer:
         return index
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
-        """Return the token ids of each of `texts`, as `encode` does, on all cores."""
+        """Return the token ids of each of `texts`, as `encode` does; the texts are split between all cores."""
         for text in texts:
             check_text("a text", text)
         with self._truncating(limit):
@@ -178,8 +178,7 @@ class Tokenizer:
                     self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
-        """Return the number of tokens of `prompt` before a text, with special tokens at its beginning but not its
-        end."""
+        """Return the number of tokens of `prompt` when a text follows it: a special token at its end does not count."""
         ids, added = self.encode(prompt), self._fast.get_added_tokens_decoder()
         return len(ids) - (bool(ids) and ids[-1] in added and added[ids[-1]].special)
 
@@ -191,7 +190,7 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Convert errors of the library inside the block, and its panics, to WeftError."""
+    """Convert errors and panics of the library inside the block to WeftError; `what` is the verb of the message."""
     try:
         yield
     except BaseException as error:
@@ -201,11 +200,11 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 class GrowingText:
-    """A streaming detokenizer: the pieces, joined, are the text of all tokens.
+    """A streaming detokenizer: joined, the pieces that it returns are the text of all tokens.
 
-    A piece never ends inside a code point: while the text ends in U+FFFD, bytes may be missing, and it is withheld.
-    Each piece is the text that new tokens add to that of the tokens of the last piece, so a decoder that depends on the
-    left neighbour (spaces, byte runs) sees one; the work per token does not grow with the text.
+    A piece never ends inside a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New
+    tokens are decoded together with the tokens of the last piece, since spaces and byte runs depend on the token
+    before. So the work per token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -221,7 +220,7 @@ class GrowingText:
         return "" if text.endswith(_BROKEN) else self._emit(text)
 
     def flush(self) -> str:
-        """Return the pending text unchanged."""
+        """Return the text that is still withheld."""
         return self._emit(self._tokenizer.decode(self._ids)) if self._emitted < len(self._ids) else ""
 
     def _emit(self, text: str) -> str:
