@@ -74,10 +74,7 @@ class Tasks(ABC):
 
     @abstractmethod
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
-        """Return the outputs `names`, in this order, as float32 for the inputs `values` [batch, seq] by name.
-
-        Ignore inputs that the model lacks.
-        """
+        """Return the float32 outputs `names` for `values` [batch, seq] by input name; ignore inputs the model lacks."""
 
     def classify(self, texts: Any, *, batch: int = BATCH, truncate: bool = False) -> list[dict[str, float]]:
         """Return for each of `texts` the score of every label, the highest first.
@@ -208,10 +205,8 @@ class Tasks(ABC):
         return np.stack(rows) if rows else np.empty((0, 1), np.float32)
 
     def batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-        """Yield lists of indices of texts to run in one call, given their `lengths` in tokens.
-
-        A list has at most `batch` texts of similar length, or one text if padding would change its expert routing.
-        """
+        """Yield lists of indices of texts that run in one call, given their `lengths` in tokens: at most `batch` texts
+        of similar length, or one text if padding would change its routing to experts."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         singles = [i for i in order if self.compares and lengths[i] > self.compares_above]
         batched = order[: len(order) - len(singles)]

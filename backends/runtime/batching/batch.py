@@ -45,10 +45,8 @@ class Batch(ABC):
 
     @abstractmethod
     def advance(self) -> list[Answer]:
-        """Read prompt tokens of new answers and run at most one decode step for the rest of the rows.
-
-        Return the answers that got a token or an error. Those that ended are no longer in the batch.
-        """
+        """Read prompt tokens of new answers, then run at most one decode step; return the answers that got a token or
+        an error. Answers that ended are no longer in the batch."""
 
     @abstractmethod
     def close(self) -> None:
@@ -56,10 +54,8 @@ class Batch(ABC):
 
 
 def push(answer: Answer, logits: Floats) -> bool:
-    """Draw the next token of `answer` from `logits` [vocab]; return whether the answer continues.
-
-    If drawing raises WeftError, store it as `answer.error` and return False.
-    """
+    """Draw the next token of `answer` from `logits` [vocab]; return whether it continues. A WeftError ends it and
+    becomes its `error`."""
     try:
         answer.push(logits)
     except WeftError as error:

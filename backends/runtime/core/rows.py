@@ -98,10 +98,10 @@ class BatchContext(ABC):
         return float32(logits, np.empty(logits.shape, np.float32))
 
     def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
-        """Append the tokens `given[r]` to every row r; return the logits of the new tokens, [len(given[r]), vocab] each.
+        """Append the tokens `given[r]` to every row r; return their logits, [len(given[r]), vocab] for each row.
 
-        A row without new tokens keeps its tokens, but call `rewind` next. The model must return logits of every
-        position, and its rows can be padded and rewound. The longest item of `given` must fit after the longest row.
+        A row without new tokens is unchanged. The model must return logits of every position and allow padding and
+        rewinding. The longest item of `given` must fit after the longest row.
         """
         resting = np.array([not part for part in given])
         self.lengths[resting] -= 1  # resting rows repeat their last token
@@ -140,7 +140,7 @@ class BatchContext(ABC):
         self.lengths[row] = 0
 
     def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
-        """Append the tokens `parts[i]` to row `first + i` for each i; return the logits after them, [len(parts), vocab].
+        """Append the tokens `parts[i]` to row `first + i` for each i; return logits after them, [len(parts), vocab].
 
         If there are several parts, their rows must be empty; unless rows can be padded, the parts have equal length.
         """
@@ -225,7 +225,7 @@ class BatchContext(ABC):
         self.lengths[:] = lengths
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Return the first tokens of each row: `prompts`, or after encoding sources the start token for each of them."""
+        """Return the first tokens of each row: `prompts`; the start token of an encoder-decoder after encoding them."""
         return prompts
 
     @abstractmethod

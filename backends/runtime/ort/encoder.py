@@ -111,7 +111,7 @@ class Encoder(Tasks):
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """Return the last hidden states of `rows` of token ids, float32 [batch, longest, dim], 0 after the end of a row.
+        """Return the last hidden states of `rows` of token ids, float32 [batch, longest, dim]; 0 for padding.
 
         Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's maximum.
         """

@@ -32,8 +32,8 @@ _ALIGNMENT = 64  # bytes, a cache line
 class State:
     """One cache or state of a graph: input `past`, output `present`.
 
-    `shape` is that of one batch row, None for the capacity of a cache that grows. `initial` is the value of all elements
-    of a recurrent state at the start of a sequence.
+    `shape` is that of one batch row, None for the capacity of a cache that grows. `initial` fills a recurrent state at
+    the start of a sequence.
     """
 
     past: str
@@ -113,7 +113,8 @@ class Memory:
         return sum(buffer.nbytes for sides in self._buffers for buffer in dict.fromkeys(sides))
 
     def bind(self, binding: Any, side: int, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows (default: all) from `first` on; recurrent states are read from `side`, written to 1 − side."""
+        """Bind `rows` rows (default: all) from `first` on; recurrent states are read from `side`, written to the
+        opposite side."""
         for state, buffers in zip(self._states, self._buffers, strict=True):
             buffers[side].bind_input(binding, state.past, first, rows)
             for output in (state.present, *state.aliases):

@@ -90,8 +90,7 @@ def clear(cache: Any) -> None:
 def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
     """Copy batch row `rows[r]` of every tensor to row r, for each r in `moved`.
 
-    Caches with a slot per token copy only the first `used` slots. Cross-attention caches are unchanged, see
-    `gather_sources`.
+    Caches with a slot per token copy only the first `used` slots; for cross-attention caches see `gather_sources`.
     """
     for layer in layers(cache):
         for tensor in () if is_cross(layer) else tensors(layer):
@@ -130,10 +129,8 @@ def _concatenate(parts: list[Any]) -> Tensor | None:
 
 
 def take(cache: Any, other: Any) -> None:
-    """Copy the contents of `other` into `cache`; cross-attention caches share the tensors of `other` instead.
-
-    Both belong to the same model and have equal batch sizes; the capacity of `other` is not larger.
-    """
+    """Copy the contents of `other` (same model and batch size, at most the same capacity) into `cache`;
+    cross-attention caches share the tensors of `other` instead."""
     for mine, theirs in zip(layers(cache), layers(other), strict=True):
         if is_cross(mine):
             mine.kept = theirs.kept

@@ -247,10 +247,8 @@ class TorchContext(DrawingContext):
         self.settle()
 
     def record_step(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
-        """Record the token and position of the last step of each of `rows`: an idle row repeats that step.
-
-        `tokens` has one per row in `rows`, `positions` one per batch row (default: `lengths`).
-        """
+        """Record the last step of each of `rows`, which an idle row repeats: its token, and its position from
+        `positions` [batch] (default: `lengths`)."""
         self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
 
     def _gather(self, rows: Ints, used: int) -> None:

@@ -32,10 +32,8 @@ SHARE = 0.5  # share of the host's available memory that pinned weights may take
 
 
 class Store(ABC):
-    """An LRU cache of the experts of one mixture: at most `most` experts are on the device at a time.
-
-    `stacks` are the weights [experts, ...] of all experts.
-    """
+    """An LRU cache of the experts of one mixture, whose weights are `stacks` [experts, ...]; at most `most` are on the
+    device at a time."""
 
     def __init__(self, stacks: Sequence[Tensor], most: int) -> None:
         self.stacks, self.count = stacks, len(stacks[0])
@@ -169,10 +167,8 @@ class Mixture:
 
 
 class Offload:
-    """All mixtures of a model with offloaded experts: `mixtures` by the id of a weight tensor, in the model's order.
-
-    `full_moe` is the function `moe` of the generated module; `counts` sums the experts used and the bytes copied.
-    """
+    """All mixtures of a model with offloaded experts, by the ids of their weights; `full_moe` is the generated function
+    `moe`, `counts` sums the experts used and the bytes copied."""
 
     def __init__(self, mixtures: dict[int, Mixture], full_moe: Callable[..., Tensor]) -> None:
         self.mixtures, self.full_moe = mixtures, full_moe

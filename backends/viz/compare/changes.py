@@ -30,12 +30,12 @@ def changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Rec
 
 
 def without_keys(text: str) -> str:
-    """Remove the names of checkpoint tensors from a recipe."""
+    """Return the recipe `text` without the names of checkpoint tensors."""
     return QUOTED.sub("''", text)
 
 
 def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
-    """Summarize a change in at most two lines that fit on the operation's box."""
+    """Return at most two lines that summarize `differences` and fit on the operation's box."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = detail(before.meant), detail(after.meant)
@@ -99,7 +99,7 @@ def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) 
 
 
 def _operands(before: Sequence[str], after: Sequence[str]) -> str:
-    """Name the operands that were added or removed."""
+    """Return a phrase that names the operands that were added or removed."""
     added, removed = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
     if added:
         return f"reads {_few(added)} too"

@@ -17,7 +17,7 @@ def match_layers(before: Network, after: Network) -> dict[str, str]:
     """Map scopes of layers of `before` to those of `after` if they differ ("layers.6": "layers.5"); "" if removed.
 
     Lists of layers correspond by name, then by order. In lists of equal length, layers correspond by position; in other
-    lists, by the alignment with most in common (Needleman and Wunsch 1970), earlier ones first.
+    lists, by the alignment with the most in common (Needleman and Wunsch 1970); of equal alignments, the earliest.
     """
     ours, theirs = _stacks(before), _stacks(after)
     scopes: dict[str, str] = {}
@@ -38,7 +38,7 @@ def layer_of(scope: str) -> str:
 
 
 def _stacks(network: Network) -> dict[str, Layers]:
-    """Group layers by the prefix of their scopes before the number."""
+    """Return the lists of layers of `network` by the prefix of their scopes before the number."""
     stacks: dict[str, Layers] = {}
     for v in network.vertices:
         if layer := _LAYER.match(v.scope):
@@ -47,14 +47,14 @@ def _stacks(network: Network) -> dict[str, Layers]:
 
 
 def _pair_stacks(ours: list[str], theirs: list[str]) -> dict[str, str]:
-    """Pair equal names, then the remaining names in order."""
+    """Map names in `ours` to names in `theirs`: equal names first, then the remaining names in order."""
     equal = [stem for stem in ours if stem in theirs]
     our_rest, their_rest = ([s for s in stems if s not in equal] for stems in (ours, theirs))
     return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
 def _parts(layers: Layers) -> list[Counter[str]]:
-    """Describe each layer by a multiset of its operations: by name and operator, and again with all attributes."""
+    """Return for each layer the multiset of its operations: by name and operator, and again with all attributes."""
     counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()

@@ -29,11 +29,11 @@ class Comparison:
 
 
 def compare(before: Network, after: Network) -> Comparison:
-    """Return `before` and `after` with marks.
+    """Return both networks with marks on their operations, inputs and outputs.
 
     Operations correspond by name, because passes keep names; in lists of layers of unequal length, by name within
-    aligned layers. The remaining ones correspond within a scope to the operation of the same operator that shares most
-    neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
+    aligned layers. Any other operation corresponds to the operation in its scope with the same operator that shares the
+    most neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
     """
     pairs = _Matcher(before, after).pairs()
     names, recipe = _values(before, after, pairs), _recipes(before, after)
@@ -49,19 +49,19 @@ def compare(before: Network, after: Network) -> Comparison:
 
 
 def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
-    """Return `network` with `marks` by name; operations without one get the sign `default`."""
+    """Return `network` with `marks` by operation name; an operation without a mark gets the sign `default`."""
     vertices = tuple(replace(v, mark=marks.get(v.name, Mark(default))) for v in network.vertices)
     return replace(network, vertices=vertices, marks={name: marks[name] for name in _ends(network)})
 
 
 def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
-    """Return the mark of an operation that is in both networks."""
+    """Return the mark of an operation that is in both networks, as `before` and `after`."""
     differences = changes(before, after, names, recipe)
     return Mark(CHANGED, gist(before, after, differences), tuple(differences)) if differences else Mark()
 
 
 def _ends(network: Network) -> dict[str, tuple[str, str]]:
-    """Return (value, type) of inputs and outputs by the names that marks use: an output is "out." and its name."""
+    """Map the names that marks use (input name, "out." + output name) to the (value, type) of inputs and outputs."""
     inputs = {name: (name, kind) for name, kind in network.inputs.items()}
     return inputs | {f"out.{name}": output for name, output in network.outputs.items()}
 
@@ -92,7 +92,7 @@ def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[s
 
 
 def _recipes(before: Network, after: Network) -> Recipe:
-    """Return the function that makes recipes comparable: it removes tensor names if the two networks share none."""
+    """Return a function that makes recipes comparable: it removes tensor names if the two networks share none."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
@@ -112,7 +112,7 @@ class _Matcher:
         self.matched: set[str] = set()
 
     def pairs(self) -> dict[str, str]:
-        """Return the names of operations of `before` with the names of corresponding operations of `after`."""
+        """Map the names of operations of `before` to the names of the corresponding operations of `after`."""
         theirs = {v.name for v in self.after.vertices}
         # Names as in the corresponding layer first: where layers were removed, a plain name is that of another one.
         for translate in (self.translate, lambda name, scope: name):
@@ -152,7 +152,7 @@ class _Matcher:
 
 
 def _count_shared(v: Vertex, other: Vertex) -> int:
-    """Count the recipes that the weights of two operations share."""
+    """Return the number of recipes that the weights of two operations share."""
     return len({w.recipe for w in v.weights} & {w.recipe for w in other.weights})
 
 
@@ -163,7 +163,7 @@ def _find_unique(network: Network, other: Network) -> list[Vertex]:
 
 
 def _neighbours(network: Network) -> dict[str, set[str]]:
-    """Return for each operation the names of its producers and consumers."""
+    """Map each operation name to the names of the operation's producers and readers."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
     neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}
     for v in network.vertices:

@@ -35,8 +35,8 @@ PLACES = [(side, up) for away in range(0, 100, 11) for up in (-away, away) for s
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model in a chart: bytes of its weights, loss against the original (None: not measured), and per layer the
-    relative error and the bits per weight, as far as measured."""
+    """A model in a chart: the bytes of its weights, its loss against the original (None: not measured), and for each
+    measured layer the relative error and the bits per weight."""
 
     name: str
     size: int
@@ -200,7 +200,7 @@ def _label(axes: Axes, names: Mapping[Line2D, str]) -> None:
 
 
 def _short(name: str) -> str:
-    """Return a short name for a point: the last component of a path, cut to 34 characters."""
+    """Return a label for a point: the last component of the path `name`, cut to 34 characters."""
     return _cut(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
 
 

@@ -1,4 +1,4 @@
-"""The fact sheet next to a picture: the name of a model, and its sizes, row by row."""
+"""The fact sheet next to a picture: the name of a model, and one row for each of its facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sheet:
 
 
 def describe(root: Shape, sheet: Sheet | None) -> str:
-    """Describe a picture for screen readers: its facts, and its parts from first to last."""
+    """Return a description of a picture for screen readers: its facts (if any), and its parts from first to last."""
     facts = [] if sheet is None else [sheet.about, *(f"{name}: {value}" for name, value in sheet.rows)]
     return ". ".join([*facts, f"Parts: {'; '.join(_parts(root))}"]) + "."
 

@@ -54,12 +54,12 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
 
 
 def drawn_size(placed: Placed) -> Point:
-    """Return the width and height of the drawing that `picture` yields, which begins at 0, 0."""
+    """Return the width and height in pixels of the drawing that `picture` yields, whose top left corner is (0, 0)."""
     return placed.width - 2 * PAD, placed.height - HEAD - 2 * GAP
 
 
 def picture(placed: Placed) -> Iterator[str]:
-    """Yield SVG elements for the contents of an open part without its frame, with its corner at 0, 0."""
+    """Yield SVG elements for the contents of the open part `placed`, without its frame, from (0, 0)."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
         yield from _draw(inner)
@@ -88,7 +88,7 @@ def rules(colour: Callable[[str], str]) -> str:
 
 
 def text(plain: str) -> str:
-    """Escape `plain` for the text of an element, and replace characters that XML forbids."""
+    """Return `plain` escaped for the text of an XML element, with characters that XML forbids replaced."""
     return escape(UNPRINTABLE.sub("�", plain))
 
 
@@ -149,7 +149,7 @@ def _wires(p: Placed) -> Iterator[str]:
 
 
 def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
-    """Yield the lines of the title and the description, each with its y."""
+    """Yield (y, SVG element) for each line of the title and the description, wrapped to `room` pixels."""
     y = 18.0
     for line in wrap_text(sheet.title, room, NAME, True):
         yield y, _line(line, 0, y, "name")
@@ -161,7 +161,7 @@ def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
 
 
 def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
-    """Yield the rows of a sheet and the legend, each element with the y of its end."""
+    """Yield (y of its bottom, SVG element) for each row of the fact sheet and the legend."""
     y = 0.0
     for name, value in sheet.rows:
         yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _line(name, 0, y + 17, "about s")

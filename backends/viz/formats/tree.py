@@ -21,8 +21,8 @@ WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 
 
 def tree(placed: Placed, sheet: Sheet) -> RenderableType:
-    """Return a table of the parts of `placed`, open ones followed by their inner parts; the columns are name and
-    repetitions, description, and parameters."""
+    """Return a table with a row per part of `placed`; an open part is followed by its inner parts. The columns are
+    name and repetitions, description, and parameters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -10,11 +10,8 @@ PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 
 
 def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
-    """Yield at most two captions of `part` for values without a line.
-
-    "with …" names the operands `read`. "gives …" names `gives` (outputs of the model that belong to the part's layer)
-    and `leaves` (results that other parts read).
-    """
+    """Yield at most two captions of `part` for values without a line: "with …" names its operands (`read`), "gives …"
+    the outputs of the model that belong to its layer (`gives`) and its results that other parts read (`leaves`)."""
     names = list(dict.fromkeys(abbreviate_value(name, part.path, name in part.shared) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
     current = [name for name in names if not name.startswith(f"{PAST} ")]

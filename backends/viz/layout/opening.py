@@ -30,10 +30,7 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
 
 
 def _above(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key, keys of the containers, outermost first) for `shape` and each part in it that can be opened.
-
-    `keys` are those of the containers of `shape`.
-    """
+    """Yield (key, keys of its containers) for `shape`, in the containers `keys`, and each part in it that can open."""
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:

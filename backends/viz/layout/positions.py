@@ -32,10 +32,8 @@ Point = tuple[float, float]
 
 @dataclass
 class Placed:
-    """A shape with its top left corner, its size and the x of its vertical line (`axis`), in pixels.
-
-    `inner` and `wires` are the shapes and lines inside it if it is open, otherwise empty.
-    """
+    """A shape with its top left corner, its size and the x of its vertical line (`axis`), in pixels. If it is open,
+    `inner` and `wires` are the shapes and lines inside it; otherwise they are empty."""
 
     shape: Shape
     x: float
@@ -244,9 +242,7 @@ def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
 
 def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """Map (source, target) of each "merge" line to the offset of its horizontal segment, −1 (highest) to 1 (lowest).
-
-    Of lines that reach a target from the same side the farthest is the lowest, so that none cross.
-    """
+    Of the lines that reach a target from the same side, the farthest is the lowest, so that none cross."""
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)

@@ -110,10 +110,8 @@ def _through(shape: Shape, edge: int) -> tuple[str, ...]:
 
 
 def find_rails(part: Part, first: Shape, last: Part) -> list[str]:
-    """Return the values that enter every round of the repeat `part` on a rail, by lane; empty for parallel rounds.
-
-    `first` is the shape of the first round, `last` the last round as a part.
-    """
+    """Return the values that enter every round of the repeat `part` on a rail, by lane: the rails of its first round
+    (the shape `first`) that its last round (`last`) also reads. Empty if the rounds are parallel."""
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
     rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
     return [name for _, name in sorted(rails.items()) if name in last.read]
@@ -136,10 +134,7 @@ def _names(first: Part, other: Part) -> dict[str, str]:
 
 
 def _copy_for(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
-    """Return a copy of `shape` for `part`, which differs from the part of `shape` only in names.
-
-    `names` maps value names of `shape` to names for the copy.
-    """
+    """Return a copy of `shape` for `part`, which differs only in names; `names` maps old value names to new ones."""
 
     def rename(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)

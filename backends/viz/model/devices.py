@@ -29,7 +29,7 @@ class Device:
     memory: float
 
     def rate(self, dtype: str) -> float:
-        """Return the FLOP/s in a dtype of `DTYPES`."""
+        """Return the peak FLOP/s of the device in `dtype`, one of `DTYPES`."""
         return self.single if dtype == "f32" else self.half
 
 

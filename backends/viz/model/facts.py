@@ -14,11 +14,12 @@ from .work import NONE, Work, total
 
 @dataclass(frozen=True)
 class Facts:
-    """Costs of a part: learned parameters, work of a prefill (`work`) and of a decode step (`step`), cache and state.
+    """Costs of a part. A parameter that several parts read counts in the first of them.
 
-    A parameter that several parts read counts in the first of them. `cache` maps a window (None: all tokens) to cached
-    elements per token; `state` is the size of recurrent states, as elements in the model's dtype and bytes in other
-    dtypes. Operations of unknown cost count as 0; `known` is whether there are none of these.
+    `work`, `step`: the work of a prefill and of a decode step.
+    `cache`: window (None: all tokens) → cached elements per token.
+    `state`: the size of recurrent states: (elements in the model's dtype, bytes in other dtypes).
+    `known`: the costs of all operations are known; an unknown cost counts as 0.
     """
 
     parameters: int
@@ -30,14 +31,14 @@ class Facts:
 
     @property
     def flops(self) -> Size:
-        """Return the FLOPs of a prefill."""
+        """Return the FLOPs of a prefill as a formula over sizes such as batch and seq."""
         return self.work.flops
 
     def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """Return the costs that a page shows for a sequence of `tokens` tokens and elements of `item` bytes.
 
-        `flops`, `read` and `written` (bytes) belong to a prefill of all tokens; `step_flops`, … to the decode step of
-        the last token; `cache` and `state` are the bytes of KV caches and recurrent states.
+        "flops", "read" and "written" (bytes) belong to a prefill of all tokens; the names with "step_" to the decode
+        step of the last token; "cache" and "state" are the bytes of KV caches and recurrent states.
         """
         binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
         step = self.step.evaluate(binding, item)
@@ -95,8 +96,8 @@ def _to_list(work: Work) -> list[Any]:
 
 
 def polynomial(size: Size) -> Any:
-    """Convert a size to JSON data: a number, or a list of [coefficient, [size, power], …], where a size is a name or
-    ["min" | "max" | "floordiv", polynomial, polynomial]."""
+    """Return `size` as JSON data: a number, or a list of terms [coefficient, [factor, power], …]. A factor is the name
+    of a size, or ["min" | "max" | "floordiv", polynomial, polynomial]."""
     if not isinstance(size, Poly):
         return size
     return [[c, *([_atom(atom), power] for atom, power in mono)] for mono, c in size.terms]

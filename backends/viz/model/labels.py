@@ -90,7 +90,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one
 
 @dataclass(frozen=True)
 class Label:
-    """A title and the lines under it; `symbol` replaces both in the circle of a sum or product."""
+    """A title and the lines under it; a sum or product is drawn as a circle with `symbol` instead of both."""
 
     title: str
     lines: tuple[str, ...]
@@ -104,7 +104,7 @@ def label(part: Part) -> Label:
 
 
 def _add_bits(part: Part, text: Label) -> Label:
-    """Add a line with the bits per weight if weights are quantized, and with their packing if all have the same."""
+    """Return `text` with a line about quantized weights, if any: bits per weight, and the packing if all share one."""
     packed = {w.name: w for v in part.all_vertices() for w in v.weights if w.bits is not None}.values()
     bits = sorted({w.bits for w in packed if w.bits is not None})
     if not bits or text.symbol:
@@ -116,7 +116,8 @@ def _add_bits(part: Part, text: Label) -> Label:
 
 
 def _apply_sign(part: Part, text: Label) -> Label:
-    """Replace the kind of a part by its sign and add a line about the changes; return `text` without a comparison."""
+    """Return `text` with the sign of `part` in a comparison as its kind, and a line about the changes; `text` itself
+    if there is no comparison."""
     marks = [v.mark for v in part.all_vertices()]
     sign = common(marks)
     if sign in ("", KEPT):
@@ -147,7 +148,7 @@ def title_of(v: Vertex) -> str:
 
 
 def attention_name(v: Vertex) -> str:
-    """Return the usual name of a softmax attention by its numbers of heads."""
+    """Return the usual name of a softmax attention with its numbers of query and key heads."""
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
         return "Relative attention"

@@ -16,9 +16,9 @@ def kind(sign: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A changed property of an operation, `before` and `after`, as a panel shows it.
+    """A changed property of an operation, `before` and `after` the change, as a panel shows it.
 
-    `named`: the two texts contain names, which differ between layers.
+    `named`: `before` and `after` contain names, which differ between layers.
     """
 
     what: str
@@ -41,7 +41,7 @@ class Mark:
 
     @property
     def alike(self) -> str:
-        """Return a text that is equal for operations of several layers that changed in the same way."""
+        """Return a string that is equal for operations of different layers if they changed in the same way."""
         changes = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
         return f"{self.sign} {self.words} {changes}"
 

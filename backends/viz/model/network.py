@@ -55,14 +55,18 @@ class Weight:
 
 @dataclass(frozen=True)
 class Vertex:
-    """One operation. `reads` and `makes` are the names of operands and results; weights are not among `reads`.
+    """One operation.
 
-    `roles` are the operand names of `reads`, `types` the types of the results ("f32[seq, 576]"). A `view` moves no
-    data. `cost` is None if unknown. `cache` is the number of cached elements per token and the window (None: all
-    tokens); `state` the size of its recurrent state, as elements in the model's dtype and bytes in other dtypes. `like`
-    is the equivalent weft operation of an operation of another format. `work` is `cost` with elements and bytes
-    separated, `step` the work of a decode step; `mark` is its mark in a comparison. `asks`, `takes` and `gives` are
-    inputs of the model, inputs of its layer and outputs of its layer, see `outline`.
+    `reads`, `makes`: names of operand and result values; weights are not among `reads`.
+    `roles`, `types`: the operand name of each of `reads`; the type of each of `makes` ("f32[seq, 576]").
+    `view`: it moves no data.
+    `cost`, `work`, `step`: the cost of a prefill (None: unknown), the same with elements and bytes separated, and the
+    work of a decode step.
+    `cache`: (cached elements per token, window or None for all tokens).
+    `state`: the size of its recurrent state: (elements in the model's dtype, bytes in other dtypes).
+    `asks`, `takes`, `gives`: inputs of the model, inputs of its layer and outputs of its layer, see `outline`.
+    `like`: the equivalent weft operation of an operation of another format.
+    `mark`: its mark in a comparison.
     """
 
     name: str
@@ -92,7 +96,7 @@ class Vertex:
         return self.like or self
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the attribute `name` as text without quotes."""
+        """Return the attribute `name`, or `default` without it, as a string without quotes."""
         return str(self.attrs.get(name, default)).strip("'\"")
 
     @property
@@ -103,11 +107,13 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Network:
-    """Operations in topological order; `inputs` and `outputs` are values by name, with types.
+    """Operations in topological order, with the inputs and outputs of the model.
 
-    `marks` are the marks of a comparison on inputs, by name, and on outputs, by "out." and name. `context` is the
-    model's maximum length, if known; `origins` maps a scope to the module that created it, as source text, and its
-    "file:line", if known; `unread` are weights that no operation reads.
+    `inputs`, `outputs`: input name → type; output name → (value, type).
+    `marks`: marks of a comparison: input name, or "out." + output name → mark.
+    `context`: the model's maximum length in tokens, if known.
+    `origins`: scope → (source text of the module that created it, "file:line" if known).
+    `unread`: weights that no operation reads.
     """
 
     name: str

@@ -23,9 +23,10 @@ class Part:
     """A part of the picture: `name` is its name within its scope, `path` its unique name.
 
     A leaf has `vertices`: an operation and the views of its results. A group has `children`. A repeat is a group whose
-    children occur in `count` rounds, one after the other or side by side (`parallel`); `others` are the children of the
-    second round onward. `reach` is "local" or "global" in a model where only some layers have a window. `shared` are
-    values that every round of an enclosing repeat reads.
+    children occur in `count` rounds (iterations), in sequence or in parallel.
+    `others`: the children of each round from the second on.
+    `reach`: "local" or "global" in a model where only some layers have a window, else "".
+    `shared`: values that every round of an enclosing repeat reads.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Part:
 
     @property
     def parallel(self) -> bool:
-        """Return whether no round reads results of the round before."""
+        """Return whether the rounds are independent: none reads results of the round before it."""
         values = {name for part in self.children for name in part.made}
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
@@ -63,12 +64,12 @@ class Part:
 
     @cached_property
     def made(self) -> dict[str, None]:
-        """Return the values that operations of the part produce, in order."""
+        """Return the names of the values that operations of the part produce, in order, as keys."""
         return dict.fromkeys(name for v in self.all_vertices() for name in v.makes)
 
     @cached_property
     def read(self) -> dict[str, None]:
-        """Return the values that the part reads but does not produce, in order."""
+        """Return the names of the values that the part reads but does not produce, in order, as keys."""
         return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.made)
 
     @cached_property
@@ -97,7 +98,7 @@ class Part:
         return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the part and all parts in it; of repeats only the first round."""
+        """Yield this part, then all parts in it; of a repeat only the first round."""
         yield self
         for child in self.children:
             yield from child.parts()
@@ -138,12 +139,13 @@ def _set_reach(part: Part) -> None:
 
 
 def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
-    """Return an input or output of the model as an operation."""
+    """Return the input or output `name` of the model as an operation `op` of type `kind`."""
     return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
 
 
 def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
-    """Find per-layer inputs and outputs, such as caches and states, whose names contain layer numbers."""
+    """Return the model's inputs (names) and outputs (value → names) that belong to a single layer, such as caches: only
+    operations in numbered scopes use them, and their names contain a number."""
     layered, inside, outside = set[str](), set[str](), set[str]()
     for v in network.vertices:
         within = any(word.isdigit() for word in v.scope.split("."))
@@ -285,10 +287,10 @@ def _fold_repeats(parts: list[Part]) -> list[Part]:
 
 
 def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
-    """Return for each index the length and period of the longest repetition that begins there; (1, 1) if none does.
+    """Return for each index (length, period) of the longest repetition that begins there; (1, 1) without a repetition.
 
-    Of equally long ones it has the shortest period. Runs from the end, for all periods at once: one array operation per
-    index.
+    Of equally long repetitions the shortest period is returned. The loop runs from the end for all periods at once, so
+    it takes one array operation per index.
     """
     ids: dict[str, int] = {}
     codes = np.array([ids.setdefault(p, len(ids)) for p in prints], np.int64)
@@ -303,7 +305,7 @@ def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _compress(parts: list[Part]) -> list[Part]:
-    """Fold a sequence greedily: at every index take the repetition that covers most of the following parts."""
+    """Return `parts` with repetitions folded, greedily: at each index the repetition that covers the most parts."""
     spans = _repeats([fingerprint(p) for p in parts])
     folded: list[Part] = []
     i = 0
@@ -323,7 +325,7 @@ def _compress(parts: list[Part]) -> list[Part]:
 
 
 def _mark_shared(rounds: Sequence[Sequence[Part]]) -> None:
-    """Add the values that all rounds of a repeat read to `shared` of its parts."""
+    """Add the values that both the first and the second of `rounds` read to `shared` of every part in all rounds."""
     first, second = ({name for part in body for name in part.read} for body in rounds[:2])
     pending = [part for body in rounds for part in body]
     for part in pending:
@@ -346,6 +348,6 @@ def fingerprint(part: Part) -> str:
 
 
 def _hide_sizes(text: str) -> str:
-    """Replace named sizes in a type or list by "?": files may name them in some layers only."""
+    """Return `text` (a type or list) with named sizes replaced by "?": files may name them in some layers only."""
     start = text.find("[")
     return text if start < 0 else text[:start] + SIZE.sub("?", text[start:])

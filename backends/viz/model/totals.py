@@ -16,11 +16,12 @@ ITEM = 2  # bytes of a cached element, as f16
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of a model: operations, learned parameters, FLOPs of a sequence of `tokens` tokens, KV cache bytes per
-    token and recurrent state bytes per sequence in f16, and bytes of the weights as stored.
+    """Totals of a model: the number of `operations` and of learned `parameters`, and the fields below.
 
-    `open` is the number of f32 elements: weights that no pass has cast yet, which may get any dtype. `dtypes` are the
-    dtypes that store at least 1 % of the bytes, the largest share first.
+    `flops`: FLOPs of a sequence of `tokens` tokens.
+    `cache`, `state`: bytes in f16 of the KV cache per token, and of recurrent states per sequence.
+    `weights`: bytes of the weights as stored; `dtypes` are those of at least 1 % of the bytes, largest share first.
+    `open`: the number of f32 elements of weights; no pass has cast them yet, so they may get any dtype.
     """
 
     operations: int

@@ -19,8 +19,8 @@ MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # interchangeable dtypes of a mod
 class Work:
     """FLOPs and traffic, as polynomials over batch, seq, source.
 
-    `read` and `written` count elements in the dtype of the model, whichever that is; `read_bytes` and `written_bytes`
-    the bytes of everything else (token ids, masks, packed weights, the sums of recurrences).
+    `read` and `written` are numbers of elements in the model's dtype, which may be chosen later. `read_bytes` and
+    `written_bytes` are bytes of other tensors (token ids, masks, packed weights, sums of recurrences).
     """
 
     flops: Size = 0
@@ -49,7 +49,7 @@ def total(works: Iterable[Work]) -> Work:
 
 
 def of_node(node: Node) -> Work:
-    """Return the work of an operation for a prefill of all tokens."""
+    """Return the work of `node` in a prefill of all tokens."""
     operands = [None if v is None else v.type for v in node.inputs]
     outputs = [v.type for v in node.outputs]
 
@@ -92,10 +92,9 @@ def state(node: Node) -> tuple[int, int]:
 
 
 def _of_one(size: Size) -> Size:
-    """Divide a sum over all tokens by their number: drop one factor `seq` from every term.
+    """Return the share of one token in `size`, a sum over `seq` tokens: drop one factor `seq` from every term.
 
-    A term with `seq` only inside min, max or a division (the number of experts used by `seq` tokens) is evaluated for
-    1 token.
+    A term with `seq` only inside min, max or a division (such as the number of experts used) is evaluated for seq = 1.
     """
     if not isinstance(size, Poly):
         return size

@@ -45,7 +45,7 @@ SIZING = {
 class Constant:
     """A value that depends on no input except through shapes. Small values and sizes have a `text`; others are weights.
 
-    `source` is the tensor in the file that it is computed from, if that has another name.
+    `source` is the name of the tensor in the file that it is computed from, if that name is different.
     """
 
     dtype: str
@@ -85,7 +85,7 @@ def initializer(tensor: onnx.TensorProto) -> Constant:
 
 
 def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
-    """Evaluate a Constant node by its attributes. Raises WeftError unless it has exactly one value."""
+    """Return the constant of a Constant node with `attrs`. Raises WeftError unless it has exactly one value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
@@ -103,7 +103,7 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
 
 
 def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
-    """Evaluate an operation on shapes and constants; None if it reads or produces data."""
+    """Return the result of `op`, computed from shapes and constants; None if it reads or produces other data."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
     if op.kind in ("Shape", "Size") and op.inputs:

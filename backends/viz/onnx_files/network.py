@@ -56,7 +56,7 @@ def onnx_network(path: Path) -> Network:
 
 
 def join_networks(halves: Sequence[Network]) -> Network:
-    """Join models into one network, connecting inputs of later ones to outputs of earlier ones with the same name."""
+    """Return `halves` as one network: inputs of a later network read outputs of an earlier one with the same name."""
     network = halves[0]
     for part in halves[1:]:
         part = _rename_duplicates(part, {v.name for v in network.vertices})
@@ -69,7 +69,8 @@ def join_networks(halves: Sequence[Network]) -> Network:
 
 
 def _merge(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
-    """Return the operations of two halves; those of the first in a scope of the second move to their first reader."""
+    """Return the operations of `before` and `after`. An operation of `before` in a scope of `after` moves to its first
+    reader."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
     first: dict[str, int] = {}
     # Backwards, so that the first reader of a value remains.
@@ -262,7 +263,7 @@ def _without_sizes(
 def _vertices(
     ops: list[Op], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
 ) -> tuple[list[Vertex], dict[str, str]]:
-    """Convert operations to vertices; return also the new name of every value."""
+    """Return the operations as vertices, and a map from value names in the file to new names."""
     scopes = name_operations(ops, constants)
     new_names: dict[str, str] = {}
     for op, (_, name) in zip(ops, scopes, strict=True):
@@ -343,7 +344,7 @@ def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
 
 
 def _output(op: Op, index: int, versions: Mapping[str, int]) -> str:
-    """Return the name of the result `index`, other than the first."""
+    """Return the name of result number `index` (at least 1) of `op` in the ONNX standard; "out1", … if it has none."""
     schema = _schema(op, versions)
     names = [formal.name for formal in schema.outputs] if schema is not None else []
     return names[index] if index < len(names) and names[index] != names[-1] else f"out{index}"

@@ -11,8 +11,8 @@ import onnx
 class Op:
     """An operation of the file.
 
-    `names` are the function calls that contain it, and its own name; `scopes` the modules that contain it according to
-    the exporter, or None; an omitted one of `inputs` is "".
+    `names`: the function calls that contain it, then its own name. `scopes`: the modules that contain it, if the
+    exporter records them. `inputs`: value names, "" for an omitted operand.
     """
 
     kind: str

@@ -68,7 +68,7 @@ def _split(name: str) -> Scope:
 
 
 def _path(op: Op, scope: Scope) -> str:
-    """Return the name of an operation: that of its first result if it is a path in its scope, else its own.
+    """Return the name of `op`: the name of its first result if that is a path within `scope`, else its own name.
 
     A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
     """
@@ -141,7 +141,8 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
 
 
 def _common(scopes: Sequence[Scope]) -> str | None:
-    """Return the first word of all numbered scopes if nearly everything is in it: a box around all is useless."""
+    """Return the only first word of the scopes with numbers (else of all scopes), whose box would contain nearly
+    everything; None if there is no such word, or it is a list of layers or in HALVES."""
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

@@ -41,7 +41,8 @@ def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple
 
 
 def _encode(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
-    """Encode every operation as an integer, with the index of each operand's producer (below -1: inputs; -1: none)."""
+    """Return an integer per operation, equal for equal operations, and the index of the producer of each operand (-1:
+    no operand, below -1: an input)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
@@ -61,7 +62,8 @@ def _encode(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array
 
 
 def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """Return first operation, length and count of the layers that cover most operations; prefer short layers."""
+    """Return (first operation, operations per layer, number of layers) for the layers that cover the most operations
+    (of equals the shortest); None if there are no layers."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):
@@ -97,7 +99,7 @@ def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
 
 
 def _phase(ops: Sequence[Op], first: int, period: int, count: int) -> int:
-    """Return the first operation for the offset of layer boundaries that the fewest values cross."""
+    """Return the first operation of the first layer for the offset at which the fewest values cross the boundaries."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))
     for i, op in enumerate(ops):

@@ -21,7 +21,7 @@ INVENTED = re.compile(r"unk__\d+")
 
 @functools.cache
 def dtype_name(number: int) -> str:
-    """Return weft's name of an ONNX dtype, or ONNX's own name in lower case."""
+    """Return weft's name of ONNX dtype `number`; ONNX's own name in lower case if weft has none."""
     try:
         name = str(onnx.TensorProto.DataType.Name(number)).lower()
     except ValueError:  # of a newer ONNX than the one here
@@ -33,7 +33,7 @@ def dtype_name(number: int) -> str:
 
 
 def type_text(kind: onnx.TypeProto) -> str:
-    """Format a type as "f32[batch, seq, 576]"; without the shape or "" if the file lacks them."""
+    """Return a tensor type as "f32[batch, seq, 576]" (without a shape only the dtype), any other type by its name."""
     if not kind.HasField("tensor_type"):
         return (kind.WhichOneof("value") or "").removesuffix("_type")
     tensor = kind.tensor_type
@@ -43,13 +43,13 @@ def type_text(kind: onnx.TypeProto) -> str:
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> str:
-    """Format a size; "?" if it is unknown or a placeholder name of shape inference."""
+    """Return a size as a string; "?" if it is unknown or a placeholder name of shape inference."""
     name = "" if INVENTED.fullmatch(dim.dim_param) else dim.dim_param
     return str(dim.dim_value) if dim.HasField("dim_value") else name or "?"
 
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:
-    """Format an attribute; a graph as its number of operations."""
+    """Return an attribute as a string; for a graph its number of operations."""
     kind = onnx.AttributeProto
     if attribute.type in (kind.GRAPH, kind.GRAPHS):
         counts = [len(g.node) for g in (attribute.graphs or [attribute.g])]

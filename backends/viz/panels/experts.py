@@ -110,10 +110,7 @@ def _sentences(rule: Rule) -> Iterator[str]:
 
 
 def examples(rule: Rule) -> list[list[list[float]]]:
-    """Route EXAMPLES tokens with random scores by `rule`; return for each token its list of [expert, weight].
-
-    The result is empty if the number of experts per token varies.
-    """
+    """Return the [expert, weight] pairs of each of EXAMPLES tokens with random scores; empty if `rule.k` is None."""
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))

@@ -1,4 +1,4 @@
-"""Pictures of a comparison, with both networks side by side."""
+"""Pictures of a comparison, with both networks next to each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDES = ("before", "after")
 
 
 def side_by_side(comparison: Comparison) -> Shape:
-    """Return the shapes of both networks in one picture; keys have the side as prefix ("before.", "after.")."""
+    """Return a shape that contains the pictures of both networks; keys begin with "before." or "after."."""
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
     sides = [_add_prefix(outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
@@ -36,13 +36,13 @@ def side_by_side(comparison: Comparison) -> Shape:
 
 
 def _retitle(shape: Shape, title: str) -> Shape:
-    """Return `shape`, the frame of one network, with another title."""
+    """Return `shape`, the frame of one network, with the title `title`."""
     head = width(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
     return replace(shape, label=Label(title, shape.label.lines, kind(KEPT)), head=head)
 
 
 def _add_prefix(part: Part, side: str) -> Part:
-    """Return `part` with the name of a side as prefix of every path and value."""
+    """Return `part` with the prefix `side` ("before" or "after") on every path and value name."""
 
     def at(name: str) -> str:
         return f"{side}.{name}" if name else side
@@ -63,8 +63,8 @@ def _add_prefix(part: Part, side: str) -> Part:
 
 
 def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open, as `opening.opened` does; without `depth` also those of parts that contain
-    both changed and unchanged operations."""
+    """Return the keys of the parts to open, as `opening.select_open` does. Without `depth`, add the keys of the parts
+    that contain both changed and unchanged operations."""
     mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _has_mixed_signs(s.part))}
     return opening.select_open(root, depth, parts) | (mixed if depth is None else set())
 
@@ -75,9 +75,10 @@ def _has_mixed_signs(part: Part) -> bool:
 
 
 def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
-    """Return the counts of a comparison for a page, without those that the page computes for a length and dtype.
+    """Return the totals of both networks ([before, after]) that do not depend on a length or dtype, for a page.
 
-    For weights these are the number of f32 elements, which may get any dtype, and the bytes of the rest.
+    "counts" maps signs to numbers of operations. "weights" has for each network the number of f32 elements, for which
+    the page may choose any dtype, and the bytes of all other weights.
     """
     return {
         "counts": comparison.counts,
@@ -88,7 +89,7 @@ def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any
 
 
 def kinds() -> dict[str, list[str]]:
-    """Return the signs instead of kinds, for the legend of a page."""
+    """Return the legend of a comparison page: kind of each sign → [sign, its mark as SVG path data]."""
     return {kind(sign): [sign, LOOKS[kind(sign)].mark] for sign in SIGNS}
 
 
@@ -101,7 +102,7 @@ def sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
 
 
 def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the fact sheet, totals before and after; omit those that are 0, such as caches and states."""
+    """Yield (name, totals before and after as text) for each row of the fact sheet; omit rows whose totals are 0."""
     rows: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),

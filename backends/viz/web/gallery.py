@@ -22,8 +22,8 @@ SELECTORS = re.compile(r"([^{}]+)\{")
 
 @dataclass(frozen=True)
 class Card:
-    """A model of a gallery: its fact sheet, its shapes and the open ones, `groups` to filter by (criterion -> groups
-    that contain it), and `numbers` to sort by."""
+    """A model in a gallery: its fact sheet, its root shape and the keys of open shapes, `groups` to filter by
+    (criterion → groups that contain the model), and `numbers` to sort by."""
 
     sheet: Sheet
     root: Shape

@@ -34,7 +34,7 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
 
 
 def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
-    """Return the data of a page that depend on its model."""
+    """Return the JSON data of a page that depend on the model of `root`, with the shapes in `opened` open."""
     model_data: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
     if root.network is not None:
         context = root.network.context or devices.TOKENS
@@ -44,14 +44,14 @@ def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
 
 
 def _origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
-    """Return the distinct `modules` that created scopes, and the index of its module for each scope (`of`)."""
+    """Return "modules", the distinct modules that created scopes, and "of": scope → index of its module."""
     modules = list(dict.fromkeys(origins.values()))
     indices = {module: i for i, module in enumerate(modules)}
     return {"modules": modules, "of": {scope: indices[module] for scope, module in origins.items()}}
 
 
 def common() -> dict[str, Any]:
-    """Return the data that every page has."""
+    """Return the JSON data that are the same on every page."""
     return {
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},

@@ -96,10 +96,10 @@ def _mark(mark: Mark) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Move:
-    """The renaming from one round of a repeat to a later one.
+    """The renaming from one round of a repeat to a later round, which increases layer numbers.
 
-    In names that begin with `prefix`, the number at component `depth` (separated by dots) increases; in quoted text,
-    that is in recipes, the first component that is a number of this round, `low` to `high`.
+    In a name that begins with `prefix`, that is the number in the component (separated by dots) with index `depth`. In
+    other strings, such as recipes, it is in each quoted name the first component that is a number, `low` to `high`.
     """
 
     prefix: str
@@ -127,8 +127,8 @@ class Move:
 def _repeat(s: Shape) -> dict[str, Any]:
     """Convert a repeat to JSON data: its count and its rounds.
 
-    `once` is the first round; the second is the first with layer numbers increased by `period`; later ones are the
-    second, renamed likewise. `changed` has the exceptions by round: lists of (path, value).
+    "once" is the first round. The second is the first with layer numbers increased by "period"; each later round is the
+    second, renamed in the same way. "changed" lists the exceptions of each round as (path, value).
     """
     unrolled = unroll(s)
     assert unrolled.arrangement is not None
@@ -155,7 +155,7 @@ def _repeat(s: Shape) -> dict[str, Any]:
 
 
 def _normalize(plain: Any) -> Any:
-    """Convert sequences to lists, as JSON does."""
+    """Return `plain` with tuples converted to lists, as JSON does."""
     return json.loads(json.dumps(plain))
 
 
@@ -166,7 +166,7 @@ def _span(key: str) -> tuple[int, int]:
 
 
 def _find_changes(before: Any, after: Any, rename: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
-    """Return (path, value) of every difference between `after` and `before` with its texts renamed by `rename`."""
+    """Return (path, new value) for each place where `after` differs from `before` with its strings renamed."""
     differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 

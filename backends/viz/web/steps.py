@@ -23,7 +23,7 @@ LINES = 40  # maximum number of trace lines on a page
 
 @dataclass(frozen=True)
 class Step:
-    """The record of a pass in the report, and the graph after it."""
+    """A pass of the pipeline: its record in the report, and the network after it."""
 
     record: Record
     after: Network
