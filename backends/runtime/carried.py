@@ -19,7 +19,8 @@ from ..facts import StateRecord
 def read_states(manifest: Record) -> tuple[StateRecord, ...]:
     """Return the states that a manifest records for the inputs of its graph; empty if it is older than such records.
 
-    Raises WeftError when a record is broken.
+    Raises:
+        WeftError: if a record is broken.
     """
     growths = tuple(growth.value for growth in Growth)
     return tuple(

@@ -23,7 +23,8 @@ GENAI_TARGET = "onnx"  # the builder names no target: its models run on any devi
 def read_facts(folder: str | Path) -> Facts:
     """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json.
 
-    Raises WeftError when the folder or a file is missing, or a value is missing or of the wrong type.
+    Raises:
+        WeftError: if the folder or a file is missing, or a value is missing or of the wrong type.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -126,7 +127,7 @@ def _task(data: Record) -> Task | None:
 def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
     """Return the fields of `Forced` from the manifest `data`.
 
-    `begins`: the answers are those of an encoder-decoder; only their first tokens may be forced.
+    `begins`: the model is an encoder-decoder; only for its answers can the first tokens be forced.
     """
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])

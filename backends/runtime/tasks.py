@@ -96,8 +96,8 @@ class Tasks(ABC):
     ) -> list[Ranked]:
         """Return the `top` texts (None: all) with the highest scores for `query`, the highest first.
 
-        Scores are those of sentence-transformers' CrossEncoder: the logit of the only label after the activation that
-        the folder names (default: sigmoid). Raises WeftError if the model scores several labels, and as `classify`.
+        Scores are computed as in sentence-transformers' CrossEncoder: the logit of the only label after the activation
+        that the folder names (default: sigmoid). Raises WeftError if there are several labels, and as `classify` does.
         """
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])

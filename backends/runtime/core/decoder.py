@@ -25,7 +25,7 @@ CHUNK = {"cpu": 512, "cuda": 8192}
 class Decoder(ABC, Generic[C]):
     """A language model with caches on `device`, "cpu" or "cuda".
 
-    `start`: the token that begins every row of an encoder-decoder; None if a row begins with its prompt.
+    `start`: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt.
     `max_prompt`: the maximum length of a prompt.
     `every_position`: a call returns the logits of all new tokens, not only of the last token.
     `padded`: the rows of a call may have different numbers of new tokens.
@@ -58,7 +58,9 @@ class Decoder(ABC, Generic[C]):
         """Yield a context for `batch` rows of at most `tokens` tokens each; the next call of the same size reuses it.
 
         It may still hold tokens of its last use. Several contexts may be in use at the same time.
-        Raises WeftError when `tokens` is above `max_length` or memory is insufficient.
+
+        Raises:
+            WeftError: if `tokens` is above `max_length` or memory is insufficient.
         """
         capacity = self.capacity_for(tokens)
         # Taken out while in use: a second context must not get the same caches.

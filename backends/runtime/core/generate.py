@@ -189,8 +189,8 @@ class Generator:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> Answer:
-        """Return a new answer to join a `Batch` (see `batching`). Arguments and errors are those of `generate` and
-        `Answer`; `row` is added to the seed, so that answers with the same seed differ."""
+        """Return a new answer to join a `Batch` (see `batching`). Arguments and errors are the same as of `generate`
+        and `Answer`; `row` is added to the seed, so that answers with the same seed differ."""
         return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
 
     def _start(

@@ -92,8 +92,8 @@ class BatchContext(ABC):
         return self._scores
 
     def extend(self, tokens: Sequence[int]) -> Floats:
-        """Append `tokens` to the single row in one run; return their logits [seq, vocab], or only those of the last
-        token [1, vocab] if the model does not return logits of every position."""
+        """Append `tokens` to the single row in one run; return their logits [seq, vocab], or [1, vocab] for the last
+        token if the model does not return logits of every position."""
         logits: NDArray[Any] = self._extend(0, [tokens], every=True)[0]
         return float32(logits, np.empty(logits.shape, np.float32))
 
@@ -120,7 +120,9 @@ class BatchContext(ABC):
 
         Inactive rows repeat their last step: caches are unchanged, but states advance, so only rows without states can
         be resumed.
-        Raises WeftError when a row's cache is full.
+
+        Raises:
+            WeftError: if a row's cache is full.
         """
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         row_tokens = np.asarray(tokens, np.int64)[rows]
@@ -135,7 +137,7 @@ class BatchContext(ABC):
     # -- single rows that join and leave, while the others are unchanged
 
     def vacate(self, row: int) -> None:
-        """Empty one row."""
+        """Remove all tokens of one row and reset its recurrent states."""
         self._vacate(row)
         self.lengths[row] = 0
 
@@ -184,8 +186,8 @@ class BatchContext(ABC):
         self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
 
     def take(self, other: Self) -> None:
-        """Replace the contents of this context by those of `other`, which has the same batch size and at most the same
-        capacity."""
+        """Copy the contents of `other`, which has the same batch size and at most the same capacity, into this
+        context."""
         used = int(other.lengths.max())
         self._take(other, used)
         self.lengths[:], self._intact = other.lengths, other._intact
@@ -218,7 +220,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Reset the recurrent states to those at the start of a sequence."""
+        """Set the recurrent states of all rows to their values at the start of a sequence."""
 
     def _cut(self, lengths: Ints | int) -> None:
         """Cut every row to its first `lengths` tokens."""
@@ -254,7 +256,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _vacate(self, row: int) -> None:
-        """Reset the recurrent states of one row to those at the start of a sequence."""
+        """Set the recurrent states of one row to their values at the start of a sequence."""
 
     @abstractmethod
     def _move(self, row: int, to: int, used: int) -> None:

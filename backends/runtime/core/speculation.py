@@ -54,7 +54,7 @@ class PromptLookup(Drafter):
 
 
 def _repeat_from(text: Sequence[int], at: int, most: int) -> list[int]:
-    """Return `most` tokens: those of `text[at:]`, repeated from `at` when the end of `text` is reached."""
+    """Return `most` tokens: `text[at:]`, repeated as often as necessary and cut to length."""
     period = len(text) - at
     return [text[at + i % period] for i in range(most)]
 

@@ -28,7 +28,8 @@ Kind = tuple[int, type[np.generic]]
 def kind_of(name: str, value: Any) -> Kind:
     """Return the ONNX enum value and the numpy dtype of an input or output `value` of the graph `name`.
 
-    Raises WeftError when the runtime cannot hold its type.
+    Raises:
+        WeftError: if the runtime cannot hold its type.
     """
     if value.type not in _TYPES:
         raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")

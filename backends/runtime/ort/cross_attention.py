@@ -89,7 +89,9 @@ class SourceEncoder:
         """Run the encoder on the right-padded `sources` and return the encoded batch.
 
         `shapes` are the decoder inputs that it provides, see `gives`. If tokens compete, each source runs separately.
-        Raises WeftError when ONNX Runtime fails, or a sound has no frame or more frames than the position table.
+
+        Raises:
+            WeftError: if ONNX Runtime fails, or a sound has no frame or more frames than the position table.
         """
         if self.compares and len(sources) > 1:
             return Reading.join([self.read([source], shapes) for source in sources])

@@ -37,7 +37,9 @@ class OrtDecoder(Decoder["OrtContext"]):
     indices of rolling caches.
     `head_dim`: features per head of the caches, if the graph leaves them dynamic.
     `compares`: tokens of a batch row compete, for example for the capacity of experts.
-    Raises WeftError when the graph does not follow the contract of this module.
+
+    Raises:
+        WeftError: if the graph does not follow the contract of this module.
     """
 
     def __init__(

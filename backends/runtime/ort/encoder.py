@@ -129,7 +129,8 @@ class Encoder(Tasks):
     def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
         """Return the prefix for texts: `prompt`, else the model's prompt called `name`, else its default prompt or "".
 
-        Raises WeftError if no prompt has that name.
+        Raises:
+            WeftError: if no prompt has that name.
         """
         prompts = self.embedding.prompts
         if name is not None and name not in prompts:
@@ -162,7 +163,8 @@ class OrtEncoder(Encoder):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
     output `last_hidden_state` [batch, seq, dim].
 
-    Raises WeftError if the graph has other inputs or lacks this output.
+    Raises:
+        WeftError: if the graph has other inputs or lacks this output.
     """
 
     def __init__(self, session: Session, facts: Facts) -> None:

@@ -114,7 +114,8 @@ def open_session(
     Runtime's default, one per physical core. `graphs` enables CUDA graphs if the model allows them: then every run must
     name its graph, -1 for none. On CUDA it runs on the PyTorch `stream`, if given.
 
-    Raises WeftError when the device cannot be used (naming the missing part) or the file cannot be opened.
+    Raises:
+        WeftError: if the device cannot be used (naming the missing part) or the file cannot be opened.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")

@@ -138,7 +138,7 @@ class Memory:
             self._at[row] = self.side
 
     def vacate(self, row: int) -> None:
-        """Reset the recurrent states of one row to those at the start of a sequence."""
+        """Set the recurrent states of one row to their values at the start of a sequence."""
         for state, buffers in zip(self._states, self._buffers, strict=True):
             if state.recurrent:
                 values = buffers[self.side].pull()

@@ -130,7 +130,8 @@ class Renderer:
     def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
         """Send a request; return the exit status of its fork, its output, and empty error output.
 
-        Raises OSError when the process cannot be started or ends.
+        Raises:
+            OSError: if the process cannot be started or ends.
         """
         if self._process is None or self._process.poll() is not None:
             self.close()

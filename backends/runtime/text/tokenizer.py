@@ -32,7 +32,8 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Return whether `prompt` is a sequence of token ids: an integer array with one axis, or a list with an item."""
+    """Return whether `prompt` is one sequence of token ids: an integer array with one axis, or a nonempty sequence of
+    integers."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -116,7 +117,8 @@ class Encoded(NamedTuple):
 class Tokenizer:
     """The tokenizer of a compiled folder (tokenizer.json), without the padding and truncation that it may configure.
 
-    Raises WeftError when the file is missing or broken.
+    Raises:
+        WeftError: if the file is missing or broken.
     """
 
     def __init__(self, folder: Path) -> None:

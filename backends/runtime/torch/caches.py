@@ -107,7 +107,7 @@ def gather_sources(cache: Any, rows: Tensor) -> None:
 
 
 def share_sources(cache: Any, of: list[Any]) -> None:
-    """Set the cross-attention caches of `cache` to those of all caches in `of`, concatenated along the batch axis and
+    """Set the cross-attention caches of `cache` to the concatenation of the caches in `of` along the batch axis,
     zero-padded to the longest source."""
     crossing = [[layer for layer in layers(source) if is_cross(layer)] for source in of]
     for layer, *parts in zip(filter(is_cross, layers(cache)), *crossing, strict=True):

@@ -37,7 +37,8 @@ class TorchDecoder(Decoder["TorchContext"]):
     `draws`: sample tokens on the device if the sampling options allow it; by default on CUDA.
     `offloaded`: the manager of the experts, if not all of them are on the device.
 
-    Raises WeftError when the model takes embeddings or has no caches.
+    Raises:
+        WeftError: if the model takes embeddings or has no caches.
     """
 
     def __init__(
@@ -189,8 +190,8 @@ class TorchContext(DrawingContext):
     def _read_prompt(self, first: int, ids: Tensor, start: int, last: Ints | None) -> Tensor:
         """Run prompt tokens `ids` [rows, seq] at the positions from `start` on, in the batch rows from `first` on.
 
-        Return the logits of all tokens [rows, seq, vocab]; with `last` [rows] only those of the token with this index
-        in each row, [rows, 1, vocab].
+        Return the logits of all tokens [rows, seq, vocab]; with `last` [rows] only the logits of the token with that
+        index in each row, [rows, 1, vocab].
         """
         model, rows = self.model, len(ids)
         of = None if last is None else model.tensor(last)

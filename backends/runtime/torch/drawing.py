@@ -60,7 +60,7 @@ class DrawingContext(BatchContext):
         """Run a step with `tokens` [batch] in the `active` rows; return the next tokens [batch], drawn on the device.
 
         The following step begins before the host has read these tokens, so the device never waits. A row that has ended
-        then writes one key that no query sees. With recurrent states that would be wrong: their steps begin on request.
+        then writes one key that is masked for all queries. Models with recurrent states begin a step only on request.
         """
         rows = np.flatnonzero(active)
         self._check_room(rows)

@@ -43,7 +43,7 @@ class Store(ABC):
         self.guessed: set[int] = set()  # prefetched by a guess and not used since
 
     def bring(self, experts: Collection[int], guess: bool = False) -> ExpertCounts:
-        """Load `experts` (at most `most`) to the device in place of the least recently used; return what was counted.
+        """Load `experts` (at most `most`) to the device, evicting the least recently used; return counts of this call.
 
         A prefetch (`guess`) counts only the bytes that were loaded.
         """

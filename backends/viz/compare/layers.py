@@ -14,7 +14,8 @@ Layers = dict[str, list[Vertex]]  # operations by the scope of their layer, in o
 
 
 def match_layers(before: Network, after: Network) -> dict[str, str]:
-    """Map scopes of layers of `before` to those of `after` if they differ ("layers.6": "layers.5"); "" if removed.
+    """Map the scope of each layer of `before` to its scope in `after` if different ("layers.6": "layers.5"), "" if
+    the layer was removed.
 
     Lists of layers correspond by name, then by order. In lists of equal length, layers correspond by position; in other
     lists, by the alignment with the most in common (Needleman and Wunsch 1970); of equal alignments, the earliest.

@@ -22,7 +22,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Count operations by sign; operations present in both networks count once."""
+        """Return the number of operations by sign; an operation present in both networks counts once."""
         signs = [v.mark.sign for v in self.after.vertices if v.mark]
         signs += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
         return {sign: signs.count(sign) for sign in SIGNS}

@@ -10,7 +10,7 @@ KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
 
 
 def kind(sign: str) -> str:
-    """Return the kind of parts with a sign of a comparison; each has its own look."""
+    """Return the kind of the parts that have `sign` in a comparison; each kind has its own colours and mark."""
     return f"sign-{sign}"
 
 
@@ -53,6 +53,6 @@ def common(marks: Iterable[Mark | None]) -> str:
 
 
 def count_signs(marks: Iterable[Mark | None]) -> str:
-    """Count operations by sign, without unchanged ones: "2 removed, 1 changed"."""
+    """Return the number of operations per sign, except unchanged operations, as text: "2 removed, 1 changed"."""
     counts = Counter(mark.sign for mark in marks if mark is not None)
     return ", ".join(f"{counts[sign]} {sign}" for sign in SIGNS if sign != KEPT and counts[sign])

@@ -105,7 +105,7 @@ class Part:
 
 
 def outline(network: Network) -> Part:
-    """Return the tree of `network`; inputs and outputs are leaves of the root, except those of a single layer."""
+    """Return the tree of `network`; inputs and outputs that do not belong to a single layer are leaves of the root."""
     layer_inputs, outputs = find_layer_io(network)
     leaves = [
         Part(name, name, (_end(network, name, "input", (), (name,), t),))
@@ -222,7 +222,7 @@ def _group(leaves: Sequence[Part], scope: str) -> list[Part]:
 
 
 def _split_by_scope(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
-    """Group `leaves` by the child scope of `scope` that contains them; other leaves get the key " " + path."""
+    """Return `leaves` by the child scope of `scope` that contains them; a leaf in none has the key " " + path."""
     stem = f"{scope}." if scope else ""
     groups: dict[str, list[Part]] = {}
     for leaf in leaves:
@@ -233,7 +233,7 @@ def _split_by_scope(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]
 
 
 def _break_cycles(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
-    """Regroup `leaves` so that no parts read each other in a cycle.
+    """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it.
 
     Operations that both read a group and are read by it move into the group, regardless of their scope. Of groups that
     read each other, the smallest is dissolved.
@@ -269,7 +269,7 @@ def _find_cycles(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
 
 
 def _inline_lists(children: list[Part]) -> list[Part]:
-    """Replace every list of layers among `children` by its layers."""
+    """Return `children` with every list of layers replaced by its layers."""
     parts: list[Part] = []
     for child in children:
         numbered = child.children and all(c.name.isdigit() or c.count > 1 for c in child.children)
@@ -278,7 +278,7 @@ def _inline_lists(children: list[Part]) -> list[Part]:
 
 
 def _fold_repeats(parts: list[Part]) -> list[Part]:
-    """Fold consecutive numbered `parts` that are equal, or repeat an equal sequence, into repeats."""
+    """Return `parts` with consecutive numbered parts that are equal, or repeat an equal sequence, folded to repeats."""
     folded: list[Part] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
         members = list(run)

@@ -243,7 +243,7 @@ def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, t
 def _without_sizes(
     ops: list[Op], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
 ) -> list[Op]:
-    """Return `ops` without those that compute constants or sizes from shapes; add these to `constants`."""
+    """Return `ops` without operations that compute constants or sizes from shapes; add the results to `constants`."""
     remaining = []
     for op in ops:
         const = None

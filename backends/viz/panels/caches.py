@@ -18,7 +18,7 @@ def data(network: Network) -> dict[str, Any] | None:
 
     "variants": for each a "name", a description ("about") and "kept", a list of [elements per token, window or None].
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
-    "same": the name of the variant whose sizes equal those of this model, or None.
+    "same": the name of the variant with the same sizes as this model, or None.
     """
     caches = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]

@@ -53,7 +53,7 @@ def gallery(cards: Sequence[Card], title: str) -> str:
 
 
 def within(place: str, sheet: str) -> str:
-    """Restrict the rules of a style sheet to elements inside the selector `place`."""
+    """Return the style sheet `sheet` with its rules restricted to elements inside the CSS selector `place`."""
     return SELECTORS.sub(lambda m: ",".join(f"{place} {s.strip()}" for s in m[1].split(",")) + "{", sheet)
 
 
