@@ -1,4 +1,4 @@
-"""The rule for running code: reading a folder never runs any without the user's consent.
+"""The rule for running code: reading a folder never runs code without the user's consent.
 
 Architecture files and the Python of folders compiled for PyTorch are code. An architecture file runs when the user
 names it as a source. A folder's manifest (that it holds Python, or which architecture file it was compiled from) is

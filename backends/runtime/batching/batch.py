@@ -15,7 +15,7 @@ from ..core.sampling import check_count
 
 
 class Batch(ABC):
-    """Answers that one decoder decodes together, at most `most` at a time; the rest wait in the order they joined.
+    """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining.
 
     An answer leaves the batch when its result has a `finish`, or when its `error` is set (NaN logits, for example). An
     error of the model is raised instead; call `close` before the batch is used again.

@@ -259,7 +259,7 @@ class Generator:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
     def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
-        """Return (token ids, maximum number of new tokens) for each prompt of `batch`."""
+        """Return (token ids, maximum number of new tokens) for each prompt of `batch`; at most `max_tokens` if set."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []

@@ -42,7 +42,7 @@ class BatchContext(ABC):
         """Release device resources of this context, such as captured graphs; it must not be used afterwards."""
 
     def reset(self) -> None:
-        """Empty every row."""
+        """Remove the tokens of every row and reset all recurrent states."""
         self._clear()
         self._cut(0)
         self._intact = True
@@ -232,7 +232,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _ready(self, calls: int) -> None:
-        """Prepare for `calls` calls that read prompts into empty rows."""
+        """Prepare for `calls` model calls that read a prompt (or several prompts together) into empty rows."""
 
     @abstractmethod
     def _end(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -275,7 +275,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _take(self, other: Self, used: int) -> None:
-        """Copy the contents of `other`, at most `used` tokens a row."""
+        """Copy the contents of `other`, whose rows have at most `used` tokens, into this context."""
 
 
 def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:

@@ -273,12 +273,12 @@ def check_count(name: str, value: object) -> None:
 
 
 def _float32(number: float) -> np.float32:
-    """Convert `number` > 0 to a normal finite float32: clamp subnormal values such as 1e-45 and overflow as of 1e39."""
+    """Return `number` > 0 as float32, clamped to the normal finite range (1e-45 is subnormal, 1e39 overflows)."""
     return np.float32(min(max(number, _TINY), _HUGE))
 
 
 def _apply_temperature(logits: Floats, temperature: float) -> Floats:
-    """Divide `logits` by `temperature`; if the result would overflow float32, first shift the largest logit to 0.
+    """Return `logits` / `temperature`; if that would overflow float32, first shift the largest logit to 0.
 
     So low temperatures converge to the most likely token.
     """

@@ -130,7 +130,7 @@ class Speculation:
             )
 
     def drafts(self, capacity: int) -> Drafts:
-        """Return the drafts of a row of at most `capacity` tokens."""
+        """Return new drafts for a batch row of at most `capacity` tokens."""
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)

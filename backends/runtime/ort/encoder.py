@@ -139,7 +139,7 @@ class Encoder(Tasks):
         return prompt if prompt is not None else prompts[name] if name is not None else ""
 
     def _run_padded(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
-        """Run `rows` of token ids, right-padded; return the model's `output`. It does not pool the first `skipped`."""
+        """Return the model's `output` for `rows` of token ids, right-padded; the first `skipped` are not pooled."""
         (values,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
         return values
 

@@ -51,7 +51,7 @@ class ChatTemplate:
         return self._templates.get("tool_use") or self._templates["default"]
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
-        """Render `messages` to a prompt; with `answer`, it ends where the assistant's answer begins.
+        """Return `messages` rendered to a prompt; with `answer`, it ends where the assistant's answer begins.
 
         `variables` (tools, documents, enable_thinking …) are passed to the template and must be JSON data.
         Raises WeftError when the messages are malformed, the template cannot be parsed or rejects them, or it exceeds
@@ -86,8 +86,8 @@ class ChatTemplate:
 
 
 def special_token(folder: Path, name: str) -> str | None:
-    """Return the token called `name` (such as mask_token) in tokenizer_config.json or special_tokens_map.json, or
-    None."""
+    """Return the text of the special token `name` (such as "mask_token") in tokenizer_config.json, else in
+    special_tokens_map.json; None if neither has it."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file() and (token := Record.read(folder / file).data.get(name)) is not None:
             return token_text(token)
@@ -112,7 +112,7 @@ class Renderer:
         self.close()
 
     def close(self) -> None:
-        """End the process; the next prompt starts another."""
+        """End the process; the next prompt starts a new process."""
         if self._process is not None:
             self._end()
             self._process.communicate()
@@ -182,7 +182,7 @@ def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, str]:
-    """Parse the reply in the output `written` of a worker. Raises WeftError when it timed out or crashed."""
+    """Return the reply in the output `written` of a worker. Raises WeftError when it timed out or crashed."""
     # The timer ends the worker by SIGALRM, the limit of CPU time by SIGXCPU or SIGKILL.
     if status in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")

@@ -29,7 +29,7 @@ def check_sound(sound: Sound, prompt: object) -> Floats:
 
 
 def quote_prompt(prompt: object) -> str:
-    """Quote `prompt` for an error message: the shape of an array, else the first 60 characters."""
+    """Return a quotation of `prompt` for an error message: the shape of an array, else the first 60 characters."""
     return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
 
 

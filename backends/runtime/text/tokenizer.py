@@ -80,7 +80,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return token ids [rows, longest], padded with zeros on the right, and the mask of real tokens."""
+    """Return token ids [rows, longest], padded with zeros on the right, and their mask (False: padding)."""
     lengths = np.array([len(row) for row in rows])
     mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
@@ -89,7 +89,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def parse_tokenizer(text: str, path: Path) -> Fast:
-    """Parse the `text` of the tokenizer.json at `path`.
+    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes.
 
     Raises:
         WeftError: if it does not describe a tokenizer.
@@ -142,7 +142,7 @@ class Tokenizer:
     ) -> Encoded:
         """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets.
 
-        Cut to `limit` as `encode` does, the longer text of a pair first. Raises WeftError as `encode` does.
+        They are cut to `limit` tokens as in `encode`, in a pair the longer text first. Raises WeftError as `encode`.
         """
         for part in (text, pair or ""):
             check_text("a text", part)
@@ -216,7 +216,7 @@ class GrowingText:
         self._text = ""  # the text of the last piece's tokens
 
     def push(self, token: int) -> str:
-        """Add `token`; return the text that it completes."""
+        """Add `token`; return the piece of text that is now complete, "" if none is."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         return "" if text.endswith(_BROKEN) else self._emit(text)

@@ -81,7 +81,7 @@ class TorchDecoder(Decoder["TorchContext"]):
         return ExpertCounts() if self.offloaded is None else self.offloaded.counts
 
     def new_context(self, batch: int, capacity: int) -> TorchContext:
-        """Allocate caches for `batch` rows of `capacity` tokens each."""
+        """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
         return TorchContext(self, batch, capacity)
 
     def call(self, **inputs: Any) -> Tensor:
@@ -92,11 +92,11 @@ class TorchDecoder(Decoder["TorchContext"]):
         return logits
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
-        """Copy `values` to a tensor on the model's device."""
+        """Return `values` as a tensor on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def source_tensor(self, values: NDArray[Any]) -> Tensor:
-        """Copy an encoder input to the device: sound in the dtype of the weights, ids and masks as int64."""
+        """Return an encoder input as a tensor on the device: sound in the dtype of the weights, integers as int64."""
         if values.dtype.kind == "f":
             return self.tensor(values).to(next(self.model.parameters()).dtype)
         return self.tensor(values.astype(np.int64))

@@ -32,7 +32,7 @@ class DeviceSampler:
         self._tickets = Tickets(TICKETS)
 
     def refill(self, samplers: Sequence[Sampler]) -> None:
-        """Take new random numbers from `samplers`, one per row."""
+        """Replace the random numbers of each row by the next ones of its sampler in `samplers`."""
         if self.sampling.temperature > 0:
             most = self._uniforms.shape[1]
             self._uniforms.copy_(torch.from_numpy(np.stack([s.uniforms(most) for s in samplers])))

@@ -78,7 +78,7 @@ class Store(ABC):
 
     @abstractmethod
     def place(self, expert: int) -> int:
-        """Return the index of a loaded expert in the module's stacks."""
+        """Return the index of a loaded expert in the weights that the module holds."""
 
 
 class Pages(Store):

@@ -111,7 +111,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the old text of the first type that changed, or only its old dtype if the shape is the same."""
+    """Return the old value of the first type that changed; only its old dtype if the shape is unchanged."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)

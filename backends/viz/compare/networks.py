@@ -78,7 +78,7 @@ def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: M
 
 
 def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Map values of `before` to their names in `after`; "" for values that `after` lacks."""
+    """Map each value name in `before` to its name in `after`, given `pairs` of operations; "" if `after` lacks it."""
     theirs = {v.name: v for v in after.vertices}
     new_names: dict[str, str] = {}
     for v in before.vertices:
@@ -137,13 +137,13 @@ class _Matcher:
         return self.matches
 
     def match(self, name: str, other: str, there: Collection[str]) -> None:
-        """Match `name` to `other` if `other` is in `there` and neither is matched yet."""
+        """Match operation `name` of `before` to `other` of `after`, if `other` is in `there` and both are unmatched."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)
 
     def translate(self, name: str, scope: str) -> str:
-        """Translate `name`, which belongs to `scope`, to the corresponding layer of `after`; "" if there is none."""
+        """Return `name`, which belongs to `scope`, as named in the corresponding layer of `after`; "" without one."""
         layer = layer_of(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):

@@ -98,7 +98,7 @@ def use_style(dark: bool = False) -> Iterator[None]:
 
 
 def draw(title: str, about: str, measure: str, models: Sequence[Candidate]) -> Figure:
-    """Draw the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
+    """Return the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
 
     Plots per layer are added if any layer was measured.
     """
@@ -148,7 +148,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[Candidate]) -> list[L
 def _plot_layers(
     axes: Axes, title: str, layers: Sequence[str], series: Sequence[Mapping[str, float]], base: int = 10
 ) -> None:
-    """Plot values by layer for each of `series`, the first of which belongs to the original."""
+    """Plot values by layer for each of `series` (layer → value), the first of which belongs to the original."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 

@@ -30,7 +30,7 @@ def dot(placed: Placed, sheet: Sheet) -> str:
 
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Yield the lines of a part, with its inner parts if it is open."""
+    """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
     colours = f"color={_quote(look.edge)}, fillcolor={_quote(look.fill)}"

@@ -36,7 +36,7 @@ def mermaid(placed: Placed, sheet: Sheet) -> str:
 
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Yield the lines of a part, with its inner parts if it is open."""
+    """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, _escape(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:

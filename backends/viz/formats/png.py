@@ -15,7 +15,7 @@ MOST = 100_000_000  # pixels; four bytes each, and twice that during compression
 
 
 def png(picture: str, scale: float = 2.0) -> bytes:
-    """Render the SVG `picture` as PNG, with `scale` pixels per SVG pixel.
+    """Return the SVG `picture` rendered as PNG, with `scale` pixels per SVG pixel.
 
     Raises:
         WeftError: if resvg is not installed, or the picture would have no pixels or too many.

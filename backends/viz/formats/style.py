@@ -75,7 +75,7 @@ def colours(dark: bool) -> dict[str, str]:
 
 
 def variables() -> str:
-    """Return the colours as CSS variables, with the dark ones under `.dark`."""
+    """Return the CSS rules that define all colours as variables; the dark colours apply under `.dark`."""
     return f":root{{{_join_variables(colours(False))}}}\n:root.dark{{{_join_variables(colours(True))}}}"
 
 

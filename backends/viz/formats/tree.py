@@ -42,7 +42,7 @@ def plain_tree(placed: Placed, sheet: Sheet) -> str:
 
 
 def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
-    """Yield the row of a part, then the rows of its inner parts; `before` is the indentation."""
+    """Yield the row of a part, then of its inner parts; `before` is the indentation, `last`: no sibling follows."""
     label, part = p.shape.label, p.shape.part
     lines = [line for line in (*label.lines, *p.shape.captions) if line]
     is_named = bool(lines) and lines[0] == part.name

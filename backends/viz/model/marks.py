@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Mark:
-    """A sign of `SIGNS`, a summary of the change for the box (`words`, "was 9 heads, 3 KV heads"), and all `changes`.
+    """A sign of `SIGNS`; `words` summarize the change for the box ("was 9 heads"), `changes` lists all differences.
 
     `other` is the name of the corresponding operation in the other network, if there is one.
     """

@@ -158,7 +158,7 @@ def _derive_costs(node: Node) -> dict[str, Any]:
 
 
 def _adjust_packed(node: Node, work: Work) -> Work:
-    """Count quantized weights in `work` of `node` as packed bytes, except in lookups, which read few rows."""
+    """Return `work` with quantized weights of `node` as packed bytes; lookups, which read few rows, are unchanged."""
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:
@@ -168,9 +168,9 @@ def _adjust_packed(node: Node, work: Work) -> Work:
 
 
 def _vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
-    """Convert `node` to a vertex; a parameter counts in its first reader and is then removed from `uncounted`.
+    """Return `node` as a vertex; a parameter counts in its first reader and is then removed from `uncounted`.
 
-    Layers repeat their operations, so `cache` has the costs of earlier ones.
+    `cache` stores costs by attributes and types, because layers repeat their operations.
     """
     operands = list(_operands(node))
     attrs = attributes(node)

@@ -251,7 +251,7 @@ def _break_cycles(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
 
 
 def _rename_lone(leaf: Part, scope: str) -> Part:
-    """Rename a `leaf` that is alone in its scope to the scope if its own name is only an operator; return the leaf."""
+    """Return `leaf`, the only leaf in `scope`, renamed to `scope` if its own name is only an operator."""
     leaf.name = scope if leaf.name[:1].isupper() else leaf.name
     return leaf
 

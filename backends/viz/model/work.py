@@ -17,7 +17,7 @@ MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # interchangeable dtypes of a mod
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and traffic, as polynomials over batch, seq, source.
+    """FLOPs and memory traffic, as polynomials over the sizes batch, seq and source.
 
     `read` and `written` are numbers of elements in the model's dtype, which may be chosen later. `read_bytes` and
     `written_bytes` are bytes of other tensors (token ids, masks, packed weights, sums of recurrences).

@@ -75,7 +75,7 @@ class Constant:
 
 
 def initializer(tensor: onnx.TensorProto) -> Constant:
-    """Convert a tensor of the file to a constant, as text for a single element or a short integer vector."""
+    """Return a tensor of the file as a constant; a single element or a short integer vector has a `text`."""
     dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
     plain = not shape or math.prod(shape) == 1 or (dtype[:1] in "iu" and len(shape) == 1) or dtype == "string"
     text = tensor_text(tensor) if plain else ""
@@ -150,7 +150,7 @@ def _shape(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) 
 
 
 def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
-    """Return the sizes that an operation computes from sizes."""
+    """Return the sizes that the operator `kind` computes from the sizes of its operands."""
     first, *rest = terms
     if kind in SAME:
         return first
@@ -189,7 +189,7 @@ def _select_sizes(kind: str, first: tuple[str, ...], others: list[Terms]) -> Ter
 
 
 def _combine_sizes(kind: str, a: Terms, b: Terms) -> Terms:
-    """Return a sum, product … of sizes elementwise: the result if both are numbers, else a formula."""
+    """Return sizes combined elementwise by the operator `kind`: a number if both are numbers, else a formula."""
     if isinstance(a, str) and isinstance(b, str):
         if WHOLE.fullmatch(a) and WHOLE.fullmatch(b) and (int(b) or kind not in ("Div", "Mod")):
             return str(SIGNS[kind][1](int(a), int(b)))

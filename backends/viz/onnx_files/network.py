@@ -107,7 +107,7 @@ def _rename_duplicates(network: Network, used: set[str]) -> Network:
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """Parse the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
+    """Return the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
     model = onnx.ModelProto()
     try:
         with path.open("rb") as file:
@@ -124,7 +124,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    """Yield every value whose type is known from the file or by shape inference."""
+    """Yield each value (name and type) whose type is recorded in the file or found by shape inference."""
     light = onnx.ModelProto()
     # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
     light.CopyFrom(_light(model))
@@ -136,7 +136,7 @@ def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Copy `model` without the bytes of its weights, on which no shape depends."""
+    """Return a copy of `model` without the bytes of its weights, on which no shape depends."""
     stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     stub.graph.MergeFrom(
@@ -200,13 +200,13 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
 def _resolve_attributes(
     node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]
 ) -> dict[str, onnx.AttributeProto]:
-    """Return the attributes of a node; references to attributes of its function are resolved by `outer`."""
+    """Return the attributes of a node by name; `outer` are attributes of its function, which they may refer to."""
     bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     return {name: a for name, a in bound.items() if a is not None}
 
 
 def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the outer values that subgraphs in the attributes of a node read."""
+    """Return the names of the outer values that subgraphs in the attributes of a node read."""
     captured: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
@@ -221,7 +221,7 @@ def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
-    """Check that every value is produced once and before its readers. Raises WeftError if not."""
+    """Check that each value is in `defined` at first, or produced once before its readers. Raises WeftError if not."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
             if name and name not in defined:
@@ -298,7 +298,7 @@ def _vertices(
 
 
 def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str]) -> Weight:
-    """Describe a weight that `op` reads; its elements count as parameters only if its name is in `uncounted`."""
+    """Return the weight `name` that `op` reads as operand `role`; it counts as parameters only if in `uncounted`."""
     size, shape, layout = weight.elements, weight.shape, None
     if role in PACKED.get(op.kind, ()):
         # The tensor packs several codes into a byte; only the attributes define how many.

@@ -120,7 +120,7 @@ def _to_attention(v: Vertex) -> Vertex | None:
 
 
 def _number(v: Vertex, name: str, otherwise: float) -> float:
-    """Return the attribute `name` as a number; files may contain any other type under that name.
+    """Return the attribute `name` of `v` as a number, `otherwise` if it is absent.
 
     Raises:
         WeftError: if it is not a number.
@@ -132,7 +132,7 @@ def _number(v: Vertex, name: str, otherwise: float) -> float:
 
 
 def _heads(kind: str) -> str:
-    """Return the number of heads in a type of queries or keys, f32[batch, heads, seq, head]; "" if unknown."""
+    """Return the number of heads in a type such as "f32[batch, heads, seq, head]"; "" if unknown."""
     sizes = kind.partition("[")[2].rstrip("]").split(", ")
     return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
 
@@ -160,9 +160,9 @@ def _reshape(weight: Weight, shape: tuple[Any, ...]) -> Weight:
 
 
 def gates(vertices: list[Vertex]) -> list[Vertex]:
-    """Label products that form activations: x · sigmoid(x) is a Swish, a Swish times another value is a gated unit.
+    """Return `vertices` with products labelled: x · sigmoid(x) as Swish, an activation times a linear as gated unit.
 
-    Exporters write both as separate operations.
+    Exporters write these functions as separate operations.
     """
     makers = {name: i for i, v in enumerate(vertices) for name in v.makes}
     fused = list(vertices)

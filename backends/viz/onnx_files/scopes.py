@@ -42,7 +42,7 @@ def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
 
 
 def name_operations(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
-    """Return the scope and the unique name of every operation; the name begins with the scope."""
+    """Return (scope, unique name) of every operation; the name begins with the scope."""
     scopes = [_scope(op) for op in ops]
     scopes = _fill_gaps(ops, scopes) if any(scopes) else segments(ops, constants)
     scopes = _split_numbers(scopes)
@@ -87,7 +87,7 @@ def _path(op: Op, scope: Scope) -> str:
 
 
 def fresh(name: str, taken: set[str]) -> str:
-    """Return `name`, with a number appended if it is in `taken`, and add the result to `taken`."""
+    """Return `name`, with a number appended if `name` is in `taken`; add the result to `taken`."""
     unique, n = name, 1
     while unique in taken:
         n += 1
@@ -97,7 +97,7 @@ def fresh(name: str, taken: set[str]) -> str:
 
 
 def _fill_gaps(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
-    """Fill empty scopes with the common prefix of the scopes of the operation's producers and its first reader."""
+    """Return `scopes` with empty scopes replaced by the common prefix of the scopes of producers and first reader."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -121,7 +121,7 @@ def _common_prefix(scopes: Iterable[Scope]) -> Scope:
 
 
 def _split_numbers(scopes: list[Scope]) -> list[Scope]:
-    """Split words such as layer_0, layer_1 … in `scopes` into a list name and a number."""
+    """Return `scopes` with words such as layer_0, layer_1 … split into a list name and a number."""
     for depth in range(max(map(len, scopes), default=0) * 2):
         sizes: dict[tuple[Scope, str], Counter[int]] = {}
         for scope in scopes:

@@ -71,7 +71,7 @@ def _format_value(value: object) -> str:
 
 
 def tensor_text(tensor: onnx.TensorProto) -> str:
-    """Format the elements of a small tensor whose data is in the file; return "" for any other."""
+    """Return the elements of a small tensor as text; "" for a larger tensor or external data."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
     try:
@@ -82,5 +82,5 @@ def tensor_text(tensor: onnx.TensorProto) -> str:
 
 
 def short(text: str) -> str:
-    """Cut `text` with an ellipsis to 60 characters."""
+    """Return `text`, cut to 60 characters with a final ellipsis if it is longer."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

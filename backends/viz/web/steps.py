@@ -84,7 +84,7 @@ class _Pool:
         return self.view_ids[key]
 
     def number(self, shape: dict[str, Any]) -> int:
-        """Return the number of a shape, adding it to the pool if necessary."""
+        """Return the index of a shape in the pool, adding it if it is not there."""
         once = shape.get("repeat", {}).get("once", {})
         compact = self.number_inner(shape)
         if "inner" in once:
