@@ -1,10 +1,10 @@
 """Sampling of the next token of every row on the device of its logits: greedy, or random after filters.
 
 `scan_kernel` finds the largest logit. Without filters it also chooses: the likeliest token, or one drawn from all. With
-filters it computes a bound below which they keep no token, and `keep_kernel` gathers the few tokens above the bound and
-draws one of them. No logits are sorted (see `thresholds`). In both kernels the last program of a row to finish chooses.
+filters it computes a lower bound on the logits that they keep; then `keep_kernel` gathers the tokens above the bound
+and draws one of them. No logits are sorted (see `thresholds`). In both kernels the last program of a row chooses.
 Filters are top-k, top-p (Holtzman et al. 2019, arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in
-this order. Of tokens with equal probability at the threshold, top-k keeps all, top-p the first ones that it needs.
+this order. Of tokens with equal probability at the threshold, top-k keeps all; top-p keeps the lowest ids it needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 @jit
 def uniform(uniforms, spent, row, most, number):
-    """Return the row's next uniform random number; advance `spent` if more than one token is possible (`number`)."""
+    """Return the next random number of a row, uniforms[row, spent[row]] of [rows, most]. Increment spent[row] if
+    `number`, the number of possible tokens, is above 1."""
     at = tl.load(spent + row)
     if number > 1:
         tl.store(spent + row, at + 1)
@@ -46,7 +47,8 @@ def uniform(uniforms, spent, row, most, number):
 
 @jit
 def told(token, largest, row, chosen, ids, positions, active):
-    """Store the token of a row (-1, -2, -3 for a largest logit of NaN, ∞, −∞) and the next step's id and position."""
+    """Store `token` in chosen[row], or -1, -2, -3 if the `largest` logit is NaN, ∞, −∞. If active[row], also store it
+    in ids[row] (0 instead of -1, -2, -3), and increment positions[row]."""
     finite = tl.abs(largest) < float("inf")
     wrong = tl.where(largest != largest, -1, tl.where(largest > 0, -2, -3))
     tl.store(chosen + row, tl.where(finite, token, wrong).to(tl.int64))
@@ -58,7 +60,8 @@ def told(token, largest, row, chosen, ids, positions, active):
 
 @jit
 def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
-    """Return a lower bound on the logits that the filters keep, from the `number` maxima of the parts of a row."""
+    """Return a lower bound on the logits that the filters keep. A row is cut into `number` parts; `parts` holds the
+    largest logit of each, and `whole` is the total weight of the row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
@@ -73,8 +76,8 @@ def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min
 
 @jit
 def first_beyond(n, weight, aim, end):
-    """Return the first n where the cumulative weight exceeds `aim` (or the last n with weight), its weight, and the
-    cumulative weight up to it."""
+    """Return the first n where the cumulative weight exceeds `aim` (at most the last n with a positive weight), the
+    weight at n, and the cumulative weight up to and including n."""
     after = tl.cumsum(weight, axis=0)
     found = tl.min(tl.where(after > aim, n, end), axis=0)
     found = tl.minimum(found, tl.max(tl.where(weight > 0, n, 0), axis=0))
@@ -87,8 +90,8 @@ def end_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the token of a row (not with FILTER) and its largest logit, from the results of all its programs. With
-    FILTER, store the bound for `keep_kernel` and the total weight instead of choosing."""
+    """Return the token of a row and its largest logit, from the results of all its programs. With FILTER, ignore the
+    returned token: `keep_kernel` chooses, and its bound and the total weight of the row are stored for it."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -130,7 +133,8 @@ def scan_kernel(
     DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Reduce BLOCK logits; the last program of a row chooses, or stores `keep_kernel`'s bound. Grid [blocks, rows]."""
+    """Reduce BLOCK logits of a row; the last program of the row stores its token or, with FILTER, the bound for
+    `keep_kernel`. Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -167,7 +171,7 @@ def end_keep(
     values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Apply the filters to `count` gathered candidates of a row, draw one of the rest, and return its token."""
+    """Apply the filters to the `count` gathered candidates of a row; draw one that they keep, and return its token."""
     least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
     if top_k > 0:
         least, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
@@ -193,7 +197,8 @@ def keep_kernel(
     vocab, most, rows, temperature, top_k, top_p, min_p,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Gather logits at or above the bound; the last program of a row draws one of them. Grid [blocks, rows]."""
+    """Gather the logits of a row at or above its bound; the last program of the row filters them, and draws and stores
+    a token. Grid [blocks, rows]."""
     start_next(PDL)
     wait(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -241,17 +246,18 @@ def choose_tokens(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return the next token of each row, i64 [batch]; -1 - i for a row whose largest logit is WRONG[i].
+    """Return the next token of each batch row of `logits` [batch, vocab], i64 [batch]; -1, -2 or -3 for a row whose
+    largest logit is NaN, ∞ or −∞.
 
-    logits [batch, vocab]. At `temperature` 0, return the likeliest token, the first of equals. Otherwise draw one of
-    the tokens that the filters keep, with uniform random numbers `uniforms` f64 [batch, most]: the first token whose
-    cumulative probability exceeds uniforms[row, spent[row]]. `spent` i64 [batch, 1] is incremented unless only one
-    token is possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next step
-    and are updated in place: active rows get their token (0 for one below 0) and their next position. `tickets`: see
+    At `temperature` 0 this is the likeliest token (the lowest id if several are equal). Otherwise it is drawn from the
+    tokens that the filters keep: the first whose cumulative probability exceeds uniforms[row, spent[row]], with
+    `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only one token is
+    possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next step. They
+    are updated in place in active rows: ids to the token (0 if that is negative), positions by + 1. `tickets`: see
     `tickets.counters`, TICKETS per row. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: if shapes do not fit, or random numbers are missing.
+        ValueError: if shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [batch, vocab]")

@@ -56,9 +56,9 @@ def conv_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return y = activation(Σ_j weight[:, j] · inputs[j] + bias) and the new state, the last width − 1 inputs.
 
-    `inputs` are the width − 1 rows of `past`, oldest first, then x. x [batch, channels] may be a slice of a projection,
-    weight [channels, width], bias [channels], past [batch, width − 1, channels] → y like x. The new state is written to
-    `present`, which may be `past` itself, or to a new tensor like it. `kernel`: see `uses_torch`.
+    `inputs` are the width − 1 previous inputs in `past`, oldest first, then x. x [batch, channels] may be a slice of a
+    projection, weight [channels, width], bias [channels], past [batch, width − 1, channels] → y like x. The new state
+    is written to `present`, which may be `past` itself; without `present`, to a new tensor. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, a state is not contiguous, or the activation is unknown.

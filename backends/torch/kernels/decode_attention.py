@@ -45,7 +45,8 @@ def decode_kernel(
     INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
     """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time. Grid [splits,
-    kv_heads · blocks of heads, batch]. With several QUERIES, a group has all heads of each in turn."""
+    kv_heads · blocks of heads, batch]. With several QUERIES (tokens), GROUP counts the heads of all tokens, ordered
+    [token, head]."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
@@ -123,7 +124,7 @@ def decode_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Return the reason why the kernel does not support these head sizes and `dtype`; None if it does."""
+    """Return None, or the reason (str) why the kernel does not support these head sizes and `dtype`."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
@@ -153,19 +154,26 @@ def decode_attention(
     splits: int | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ) v for one new token per row, whose key and value are already in the cache.
+    """Return softmax(scale · q kᵀ) v for one new token per batch row, whose key and value are already in the cache.
 
     q [batch, heads, d] or [batch, 1, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv],
-    positions i64 [batch] or [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys,
-    whose result is 0) → like q. Several consecutive tokens, q [batch, seq, heads, d], are at positions from `start` on;
-    the kernel takes up to 16 of them if all keys are visible, else `attend_text` is used. `scale` is 1/√d by default.
-    With `window`, the last `window` and the first `keep_first` keys are visible; with `chunk`, keys in the same chunk
-    of positions; with `dilation`, keys at a distance that is a multiple of it. A `rolling` cache holds position p in
-    slot p modulo its capacity, after `keep_first` slots that are never overwritten; if it is smaller than the window,
-    all its keys are visible. `softcap` bounds scores; `sinks` [heads] are scores of one more key with value 0; `slopes`
-    [heads] are ALiBi's. With `k_scale` and `v_scale` f32 [kv_heads], k and v are u8 bytes of FP8 (e4m3): k = scale ·
-    float. `tickets`: see `tickets.counters`; batch · heads suffice. `splits` of the keys are chosen by default. The
-    kernel is for inference: gradients come from torch. `kernel`: see `uses_torch`.
+    positions i64 [batch] or [batch, 1] of the new tokens → like q, with dv instead of d. Positions are below capacity
+    unless `rolling`; a row at a negative position has no keys, and its result is 0. Several consecutive tokens, q
+    [batch, seq, heads, d], are at positions from `start` on; up to 16 are one launch if all earlier keys are visible,
+    else `attend_text` is used. `kernel`: see `uses_torch`; the kernel is for inference, gradients come from torch.
+
+    - scale: 1/√d by default
+    - window: the last `window` keys and the first `keep_first` are visible
+    - chunk: only keys in the query's own chunk of positions are visible
+    - dilation: only keys at a distance that is a multiple of it are visible
+    - rolling: position p is in slot p modulo capacity, after `keep_first` slots that are never overwritten; if capacity
+      is below `window`, all stored keys are visible
+    - softcap: scores s become softcap · tanh(s / softcap)
+    - sinks: [heads], scores of one more key per head, with value 0
+    - slopes: [heads], ALiBi's factors of the distance
+    - k_scale, v_scale: f32 [kv_heads]; k and v are then u8, the bytes of FP8 (e4m3) values to be multiplied by them
+    - tickets: see `tickets.counters`; batch · heads suffice
+    - splits: number of parts of the keys that run in parallel, by default chosen for the device
 
     Raises:
         ValueError: if shapes or dtypes do not fit, or `keep_first` is given with `chunk` or `dilation`, or several
@@ -240,7 +248,7 @@ def _several_refusal(
     chunk: int | None,
     dilation: int,
 ) -> str | None:
-    """Return the reason why the kernel cannot take several tokens q [batch, seq, heads, d]; None if it can."""
+    """Return None, or the reason (str) why the kernel cannot take several tokens, q [batch, seq, heads, d], at once."""
     if q.shape[1] > MOST_QUERIES:
         return f"more than {MOST_QUERIES} tokens are a prompt"
     if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:
@@ -294,7 +302,8 @@ reference = partial(decode_attention, kernel=False)
 
 
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
-    """Return the constexpr arguments for these head sizes, query heads per KV head, and bytes per element."""
+    """Return the constexpr arguments for keys of `d` and values of `dv` elements of `size` bytes, and `group` query
+    heads per KV head."""
     d_padded, dv_padded = power_of_2(d, 16), power_of_2(dv, 16)
     taken = -(-group // -(-group // HEADS))
     keys = STAGE // ((d_padded + dv_padded) * size)

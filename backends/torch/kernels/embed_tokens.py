@@ -22,7 +22,8 @@ MOST_TABLES = 2
 
 @jit
 def store_angles(frequencies, cos, sin, position, row, pairs, amplitude, BLOCK: tl.constexpr):
-    """Store amplitude · cosine and sine of position · frequency for all `pairs` frequencies, in row `row`."""
+    """Store amplitude · cos(position · f) in `cos` and amplitude · sin(position · f) in `sin`, both [rows, pairs], at
+    row `row`, for each f of `frequencies` [pairs]."""
     for begin in range(0, pairs, BLOCK):
         pair = begin + tl.arange(0, BLOCK)
         angle = position.to(tl.float64) * tl.load(frequencies + pair, mask=pair < pairs, other=0.0)
@@ -44,8 +45,8 @@ def embed_kernel(
     weight, ids, positions, table, frequencies, cos, sin, frequencies_2, cos_2, sin_2, x,
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store BLOCK elements of an embedding, or, in the last block of a row, all its sines and cosines. Grid [blocks of
-    D and one more, rows]."""
+    """Store BLOCK elements of the embedding of a token; one more block per token stores its sines and cosines. Grid
+    [blocks of D + 1, tokens]."""
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(1).to(tl.int64)
@@ -82,12 +83,12 @@ def embed_tokens(
     offset: int = 0,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return x = scale · weight[ids] + table[positions + offset], then cos and sin for each of `rotary`.
+    """Return (x, cos, sin, …): x = scale · weight[ids] + table[positions + offset], and cos and sin per entry of
+    `rotary`.
 
-    ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. For each
-    pair (frequencies f64 [pairs], amplitude) in `rotary`: amplitude · cos and amplitude · sin of position · frequency,
-    f32 [batch·seq, pairs].
-    `kernel`: see `uses_torch`.
+    ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. An entry
+    of `rotary` is (frequencies f64 [pairs], amplitude); its cos and sin, f32 [batch·seq, pairs], are amplitude ·
+    cos(position · frequency) and amplitude · sin(position · frequency). `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit.

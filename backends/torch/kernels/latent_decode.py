@@ -113,12 +113,12 @@ def latent_decode(
     splits: int | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ) v for one new token per row, whose latent is already in the cache.
+    """Return softmax(scale · q kᵀ) v for one new token per batch row, whose latent is already in the cache.
 
     q [batch, heads, rank + rope_dim], with the keys' up-projection absorbed; cache [batch, 1, capacity, rank +
     rope_dim], whose rows are keys and whose first `rank` columns are values; positions i64 [batch] or [batch, 1] → the
     weighted sums of latents [batch, heads, rank]. The default `scale`, 1/√(rank + rope_dim), fits no known model: pass
-    the scale of the heads before absorption. The rest is as in `decode_attention`.
+    the scale of the heads before absorption. All other keywords mean the same as in `decode_attention`.
     """
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]
@@ -166,7 +166,8 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
-    """Return the constexpr arguments for these widths, heads, element bytes and shared memory bytes; and the warps.
+    """Return the constexpr arguments and the number of warps for latents of `rank` + `rope` elements of `size` bytes,
+    `heads` query heads, and `room` bytes of shared memory.
 
     Two stages of keys for 16 heads leave room for a second program on a multiprocessor. Products of 32 heads need 64
     keys to occupy 8 warps. Products of 64 heads are asynchronous (wgmma) and LEAN: loop invariants are recomputed,

@@ -114,13 +114,13 @@ def latent_qk(
     keep_first: int = 0,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return [Wᵀ q_plain, RoPE(q_rope)] for one token per row; write [norm(c), RoPE(k_rope)] into the cache.
+    """Return [Wᵀ q_plain, RoPE(q_rope)] for one token per batch row; write [norm(c), RoPE(k_rope)] into the cache.
 
     q [batch, heads·(plain + rope)] or [batch, 1, ·], latent = [c, k_rope] [batch, rank + rope] or [batch, 1, ·]; both
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
-    sin f32 [batch, rope/2] of the tokens' angles rotate pairs as in `norm_qkv`; slots also follow its rules. `kernel`:
-    see `uses_torch`.
+    sin f32 [batch, rope/2] are those of the tokens' angles. `interleaved`, `rolling`, `keep_first` and the slot of a
+    position are as in `norm_qkv`. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is a layer norm.

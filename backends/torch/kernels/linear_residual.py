@@ -153,10 +153,10 @@ def adds(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: to
 
 
 def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
-    """Return the number of blocks that share the columns of a row, and the columns per block.
+    """Return the number of blocks that the columns of W [outputs, inputs] are split between, and the columns per block.
 
-    Columns are split if there are less than two blocks per multiprocessor, up to four blocks (two on tensor cores,
-    whose blocks are larger); each block has at least one step.
+    Columns are split only if there would be less than two blocks per multiprocessor. Then there are up to four blocks
+    per multiprocessor (two on tensor cores, whose blocks are larger); each block has at least one step.
     """
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
     most = (2 if plan.stages else 4) * gemv.PROCESSORS

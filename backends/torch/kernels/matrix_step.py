@@ -123,7 +123,7 @@ def check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """Check the shapes of the operands; return the rows and columns of a head's state.
+    """Check the shapes of the operands of `matrix_step`; return (d, dv), the rows and columns of a head's state.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -153,7 +153,8 @@ def check_around(
     heads: int,
     norm_groups: int,
 ) -> None:
-    """Check the operands of the operations around the recurrence: decay weights, norms and gate.
+    """Check the operands of `matrix_step` that belong to the operations around the recurrence: decay weights, norms and
+    gate.
 
     Raises:
         ValueError: if a weight does not fit, or the kernel does not support a norm.
@@ -201,11 +202,11 @@ def matrix_step(
 
     q, k [batch, groups·d] (head h reads group ⌊h·groups/heads⌋), v and `gate` [batch, heads·dv], `decay` [batch,
     heads·d] per key element, [batch, heads] per head, or None (0); past [batch, heads, d, dv] → y like v, and S'. With
-    `a_log` [heads] the decay is −e^a_log softplus(decay + bias), `bias` of the shape of a row of decay. q and k are
-    normed per head by `unit`; q, k and β are multiplied by their scales; `norm` is an RMS norm of each of `norm_groups`
-    parts of y, with the same gain for all. Operands with a batch axis may be slices of a projection. S' is written to
-    `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in `linear_residual`;
-    batch·norm_groups suffice. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
+    `a_log` [heads] the decay is −e^a_log softplus(decay + bias); `bias` is [heads·d] or [heads], like decay. q and k
+    are normed per head by `unit`; q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; `norm` is an RMS
+    norm of each of `norm_groups` parts of y, with the same gain for all. Operands with a batch axis may be slices of a
+    projection. S' is written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`:
+    as in `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
 
     Raises:
         ValueError: if shapes do not fit, a norm is not supported, or a state is not contiguous.

@@ -131,10 +131,11 @@ def moe_decode(
 ) -> torch.Tensor:
     """Return residual + Σ_j weights_j · E_e(n) with e = chosen_j, n = norm(x).
 
-    An expert is E(n) = down(act(gate(n)) ⊙ (up(n) + shift)), or without gate down(act(up(n))). x and residual [tokens,
-    in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden],
-    biases [experts, hidden or in] → like x. With `limit`, gate(n) is first capped at it, up(n) clipped to ±limit. Sums
-    are fp32; the hidden features and the result are rounded to the dtype of x. `tickets`: as in `linear_residual`.
+    An expert is E(n) = down(act(gate(n)) ⊙ (up(n) + shift)), or without gate down(act(up(n))). With `limit`, gate(n) is
+    first capped at `limit`, and up(n) clipped to ±limit. x and residual [tokens, in], chosen i32 or i64 and weights
+    [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden], up_bias and gate_bias [experts, hidden],
+    down_bias [experts, in] → like x. Sums are fp32; hidden features and result are rounded to the dtype of x.
+    `tickets`: as in `linear_residual`.
     `kernel`: see `uses_torch`; torch loops over experts, on CUDA over all of them, because the host does not know the
     choices.
 
@@ -195,7 +196,8 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """Return the tiles of the two kernels: those of one row of x, with the outputs of all tokens and choices."""
+    """Return the tiles of the two kernels: those for one row of x and a W with as many rows as the outputs of all
+    tokens and choices together."""
     return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
 
 

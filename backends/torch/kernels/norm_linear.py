@@ -22,7 +22,7 @@ def norm_linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all rows per block."""
+    """Compute BLOCK_N of the N outputs of all M rows of x. Grid [blocks of outputs]."""
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
@@ -77,7 +77,8 @@ def normed_product(
     eps: float,
     activation: str,
 ) -> torch.Tensor:
-    """Compute `norm_linear` with the kernel; `weight` is a plain matrix, or the codes of `Codes` of `bits`."""
+    """Compute `norm_linear` with the kernel. `weight` is a matrix (`bits` 0), or the codes, in `bits`, of a `Codes`
+    with these `scales` and `offsets`; `norm` is the kind of the norm."""
     rows, N, K = flat(x), len(weight), x.shape[-1]
     y = _empty(x, weight)
     plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))

@@ -29,7 +29,7 @@ def store_normed_head(
     kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Apply the RMS norm of heads to all pairs of a head in `raw`, rotate and store them."""
+    """Apply the RMS norm per head to all pairs of `head` in `raw`, rotate them, and store them in q or a cache."""
     pair = tl.arange(0, HALF)[None, :]
     there = (m < M) & (pair < HEAD_DIM // 2)
     at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
@@ -132,10 +132,10 @@ def norm_qkv(
     [batch, heads, d] or [batch, seq, heads, d]. cos, sin f32 [batch·seq, pairs] of the tokens' angles rotate the first
     2·pairs elements of a head: element i with i + pairs, or 2i with 2i + 1 if `interleaved`; None: no rotation.
     Position p is written to slot p; in a `rolling` cache, which takes one token at a time, to slot p if p < keep_first,
-    else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens without such a slot are not written.
-    With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values over their
-    scales, rounded. `tickets`: as in `linear_residual`; heads + kv_heads suffice. `kernel`: see `uses_torch`. For many
-    tokens, libraries compute the products, and `place_heads` the rest.
+    else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens whose slot is outside the cache are not
+    written. With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values are
+    divided by their scales and rounded. `tickets`: as in `linear_residual`; heads + kv_heads suffice. `kernel`: see
+    `uses_torch`. For more than 64 tokens, torch computes the products, and `place_heads` norms, rotates and writes.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
@@ -178,6 +178,7 @@ reference = partial(norm_qkv, kernel=False)
 
 
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """Return the tile: at most the rows of a head, and both elements of each pair; `weight` may be its row count."""
+    """Return the tile for `batch` tokens: its rows of W are within one head and hold both elements of each pair.
+    `weight` is W, or the number of its rows."""
     outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
     return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)

@@ -80,11 +80,11 @@ def norm_route(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts by `route` from the logits norm(x) Wᵀ + b: x [tokens, in], weight [experts, in], bias [experts] →
-    chosen i32 and weights f32 [tokens, k].
+    """Return the experts chosen from the logits norm(x) Wᵀ + b, i32 [tokens, k], and their weights, f32 [tokens, k].
 
-    `correction` [experts] is added to the scores for the choice only. Logits are fp32 and not rounded. `tickets`: as in
-    `linear_residual`. `kernel`: see `uses_torch`.
+    x [tokens, in], weight [experts, in], bias [experts]. `correction` [experts] is added to the scores for the choice
+    only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. Logits are fp32 and not rounded.
+    `tickets`: as in `linear_residual`. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or scoring is unknown.

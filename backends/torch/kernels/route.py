@@ -58,12 +58,13 @@ def route(
     group_score: str = "top2",
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k experts with the largest score + bias, largest first, and their scores times `scale`.
+    """Return the k experts with the largest score + bias, largest first, and their scores (without bias) times `scale`.
 
-    logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are softmax or
-    sigmoid of the logits; the chosen scores are divided by their sum if `renormalize`. With `groups`, groups of
-    consecutive experts compete first, and experts are chosen only from the `top_groups` best by `group_score` (max, or
-    top2: the sum of the two largest). Of equal scores the first wins. `kernel`: see `uses_torch`.
+    logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are the
+    `scoring` ("softmax" or "sigmoid") of the logits; the chosen scores are divided by their sum if `renormalize`. With
+    `groups` > 1, experts are chosen only from the `top_groups` best of `groups` groups of consecutive experts. The
+    score of a group is, by `group_score`, "max": the largest score + bias in it, or "top2": the sum of the two largest.
+    Of equal scores the first wins. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the scoring is unknown.

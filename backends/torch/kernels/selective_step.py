@@ -129,11 +129,11 @@ def selective_step(
     """Return y = (C h + D x) ⊙ silu(gate) for one token and the new state h = exp(Δ A) past + Δ B x.
 
     Without `gate`, y is not gated. x and gate [batch, channels], a [channels, states] (negative), b, c [batch, states],
-    d [channels], past [batch, states, channels] → y like x, and h. Δ is `delta` [batch, channels] plus `bias`
-    [channels]; or, with `weight` [channels, rank], norm(delta) Wᵀ + bias for delta [batch, rank]; with `softplus`, the
-    softplus of that. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`. Operands with a batch
-    axis may be slices of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
-    tensor. `kernel`: see `uses_torch`.
+    d [channels], past [batch, states, channels] → y like x, and h. The step Δ is delta + bias for `delta` [batch,
+    channels] and `bias` [channels]; with `weight` [channels, rank] it is norm(delta) Wᵀ + bias for delta [batch, rank];
+    with `softplus`, softplus is then applied. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`.
+    Operands with a batch axis may be slices of a projection. h is written to `present`, which may be `past` itself;
+    without `present`, to a new tensor. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, a norm is a layer norm, or a state is not contiguous.

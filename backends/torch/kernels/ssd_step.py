@@ -97,10 +97,11 @@ def ssd_step(
     """Return y = norm((hᵀ C + D x) ⊙ silu(gate)) for one token and the new state h = exp(Δ A) past + Δ B xᵀ, per head.
 
     x and gate [batch, heads·p], delta [batch, heads], a (negative), d and `bias` [heads], b, c [batch, groups·states],
-    past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that; with `log_a`, A is
-    −exp(a). The RMS norm is applied to each of `norm_groups` parts of y; its gain is [heads·p]. Operands with a batch
-    axis may be slices of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
-    tensor. `tickets`: as in `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`.
+    past [batch, heads, states, p] → y like x, and h. Head h reads B and C of group ⌊h·groups/heads⌋. Δ is delta + bias,
+    or with `softplus`, softplus(delta + bias); with `log_a`, A is −exp(a). The RMS norm is applied to each of
+    `norm_groups` parts of y; its gain is [heads·p]. Operands with a batch axis may be slices of a projection. h is
+    written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`: as in
+    `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, the norm is a layer norm, or a state is not contiguous.

@@ -17,7 +17,7 @@ def alibi(slopes: Tensor, distance: Tensor) -> Tensor:
 
 
 def distance_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
-    """Return the bucket of each distance ≥ 0: half of `count` are exact, the rest logarithmic up to `max_distance`."""
+    """Return the bucket (0 to count − 1) of each distance ≥ 0: half exact, half logarithmic up to `max_distance`."""
     exact = count // 2
     rate = (count - exact) / math.log(max_distance / exact)
     far = torch.log(distance.clamp(min=1).float() / exact) * rate + (exact + 1e-5)  # 1e-5: more than the rounding error
@@ -40,7 +40,7 @@ def causal_relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> 
 
 
 def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
-    """Return rows clip(j − i, ±R) + R [batch, 1, seq, keys] of table [2R + 1, d] for distances [batch, seq, keys]."""
+    """Return the row index clip(j − i, ±R) + R, [batch, 1, seq, keys], in table [2R + 1, d] of each distance j − i."""
     reach = table.shape[0] // 2
     return distance[:, None].clamp(-reach, reach) + reach
 
@@ -48,9 +48,9 @@ def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
 def relative_attention(
     q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor | None, distance: Tensor, seen: Tensor
 ) -> Tensor:
-    """Compute attention with relative keys and values (Shaw 2018, arXiv 1803.02155): scores q_i·(k_j + w_K[r])/√d,
-    output Σ_j α_ij (v_j + w_V[r]), r = clip(j − i, ±R) + R. q [batch, heads, seq, d], k and v [batch, heads, keys, d],
-    tables [2R + 1, d], distance j − i [batch, seq, keys]; the mask `seen` broadcasts to [batch, heads, seq, keys]."""
+    """Return Σ_j α_ij (v_j + w_V[r]), α = softmax_j(q_i·(k_j + w_K[r])/√d), r = clip(j − i, ±R) + R (Shaw 2018, arXiv
+    1803.02155): q [batch, heads, seq, d], k and v [batch, heads, keys, d], tables w_K, w_V (None: 0) [2R + 1, d],
+    distance j − i [batch, seq, keys]; the mask `seen` (True: visible) broadcasts to [batch, heads, seq, keys]."""
     rows = relative_rows(key_table, distance)
     relative = (q @ key_table.mT).gather(-1, rows.expand(*q.shape[:2], -1, -1))
     scores = (q @ k.mT + relative) / math.sqrt(q.shape[-1])

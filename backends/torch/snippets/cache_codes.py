@@ -9,13 +9,13 @@ from .caches import KeyCache, KVCache, RollingKeyCache, RollingKVCache
 
 
 def by_channel(scale: Tensor, heads: int) -> Tensor:
-    """Reshape scales [heads · width] or [1] to broadcast with [batch, heads, slots, width]; f32."""
+    """Return scales [heads · width] or [1] in f32, in a shape that broadcasts with [batch, heads, slots, width]."""
     return scale.float() if len(scale) == 1 else scale.float().view(1, heads, 1, -1)
 
 
 def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Quantize x [batch, heads, slots, width] to codes: i8, or for 4 bits u8 [.., width / 2]. A byte holds two
-    neighbouring 4-bit codes, each plus 8, the first in the low half."""
+    """Return the codes round(x / scale) of x [batch, heads, slots, width]: i8, or for 4 bits u8 [.., width / 2]. A byte
+    holds two adjacent 4-bit codes, each plus 8, the first in the low half."""
     limit = 1 << (bits - 1)
     codes = (x.float() / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
@@ -25,7 +25,7 @@ def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def from_codes(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Dequantize `codes` of `to_codes`, in `dtype`."""
+    """Return the values [batch, heads, slots, width], in `dtype`, of `codes` as `to_codes` returns them."""
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).to(torch.int8) - 8
     return (codes.float() * by_channel(scale, codes.shape[1])).to(dtype)
@@ -41,9 +41,9 @@ def through_codes(
     v_scale: Tensor,
     bits: int,
 ) -> tuple[Tensor, Tensor]:
-    """Write k and v into `cache` as codes of `bits`; return the keys and values of the columns of `mask`, dequantized.
-    Keys and values of the call are rounded as well, also without a cache, so that the result does not depend on how a
-    sequence is split into calls."""
+    """Write the new k and v [batch, heads, seq, width] into `cache` as codes of `bits`; return its keys and values,
+    dequantized, one per column of `mask`. Without a cache or mask, return k and v rounded in the same way: the result
+    must not depend on how a sequence is split into calls."""
     k_codes, v_codes = to_codes(k, k_scale, bits), to_codes(v, v_scale, bits)
     if cache is not None:
         assert positions is not None
@@ -59,7 +59,7 @@ def key_through_codes(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """Do as `through_codes` for a cache of keys only, whose first elements are also the values."""
+    """Write k and return the keys like `through_codes`, for a cache whose keys' first elements are also the values."""
     codes = to_codes(k, scale, bits)
     if cache is not None:
         assert positions is not None

@@ -12,7 +12,7 @@ from ..kernels.shared.float8 import as_bytes, from_bytes
 
 
 class Cache(list[Any]):
-    """The caches of all layers, for sequences of at most `capacity` tokens; `length` tokens are cached."""
+    """The list of the layers' caches, for sequences of at most `capacity` tokens, of which `length` are cached."""
 
     def __init__(self, layers: list[Any], capacity: int) -> None:
         super().__init__(layers)
@@ -20,7 +20,7 @@ class Cache(list[Any]):
         self.length = 0
 
     def advance(self, tokens: int) -> int:
-        """Add the `tokens` of a call to the length; return the length before."""
+        """Add the number of new `tokens` to `length`; return the previous length."""
         if self.length + tokens > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} tokens, not {self.length} + {tokens}: make one with a larger length"
@@ -30,8 +30,8 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """Return the causal mask of tokens at `positions` [batch or 1, seq] over `keys` [batch or 1, n]; on a GPU a causal
-    bias for flash attention, given the position `first` of the first token where all rows have the same positions."""
+    """Return the causal mask [batch or 1, 1, seq, n] of tokens at `positions` [batch or 1, seq] over `keys` (positions)
+    [batch or 1, n]; on a GPU a causal bias for flash attention, if all batch rows begin at one position, `first`."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -39,7 +39,7 @@ def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
 
 def write_slots(held: Tensor, new: Tensor, slots: Tensor) -> None:
     """Write `new` [batch, heads, seq, width] into the `slots` [batch or 1, seq] of `held` [batch, heads, capacity,
-    width], cast to its dtype, because torch.autocast may have produced another."""
+    width], cast to the dtype of `held`, because torch.autocast may have produced another."""
     rows = torch.arange(len(held), device=held.device)[:, None]
     held[rows, :, slots] = new.transpose(1, 2).to(held.dtype)
 
@@ -54,7 +54,7 @@ class KVCache:
         self.v = like.new_zeros(batch, heads, capacity, value_width)
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width]; return all up to the length of `mask`, or only these without one."""
+        """Write k, v [batch, heads, seq, width]; return the first mask.shape[-1] keys and values (mask None: k, v)."""
         write_slots(self.k, k, positions)
         write_slots(self.v, v, positions)
         if mask is None:
@@ -63,7 +63,7 @@ class KVCache:
 
 
 class KeyCache:
-    """A cache of keys whose first elements are also the values, [batch, heads, capacity, width]."""
+    """A cache of keys [batch, heads, capacity, width]; the first elements of a key are also its value."""
 
     growth = "text"
 
@@ -71,16 +71,16 @@ class KeyCache:
         self.k = like.new_zeros(batch, heads, capacity, width)
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Write k [batch, heads, seq, width] at `positions`; return keys up to the mask's length (None: k)."""
+        """Write k [batch, heads, seq, width] at `positions`; return the first mask.shape[-1] keys (mask None: k)."""
         write_slots(self.k, k, positions)
         return k if mask is None else self.k[:, :, : mask.shape[-1]]
 
 
 def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
-    """Return the position [batch, slots] in each slot of a rolling cache after `newest` [batch, 1]; negative: empty.
+    """Return the position in each slot of a rolling cache, [batch, slots], given the last written position, `newest`
+    [batch, 1]; −1 if the slot is empty.
 
-    The first `keep` positions are never overwritten; a later position p is in slot keep + (p − keep) mod (slots −
-    keep).
+    The first `keep` positions are never overwritten; position p ≥ keep is in slot keep + (p − keep) mod (slots − keep).
     """
     slot = torch.arange(slots, device=newest.device)
     rolled = newest - (newest - slot) % max(slots - keep, 1)
@@ -89,9 +89,9 @@ def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
 
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
-    """Return the positions [batch or 1, keys] of the keys that a rolling cache of `slots` returns in a call at
-    `positions` [batch or 1, seq]: cached keys, then those of the call. Empty slots have the position `capacity`, after
-    all others."""
+    """Return the positions [batch or 1, keys] of the keys that a rolling cache of `slots` returns for new tokens at
+    `positions` [batch or 1, seq], `start` the first: of cached keys, then of new ones; for one token, of all slots. An
+    empty slot gets the position `capacity`, after all tokens."""
     if cache is None or start == 0:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
@@ -103,14 +103,14 @@ def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots:
 
 
 def positions_up_to(positions: Tensor, last: Tensor) -> Tensor:
-    """Return `positions` [batch or 1, seq] with −1 for the padding after index `last` [batch] of each row."""
+    """Return `positions` [batch or 1, seq] as [batch, seq] with −1 after index `last` [batch] of each row (padding)."""
     behind = torch.arange(positions.shape[1], device=positions.device) > last[:, None]
     return torch.where(behind, -1, positions)
 
 
 def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
-    """Write `new` [batch, heads, seq, width] of `positions` [batch or 1, seq] (negative: padding at the end) into the
-    rolling cache `held` [batch, heads, slots, width], over keys that have left the window."""
+    """Write `new` [batch, heads, seq, width], keys or values of tokens at `positions` [batch or 1, seq] (negative:
+    padding at the end), into the rolling cache `held` [batch, heads, slots, width], over those outside the window."""
     slots, first = held.shape[2], positions[:, :1]
     if positions.shape[1] == 1:
         slot = torch.where(first < keep, first, keep + (first - keep) % max(slots - keep, 1))
@@ -122,8 +122,8 @@ def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
 
 
 def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
-    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys]. They are `new` in the
-    first call of a sequence, all of `held` for one token, else the old `held` and then `new`."""
+    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys]: `new` if there are no
+    earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
     seen = torch.cat((held, new), 2) if keys == held.shape[2] + new.shape[2] else new
     roll_in(held, new, positions, keep)
@@ -131,7 +131,7 @@ def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, ke
 
 
 class RollingKVCache:
-    """A rolling KV cache of the first `keep` tokens and the last ones, [batch, heads, slots, width]."""
+    """A rolling KV cache [batch, heads, slots, width] of the first `keep` and the last slots − `keep` tokens."""
 
     growth = "window"
 
@@ -143,12 +143,12 @@ class RollingKVCache:
         self.keep = keep
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width] of `positions`; return the keys and values of the mask's columns."""
+        """Write k, v [batch, heads, seq, width] at `positions`; return the keys and values of the mask's columns."""
         return rolled(self.k, k, positions, mask, self.keep), rolled(self.v, v, positions, mask, self.keep)
 
 
 class RollingKeyCache:
-    """A rolling cache of the first `keep` keys and the last ones; the first elements of keys are also the values."""
+    """A rolling cache of the first `keep` and the last keys; the first elements of a key are also its value."""
 
     growth = "window"
 
@@ -157,7 +157,7 @@ class RollingKeyCache:
         self.keep = keep
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Write k [batch, heads, seq, width] of `positions`; return the keys of the mask's columns."""
+        """Write k [batch, heads, seq, width] at `positions`; return the keys of the mask's columns."""
         return rolled(self.k, k, positions, mask, self.keep)
 
 
@@ -170,15 +170,15 @@ def through_bytes(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Write k and v into an FP8 `cache`, divided by the scales [heads]; return its keys and values, dequantized. Keys
-    and values of the call are rounded as well, so that the result does not depend on how a sequence is split into
-    calls."""
+    """Write the new k and v into an FP8 `cache`, divided by the scales [heads]; return keys and values like its
+    `update`, dequantized. The new ones are rounded as well, so that the result does not depend on how a sequence is
+    split into calls."""
     k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
     return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)
 
 
 class CrossCache:
-    """A cross-attention cache: keys, values and padding mask of an encoded sequence, stored by the first call."""
+    """A cross-attention cache: keys, values and padding mask of an encoded sequence, stored by `remembered`."""
 
     growth = "source"
 
@@ -187,8 +187,8 @@ class CrossCache:
 
 
 def remembered(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
-    """Store `made`, the keys and values of an encoded sequence, in `cache`, and return them; without `made`, return the
-    stored ones."""
+    """Store `made`, (keys, values, padding mask or None) of an encoded sequence, in `cache` (if given), and return it;
+    without `made`, return the tuple stored before."""
     known = made or (() if cache is None else cache.kept)
     if not known:
         raise ValueError("there is no encoded text: the first call needs the inputs of the encoder")

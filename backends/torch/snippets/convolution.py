@@ -10,7 +10,7 @@ from .indexing import wide
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Apply a causal depthwise convolution over time: x [batch, seq, channels], weight [channels, width] → like x."""
+    """Return the causal depthwise convolution of x [batch, seq, channels] with weight [channels, width], like x."""
     padded = F.pad(x.mT, (weight.shape[1] - 1, 0))
     return F.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
 
@@ -18,8 +18,8 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def causal_conv_from(
     past: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Apply `causal_conv` to x preceded by past [batch, width − 1, channels] (None: zeros). Return the result and the
-    last width − 1 inputs."""
+    """Return `causal_conv` of x [batch, seq, channels] preceded by past [batch, width − 1, channels] (None: zeros), and
+    the last width − 1 inputs, the next `past`."""
     if past is None:
         past = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     seen = torch.cat((past, x), 1)

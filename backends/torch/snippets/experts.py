@@ -34,8 +34,8 @@ def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stac
 
 
 def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Return Σ_e combine_e · expert_e(x), one expert after the other on its tokens: x [tokens, dim], combine [tokens,
-    experts] ≥ 0."""
+    """Return Σ_e combine_e · expert_e(x), computed expert by expert: x [tokens, dim], combine [tokens, experts], 0
+    where not chosen."""
     y = torch.zeros_like(wide(x))
     for weight, *tensors in zip(combine.unbind(1), *(s.unbind(0) for s in stacks), strict=True):
         token = weight.nonzero().squeeze(1)
@@ -45,7 +45,7 @@ def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *st
 
 
 def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Return Σ_e combine_e · expert_e(x) by grouped GEMMs over tokens sorted by expert, without synchronization."""
+    """Return Σ_e combine_e · expert_e(x) by grouped GEMMs over tokens sorted by expert, without a GPU–CPU sync."""
     weight, chosen = combine.topk(k)  # [tokens, k]
     owner, order = chosen.flatten().sort()
     ends = torch.searchsorted(owner, torch.arange(combine.shape[1], device=x.device), right=True, out_int32=True)

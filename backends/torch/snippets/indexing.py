@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """Convert x to f32 (f64 stays f64), for sums of many terms."""
+    """Return x in f32 (f64 stays f64), for sums of many terms."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def gather_rows(x: Tensor, indices: Tensor) -> Tensor:
-    """Gather rows of x [batch, n, ...] at indices [batch, m] → [batch, m, ...]."""
+    """Return the elements of x [batch, n, ...] at indices [batch, m] of axis 1, [batch, m, ...]."""
     batch = torch.arange(x.shape[0], device=x.device)
     return x[batch[:, None], indices]
 

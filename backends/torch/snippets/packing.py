@@ -11,7 +11,7 @@ from ..kernels.shared.codes import Codes
 
 
 def pack(*linears: nn.Linear) -> Tensor:
-    """Concatenate the weights of `linears` along the output axis; the modules keep views of it, so memory is shared."""
+    """Return the weights of `linears`, concatenated along the output axis; the modules' weights become views of it."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     for linear, own in zip(linears, weight.split([len(linear.weight) for linear in linears]), strict=True):
         linear.weight.data = own
@@ -19,13 +19,13 @@ def pack(*linears: nn.Linear) -> Tensor:
 
 
 def pack_bias(*linears: nn.Linear) -> Tensor:
-    """Concatenate the biases of `linears`."""
+    """Return the biases of `linears`, concatenated."""
     return torch.cat([linear.bias.detach() for linear in linears])
 
 
 def pack_blocks(*linears: Any) -> Codes:
-    """Concatenate the codes of `linears`, of class `Quantized`, along the output axis; the modules keep views of them.
-    Scales and offsets are copied."""
+    """Return the weights of `linears`, of class `Quantized`, concatenated along the output axis. The codes of the
+    modules become views of its codes; scales and offsets are copied."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])
     for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):

@@ -19,7 +19,7 @@ from .tables import restore
 
 
 def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
-    """Dequantize rows of the weight of a `Quantized`: f32 [rows, width]."""
+    """Return rows of the weight of a `Quantized`, given their codes, scales and offsets: f32 [rows, width]."""
     if codes.dtype == torch.uint8:  # FP4
         return dequantize(codes, scales, offsets, bits=bits, width=width)
     if bits == 4:
@@ -39,8 +39,8 @@ def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, wi
 def block_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
-    """Return x Wᵀ + b, x [..., in], with the weight of a `Quantized`: packed once on CPUs with kernels for packed
-    weights, else dequantized for each product, in parts that fit into a cache."""
+    """Return x Wᵀ + b, x [..., in] → [..., out], for W given by codes, scales and offsets as in `Quantized`. Where
+    `packed_linear` returns None, W is dequantized for each product, in parts that fit into a CPU cache."""
     width, dtype = x.shape[-1], x.dtype
     packed = packed_linear(x, codes, scales, offsets, bits)
     if packed is not None:
@@ -128,7 +128,7 @@ class Quantized(nn.Module):
         self.register_parameter("bias", None)
 
     def blocks(self) -> Codes:
-        """Return W as kernels take it: codes, scales and offsets."""
+        """Return W as the operand of kernels."""
         offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
         offsets = None if offsets is None else offsets.contiguous()
         scales = self.numbers(self.scales).contiguous()
@@ -142,11 +142,11 @@ class Quantized(nn.Module):
         return codes.view(torch.uint8 if self.bits == 4 else torch.float8_e4m3fn)
 
     def numbers(self, scales: Tensor) -> Tensor:
-        """View `scales` in their dtype; float8_e8m0fnu scales stay bytes, as kernels take them."""
+        """Return `scales` as kernels take them: nvfp4's bytes viewed as float8_e4m3fn, all other scales unchanged."""
         return scales.view(self.kind) if self.tensor_scales is not None else scales
 
     def linear(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, with a kernel for up to 64 rows on a GPU."""
+        """Return x Wᵀ + b, x [..., in] → [..., out]; a kernel computes it for up to 64 rows on a GPU."""
         return norm_linear(x, self.blocks(), self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -168,7 +168,7 @@ class QuantizedLinear(Quantized):
 
 
 class QuantizedEmbedding(Quantized):
-    """An embedding that returns rows of a packed W, in f32."""
+    """An embedding with a packed table W: ids [...] → rows of W [..., width], in f32."""
 
     def __init__(self, rows: int, width: int, **layout: Any) -> None:
         super().__init__(width, rows, **layout)

@@ -17,8 +17,8 @@ MOST_ON_CPUS = 8192  # elements of a state: with more, CPUs are faster token by 
 
 
 def chunk_count(tokens: int, size: int) -> int:
-    """Return the number of chunks of `size` in `tokens`; one more in an exported program, where a symbolic count must
-    not specialize to 1."""
+    """Return the number of chunks of `size` tokens that `tokens` need; one more in an exported program, where a
+    symbolic count must not specialize to 1."""
     return (tokens + (2 * size if torch.compiler.is_exporting() else size) - 1) // size
 
 
@@ -30,16 +30,16 @@ def first_tokens(y: Tensor, count: int) -> Tensor:
 
 
 def side_by_side(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Tensor:
-    """Split x [batch, seq, heads, d] into chunks of `size` tokens, [batch, chunks, groups, heads of a group, size, d],
-    padded at the end with `filling`."""
+    """Return x [batch, seq, heads, d] cut into chunks of `size` tokens, [batch, chunks, groups, heads of a group, size,
+    d], padded after the last token with `filling`."""
     count = chunk_count(x.shape[1], size)
     padded = F.pad(x, (0, 0, 0, 0, 0, count * size - x.shape[1]), value=filling)
     return padded.view(x.shape[0], count, size, groups, x.shape[2] // groups, x.shape[3]).permute(0, 1, 3, 4, 2, 5)
 
 
 def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
-    """Return the states before every chunk and after the last, S_{i+1} = kept_i ⊙ S_i + written_i from S_0 = first
-    [batch, ...]: kept and written [batch, chunks, ...] → [batch, chunks + 1, ...]."""
+    """Return the states S_0 = first [batch, ...] to S_chunks of S_{i+1} = kept_i ⊙ S_i + written_i, for kept and
+    written [batch, chunks, ...], stacked: [batch, chunks + 1, ...]."""
     if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix sum (Hillis & Steele 1986)
         states, kept = torch.cat((first[:, None], written), 1), F.pad(kept, (0, 0) * (kept.dim() - 2) + (1, 0))
         for step in (2**i for i in range(16)):
@@ -54,8 +54,8 @@ def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
 
 
 def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the states before every chunk, and the last state, of S_{i+1} = kept_i S_i + written_i (matrix products)
-    from S_0 = first [batch, ...]: kept and written [batch, chunks, ...]."""
+    """Return the states before every chunk [batch, chunks, ...], and the last state, of S_{i+1} = kept_i S_i +
+    written_i (matrix products) from S_0 = first [batch, ...], for kept and written [batch, chunks, ...]."""
     if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix product (Hillis & Steele 1986)
         rest = (0, 0) * (kept.dim() - 2)
         start = F.pad(first[:, None], (*rest, 0, kept.shape[1] - 1))  # a slice would specialize on the number of chunks
@@ -87,8 +87,8 @@ def unit_inverse(links: Tensor) -> Tensor:
 
 
 def decay_between(gates: Tensor) -> Tensor:
-    """Return e^(g_{s+1} + … + g_t) for s ≤ t, else 0, as [..., t, s], for gates g [..., n, 1]. Every sum has only its
-    own terms: differences of running sums would lose small gates next to large ones."""
+    """Return e^(g_{s+1} + … + g_t) for s ≤ t, else 0, as [..., t, s], for gates g [..., n, 1]. Every sum is computed
+    from its terms alone: differences of running sums would lose small gates next to large ones."""
     sums = gates.expand(*gates.shape[:-1], gates.shape[-2]).tril(-1).cumsum(-2)
     return sums.exp().tril()
 
@@ -105,8 +105,8 @@ def factors_between(a: Tensor) -> Tensor:
 def seen_by_head(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Do as `seen_by_key` for factors a [..., size, 1] that are the same for every key, or their logarithms (`gates`).
-    The last result is the product of the factors from each token to the end, [..., size, 1], instead of the keys."""
+    """Return the results of `seen_by_key` for factors a [..., size, 1] (with `gates`, their logarithms) that are equal
+    for all key elements. The last is not the keys, but the product of the factors after each token, [..., size, 1]."""
     between = (decay_between if gates else factors_between)(a)
     left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
@@ -116,10 +116,10 @@ def seen_by_head(
 def seen_by_key(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Return the scores within a chunk where every token multiplies the keys before it by its factors a [..., size, d].
-    They are scores [..., size, size] of each of the `queries` with the keys up to its own, and of w with the keys
-    before it; then the cumulative products of the factors [..., size, d], and the decayed keys at the end of the
-    chunk."""
+    """Return four results for a chunk where each token first multiplies all earlier keys by its factors a [..., size,
+    d]: scores [..., size, size] of each of `queries` with the keys up to its token; scores of w with the keys before
+    it (with `gates`, multiplied by its factors), or None; the cumulative products of the factors [..., size, d]; and
+    the keys at the end of the chunk, [..., size, d]."""
     size, links, left = a.shape[-2], list[Tensor](), list[Tensor]()
     scores: list[list[Tensor]] = [[] for _ in queries]
     keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])
@@ -135,7 +135,7 @@ def seen_by_key(
 
 
 def for_heads(x: Tensor, y: Tensor) -> Tensor:
-    """Return x @ y for x [..., 1 or heads, i, j] and y [..., heads, j, k], as one product where many heads share x."""
+    """Return x @ y for x [..., 1 or heads, i, j] and y [..., heads, j, k]; one product if 4 or more heads share x."""
     if y.shape[3] < 4 * x.shape[3]:
         return x @ y
     return torch.einsum("bngij,bnghjk->bnghik", x[:, :, :, 0], y)
@@ -153,12 +153,12 @@ def outer_products(
     *,
     gates: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return S_tᵀ q_t for each of the `queries`, and the last state, of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ. The initial
-    state is `first`, whose axes in the `order` are [batch, heads..., keys, values]. Queries and k are [batch, seq,
-    groups, keys], v [batch, seq, heads, values], a [batch, seq, heads, keys], or [batch, seq, heads, 1] if equal for
-    all keys; None is 1. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is
-    written instead of v_t. Products of factors are computed without division, so a factor may be 0. With `gates`, a has
-    the logarithms of the factors, and w reads diag(a_t) S_{t−1}."""
+    """Return S_tᵀ q_t [batch, seq, heads, values] for each of the `queries`, and the last state, of S_t = diag(a_t)
+    S_{t−1} + k_t v_tᵀ. The initial state is `first`; permuted by `order` its axes are [batch, heads..., keys, values].
+    Queries and k are [batch, seq, groups, keys], v [batch, seq, heads, values], a [batch, seq, heads, keys or 1] (None:
+    1); factors may be 0. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], the delta rule adds
+    k_t (v_t + c_t S_{t−1}ᵀ w_t)ᵀ instead of k_t v_tᵀ. With `gates`, a has the logarithms of the factors, and
+    diag(a_t) S_{t−1} replaces S_{t−1} in the delta rule."""
     laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
     a = k.new_full((1, seq, groups, 1), one) if a is None else a
@@ -204,10 +204,10 @@ def linear_recurrence(
     heads: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return y and the final state of linear attention or, with β, the delta rule (Yang 2024, arXiv 2412.06464). S =
-    diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t. Gates g ≤ 0 are
+    """Return y_t = S_tᵀ q_t and the final state of linear attention, S_t = S + k_t v_tᵀ, or with β of the delta rule,
+    S_t = S + β_t k_t (v_t − Sᵀ k_t)ᵀ (Yang 2024, arXiv 2412.06464), where S = diag(e^{g_t}) S_{t−1}. Gates g ≤ 0 are
     [batch, seq, heads], or [batch, seq, heads·d] per key element; q and k [batch, seq, groups·d], v [batch, seq,
-    heads·dv], β [batch, seq, heads] → y like v, and the state [batch, heads, d, dv]."""
+    heads·dv], β [batch, seq, heads] → y like v, and the state like `past` [batch, heads, d, dv] (None: zeros)."""
     first = wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads)) if past is None else past
     dtype, state, one_token = v.dtype, wide(first), v.shape[1] == 1
     q, k, v = (
@@ -237,8 +237,8 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def linear_attention(q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Return Σ_m (turned_q_n·turned_k_m) v_m / Σ_m q_n·k_m per head: features q and k [batch, seq, heads·d] (zero where
-    masked), `turned_*` the same, rotated by RoPE if the model has it; v [batch, keys, heads·dv]."""
+    """Return Σ_m (turned_q_n·turned_k_m) v_m / Σ_m q_n·k_m per head and token n: features q [batch, seq, heads·d], k
+    [batch, keys, heads·d] (zero where masked), `turned_*` q and k rotated by RoPE, v [batch, keys, heads·dv]."""
     q, k, turned_q, turned_k, values = (t.unflatten(-1, (heads, -1)) for t in (q, k, turned_q, turned_k, wide(v)))
     state = torch.einsum("bshd,bshe->bhde", turned_k, values)
     share = torch.einsum("bshd,bhd->bsh", q, k.sum(1))
@@ -255,8 +255,8 @@ def causal_linear_attention(
     *,
     heads: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute causal `linear_attention` (m ≤ n); return y and the new states. `past` and the new states are Σ k vᵀ
-    [batch, heads, d, dv] and Σ k [batch, heads, d]."""
+    """Return `linear_attention` with sums over m ≤ n (causal) only, and the new states. `past` and the new states are
+    Σ turned_k vᵀ [batch, heads, d, dv] and Σ k [batch, heads, d]."""
     before, norm = (None, None) if past is None else past
     y, state = linear_recurrence(turned_q, turned_k, wide(v), past=before, heads=heads, groups=heads)
     seen = k.unflatten(-1, (heads, -1)).cumsum(1)  # [batch, seq, heads, d]

@@ -12,7 +12,7 @@ from .indexing import top_k, wide
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return a mask of the k largest elements of the last axis."""
+    """Return a mask like x, True at the k largest elements of the last axis; the first wins a tie."""
     return torch.zeros_like(x, dtype=torch.bool).scatter(-1, top_k(x, k)[1], True)
 
 
@@ -22,7 +22,7 @@ def keep_top(scores: Tensor, ranks: Tensor, k: int) -> Tensor:
 
 
 def renormalized(kept: Tensor) -> Tensor:
-    """Divide `kept` [..., experts] by its sum over experts."""
+    """Return `kept` [..., experts] divided by its sum over experts; zeros stay zeros."""
     return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
 
 
@@ -55,21 +55,21 @@ def best_two_of_groups(ranks: Tensor, groups: int) -> Tensor:
 
 
 def within_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
-    """Mask ranks [..., experts] to −∞ outside of the `top_groups` groups with the largest best [..., groups]."""
+    """Return ranks [..., experts] with −∞ outside of the `top_groups` groups with the largest best [..., groups]."""
     members = ranks.unflatten(-1, (best.shape[-1], -1))
     return members.masked_fill(~largest(best, top_groups)[..., None], -math.inf).flatten(-2)
 
 
 def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """Route as `route_switch` within the groups with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
+    """Return `route_switch` limited to the `top_groups` groups with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
     scores = F.softmax(wide(logits), dim=-1)
     ranks = within_groups(scores, best_of_groups(scores, groups), top_groups)
     return keep_top(scores, ranks, k).to(logits.dtype)
 
 
 def route_sigmoid_groups(logits: Tensor, bias: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """Return the sigmoids of k logits [..., experts] divided by their sum, 0 elsewhere (DeepSeek-V3, arXiv 2412.19437).
-    They are chosen by sigmoid + bias [experts] in the groups with the largest sums of two best experts."""
+    """Return the sigmoids of k logits [..., experts] divided by their sum, 0 elsewhere (DeepSeek-V3, arXiv 2412.19437):
+    the k largest sigmoid + bias [experts] in the `top_groups` groups whose two best experts have the largest sum."""
     scores = wide(logits).sigmoid()
     ranks = scores + bias
     ranks = within_groups(ranks, best_two_of_groups(ranks, groups), top_groups)
@@ -82,14 +82,14 @@ def capacity_of(tokens: int, experts: int, factor: float) -> int:
 
 
 def limit_capacity(combine: Tensor, capacity: int) -> Tensor:
-    """Set combine [..., tokens, experts] to 0 for an expert's tokens after the first `capacity` (Fedus 2021)."""
+    """Return combine [..., tokens, experts] with 0 for an expert's tokens after its first `capacity` (Fedus 2021)."""
     taken = (combine != 0).cumsum(-2)
     return combine.masked_fill(taken > capacity, 0)
 
 
 def expert_choice(logits: Tensor, capacity: int) -> Tensor:
-    """Let every expert choose its `capacity` tokens with the highest softmax over experts (Zhou 2022, arXiv
-    2202.09368). Logits are [..., tokens, experts]; the first token wins a tie."""
+    """Return the softmax over experts of logits [..., tokens, experts], 0 except for the `capacity` tokens of each
+    expert with the largest (Zhou 2022, arXiv 2202.09368); the first token wins a tie."""
     scores = F.softmax(wide(logits), dim=-1)
     rank = scores.argsort(dim=-2, descending=True, stable=True).argsort(dim=-2)
     return scores.where(rank < capacity, 0).to(logits.dtype)

@@ -28,10 +28,10 @@ def scan(
     many: Callable[..., tuple[Tensors, Tensors]] | None = None,
     size: int = 0,
 ) -> tuple[Tensor | Tensors, Tensor | Tensors]:
-    """Run the recurrence states, outputs = step(states, tokens, constants); return outputs [batch, seq, ...] and the
-    last states. Tokens [batch, seq, ...] are processed in f32, one after the other, or `size` at a time by `many`. The
-    initial states are `past`, or else `starts`: for each state its shape without batch and its fill value. Tokens where
-    `mask` [batch, seq] is 0 do not change the states."""
+    """Run (*states, *outputs) = step(*states, *tokens, *constants) in f32 over tokens [batch, seq, ...], one after the
+    other, or `size` at a time by `many`. Return the outputs [batch, seq, ...], then the last states, each a tensor if
+    there is one, else a tuple. Initial states are `past`, or given by `starts`: (shape without batch, fill value) of
+    each state. Tokens where `mask` [batch, seq] is 0 do not change the states."""
     batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
     tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
     states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)
@@ -64,18 +64,18 @@ def one_by_one(
 
 
 def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
-    """Return the `old` states for rows where `hidden` [batch] is true, else the `new` states."""
+    """Return each state [batch, ...] from `old` in batch rows where `hidden` [batch] is true, else from `new`."""
     return tuple(torch.where(hidden.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(old, new, strict=True))
 
 
 def by_token(function: Callable[..., Tensors], tokens: Tensors, constants: Tensors = ()) -> Tensors:
-    """Call `function`, which takes a batch of rows, on all tokens [batch, seq, ...]; return [batch, seq, ...] each."""
+    """Return function(*tokens, *constants), computed with axes batch and seq of tokens [batch, seq, ...] flattened."""
     batch_seq = tokens[0].shape[:2]
     return tuple(y.unflatten(0, batch_seq) for y in function(*(x.flatten(0, 1) for x in tokens), *constants))
 
 
 def passing(x: Tensor, mask: Tensor | None, number: float) -> Tensor:
-    """Fill x [batch, seq, ...] with `number` where `mask` [batch, seq] is 0."""
+    """Return x [batch, seq, ...] with `number` where `mask` [batch, seq] is 0; unchanged if `mask` is None."""
     return x if mask is None else x.masked_fill(mask.view(*mask.shape, *[1] * (x.dim() - 2)) == 0, number)
 
 
@@ -118,7 +118,7 @@ def matrix_steps(
     constants: Tensors,
     mask: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
-    """Run `step` on many tokens in parallel, for steps that are affine in the state.
+    """Return the last states and the outputs [batch, seq, ...] of `one_by_one`, for steps that are affine in the state.
 
     `linear` has the linear part of each state's step: a product with a matrix over the keys, the same for all columns.
     Chunks run in parallel three times: from zero, for the term that each adds; from the identity, for the matrix that
@@ -152,19 +152,19 @@ def matrix_steps(
 
 
 def in_chunks(x: Tensor, count: int, size: int) -> Tensor:
-    """Split x [batch, seq, ...] into chunks [batch · count, size, ...], zero-padded at the end."""
+    """Return x [batch, seq, ...] as `count` chunks per row, [batch · count, size, ...], zero-padded at the end."""
     padded = F.pad(x, (*[0, 0] * (x.dim() - 2), 0, count * size - x.shape[1]))
     return padded.view(x.shape[0] * count, size, *x.shape[2:])
 
 
 def laid_out(state: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """Permute a state with axes `order` to [batch, groups, keys, columns]; without `columns`, one column is added."""
+    """Return state.permute(order) as [batch, groups, keys, columns]; without `columns`, one column is added."""
     laid = state.permute(order) if columns else state.permute(order)[..., None]
     return laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
 
 
 def laid_back(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor) -> Tensor:
-    """Undo `laid_out`: reshape x [batch, groups, keys, columns] to a state with the axes of `like`."""
+    """Return x [batch, groups, keys, columns] as a state with the axes of `like`: the inverse of `laid_out`."""
     laid = x.reshape(x.shape[0], *(like.shape[axis] for axis in order[1:]))
     return laid.permute([order.index(axis) for axis in range(len(order))])
 

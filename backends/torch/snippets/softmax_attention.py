@@ -21,10 +21,10 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(scale · q kᵀ) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
+    """Return softmax(scale · q kᵀ + bias) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
 
-    Scores s become softcap · tanh(s / softcap); `sinks` [heads] are scores of one more key with value 0.
-    """
+    Scores s become softcap · tanh(s / softcap) before the bias; `mask` is True where a key is visible; `sinks` [heads]
+    are scores of one more key with value 0."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = wide(q @ k.mT) * scale
@@ -66,7 +66,7 @@ def last_rows(x: Tensor, last: Tensor) -> Tensor:
 def block_counts(
     length: int, block: int, sides: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
 ) -> Tensor:
-    """Return the multiplicity of each key for each query in block-sparse attention, [length, length]; 0: masked."""
+    """Return how often each query counts each key in `block_sparse_attention`, [queries, keys]; 0: masked."""
     at = torch.arange(length, device=like.device) // block
     ends = (at < first) | (at >= at[-1:] + 1 - last)
     near = (at[:, None] - at).abs() <= sides
@@ -92,9 +92,9 @@ def block_sparse_attention(
     """Return softmax(scale · q kᵀ) v for q [batch, heads, seq, d] and k, v [batch, kv_heads, seq, d], block-sparse
     (Zaheer 2020, arXiv 2007.14062).
 
-    A block of `block` tokens attends to itself, `sides` blocks on each side, and the `first` first and `last` last
-    blocks. Queries of those first and last blocks attend to all keys. Keys must be `shown` [batch, 1, 1, seq]. Keys of
-    the first blocks count `first_weight` times; in sequences of at most `dense` tokens all keys are visible.
+    A block of `block` tokens attends to itself, the `sides` blocks before and after it, and the `first` first and the
+    `last` last blocks, whose queries attend to all keys. Elsewhere, keys of the first blocks count `first_weight`
+    times. If seq ≤ `dense`, all keys are visible. Keys where `shown` [batch, 1, 1, seq] is False are masked.
     """
     length, groups = q.shape[2], q.shape[1] != k.shape[1]
     if torch.compiler.is_exporting():  # symbolic length, on which the choice of blocks depends: use a dense mask

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class State:
-    """The state of a recurrence between calls: tensors, zero at the start of a sequence."""
+    """The state of a recurrence between calls: the tensors `values`, zero at the start of a sequence."""
 
     growth = "constant"
 
@@ -23,14 +23,14 @@ class FilledState(State):
 
 
 def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
-    """Return the state after the calls so far; None without a cache."""
+    """Return the values of `state`: a tensor if there is one, else a tuple; None without a state (no cache)."""
     if state is None:
         return None
     return state.values if len(state.values) > 1 else state.values[0]
 
 
 def keep(state: State | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
-    """Write the new state of a recurrence into `state` and return its result; `made` is (result, new state)."""
+    """Return the result in `made`, (result, new state), and copy the new state into `state`, if there is one."""
     y, after = made
     if state is not None:
         for old, new in zip(state.values, after if isinstance(after, tuple) else (after,), strict=True):

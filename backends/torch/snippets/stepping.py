@@ -12,8 +12,8 @@ from ..kernels.shared.float8 import as_bytes
 
 
 def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Write k, v [batch, heads, 1, width] of one token per row at positions [batch, 1]; return all keys and values of
-    `cache`."""
+    """Write k, v [batch, heads, 1, width] of one token per batch row at positions [batch, 1] into `cache`; return all
+    its slots, keys and values."""
     cache.update(k, v, positions, None)
     return cache.k, cache.v
 
@@ -21,20 +21,20 @@ def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor
 def written_bytes(
     cache: Any, k: Tensor, v: Tensor, positions: Tensor, k_scale: Tensor, v_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write k and v over their scales [heads] into an FP8 `cache` at positions [batch, 1]; return all its bytes."""
+    """Write k / k_scale and v / v_scale (scales [heads]) as FP8 at positions [batch, 1]; return all slots as bytes."""
     cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, None)
     return cache.k, cache.v
 
 
 def written_latent(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
-    """Write k [batch, heads, 1, width] of one token per row at positions [batch, 1]; return all keys of `cache`."""
+    """Write k [batch, heads, 1, width] of one token per batch row at positions [batch, 1]; return all keys' slots."""
     cache.update(k, positions, None)
     return cache.k
 
 
 def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Compute one decode step of `causal_linear_attention`; update its states in place. Σ k is a matrix state with one
-    column."""
+    """Return y of `causal_linear_attention` for one token, and update its states in place. Σ k is computed as a matrix
+    state with one column."""
     matrix, norm = state.values
     read = (turned_q, turned_k, v[:, 0], matrix), (q, k, q.new_ones(len(q), heads), norm[..., None])
     y, share = (
@@ -49,8 +49,8 @@ def products_of(
     tokens: tuple[Tensor, ...],
     constants: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Call `function` on states [batch, ...], tokens [batch or 1, 1, ...] and `constants`, all in the dtype of the last
-    constant; return its results, [batch, 1, ...] each."""
+    """Return function(*states, *tokens, *constants), each result as [batch, 1, ...], for states [batch, ...] and tokens
+    [batch or 1, 1, ...]. Arguments are cast to the dtype of the last constant; the token axis is dropped."""
     like, batch = constants[-1], max(len(x) for x in (*states, *tokens))
     rows = (x[:, 0].expand(batch, *x.shape[2:]) for x in tokens)
     return tuple(y[:, None] for y in function(*(x.to(like.dtype) for x in (*states, *rows, *constants))))

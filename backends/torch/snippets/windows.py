@@ -26,10 +26,10 @@ WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 
 
 class Seen:
-    """The visible keys of a call's queries, given by the predicate `sees` on positions; layers share its masks.
+    """The keys that the new tokens attend to, by a predicate on positions; it computes each mask once for all layers.
 
-    queries [batch or 1, seq] and keys [batch or 1, n] are positions. `first` is the position of the first query if all
-    rows have the same consecutive positions and only causality and a window decide which keys are visible.
+    queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is that of the first query if they are
+    consecutive, equal in all batch rows, and visible keys depend on causality and a window only; else None.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Seen:
 
     @property
     def mask(self) -> Tensor:
-        """Return the mask of all pairs, bool [batch or 1, 1, seq, n]."""
+        """Return the mask of all pairs of query and key, bool [batch or 1, 1, seq, n]; True: visible."""
         if self._mask is None:
             self._mask = self.sees(self.queries[:, None, :, None], self.keys[:, None, None, :])
         return self._mask
 
     @property
     def blocks(self) -> Any:
-        """Return the mask of blocks of pairs for flex_attention: a BlockMask."""
+        """Return the mask as a BlockMask for flex_attention."""
         if self._blocks is None:
             rows, sees = max(len(self.queries), len(self.keys)), self.sees
             queries, keys = (x.expand(rows, -1).contiguous() for x in (self.queries, self.keys))
@@ -66,7 +66,7 @@ class Seen:
         return self._blocks
 
     def in_order(self, x: Tensor) -> Tensor:
-        """Sort x [batch, heads, n, width] by the keys' positions; empty slots of a rolling cache come last."""
+        """Return x [batch, heads, n, width] sorted by the keys' positions; empty slots of a rolling cache come last."""
         if self.keys.shape[1] == self._length:  # all keys of the sequence, in order
             return x
         if self._order is None:
@@ -74,13 +74,13 @@ class Seen:
         return x[:, :, self._order]
 
     def first_key(self, keep_first: int) -> int | None:
-        """Return the position of the key after the `keep_first` first keys; None if no keys are missing."""
+        """Return the position of the key after the first `keep_first`; None if keys of the whole sequence are there."""
         missing = self._length - self.keys.shape[1]
         return keep_first + missing if missing > 0 else None
 
     @property
     def _length(self) -> int:
-        """Return the number of tokens in the sequence after the call."""
+        """Return the length of the sequence including the new tokens."""
         return (self.first or 0) + self.queries.shape[1]
 
 
@@ -120,7 +120,7 @@ def attend(
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether to use flex_attention: training on more than one block, on a GPU with Triton.
+    """Return whether to use flex_attention: with gradients, 128 tokens or more, on a GPU with Triton.
 
     It is never used in an exported program, which must run on all devices.
     """
@@ -165,8 +165,8 @@ def flex(
 
 
 def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
-    """Return flex_attention's score_mod for softcap · tanh(score / softcap). The cap is in a tensor: torch.compile
-    treats a second value of a Python number as dynamic, which flex_attention rejects."""
+    """Return a score_mod for flex_attention that computes softcap · tanh(score / softcap). The cap is a tensor, because
+    torch.compile treats a Python number as dynamic once it changes, which flex_attention rejects."""
     caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
 
     def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
 
 
 def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Cast `operands` to the dtype of torch.autocast if it is enabled for their device."""
+    """Return `operands`, cast to the dtype of torch.autocast if it is enabled for their device."""
     kind = operands[0].device.type
     if not torch.is_autocast_enabled(kind):
         return operands
@@ -190,5 +190,5 @@ def on_device(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
 
 @lru_cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled by torch at its first call, without graph breaks: parts would take much memory."""
+    """Return `function` compiled by torch at its first call, without graph breaks, which would cost much memory."""
     return torch.compile(function, fullgraph=True)

@@ -79,7 +79,7 @@ class CodePlanes:
         self.nbytes = self.codes.nbytes + self.scales_and_zeros.nbytes
 
     def _block(self, codes: torch.Tensor, weight: Codes, width: int) -> torch.Tensor:
-        """Return some rows of W in the layout of the 4-bit operator."""
+        """Return `codes`, some rows of `weight`, padded to `width` columns, in the layout of the 4-bit operator."""
         numbers = unpack(codes, weight.bits, weight.width)
         if self.planes == 2:
             numbers = torch.stack((numbers >> 4, numbers & 15), 1)
@@ -98,7 +98,7 @@ class CodePlanes:
 
 
 class HalfNumbers:
-    """W dequantized to f16; or, if `exact`, to sums of two f16 values: W rounded, and 2^{−11} · the rest.
+    """W dequantized to f16; or, if `exact`, to pairs of f16 values h, l with W = h + 2^{−11} l to 22 bits.
 
     W is first scaled by a power of 2, so that its largest value is far from overflow and underflow in f16.
     """
@@ -129,9 +129,9 @@ class HalfNumbers:
 def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor | None:
-    """Return x Wᵀ by packed weights for these parts of `Codes`, x [..., in] → [..., out], or None. None means that the
-    caller dequantizes W: on a GPU, for many rows, if gradients are needed, while torch compiles, or if memory is
-    short."""
+    """Return x Wᵀ with packed weights, x [..., in] → [..., out], for the fields of a `Codes`. Return None where the
+    caller has to dequantize W: on a GPU, for more rows than MOST_ROWS, if gradients are needed, while torch compiles,
+    if the CPU lacks the operator, or if memory is short."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):

@@ -32,7 +32,7 @@ def _dot(a, b, INTERP: tl.constexpr):
 
 @jit
 def _decays(delta_ptr, row, there, stride, head, a):
-    """Return Δ of a block of tokens, the inclusive cumulative sum of Δ A log₂ e, and its total."""
+    """Return Δ of a block of tokens, the inclusive cumulative sum of Δ A log₂ e, and its last value."""
     step = tl.load(delta_ptr + row * stride + head, mask=there, other=0.0).to(tl.float32)
     return step, tl.cumsum(step * a, 0), tl.sum(step * a, 0)
 
@@ -115,7 +115,7 @@ def _scan_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y of one block of tokens. Grid [heads, blocks, batch]."""
+    """Compute y of one block of tokens of one head. Grid [heads, blocks, batch]."""
     start_next(PDL)
     wait(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -181,7 +181,7 @@ def check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """Check the operands of a prompt (or of one token each); return the states and the width of a head.
+    """Check the operands of a prompt, or of one token without seq axis; return (states, p), the shape of a head's h.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -225,9 +225,9 @@ def mamba2_scan(
     """Run Mamba-2's recurrence over a prompt; return y and the state after it.
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
-    (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. `past` [batch, heads,
-    states, p] is the state before x, zero if not given; the state after x has its dtype, or is f32. `kernel`: see
-    `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    (head h reads group ⌊h·groups/heads⌋) → y like x. Operands may be slices of a wider last axis. `past` [batch, heads,
+    states, p] is the state before x (None: zero); the state after x has the dtype of `past`, or f32 without. `kernel`:
+    see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: if shapes do not fit.

@@ -122,7 +122,7 @@ def has_mamba_scan(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | Non
 def check(
     x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
 ) -> None:
-    """Check that the shapes of the operands of a prompt, or of one token each, fit.
+    """Check that the shapes of the operands of a prompt, or of one token without seq axis, fit.
 
     Raises:
         ValueError: if they do not.
@@ -155,10 +155,10 @@ def mamba_scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run Mamba's recurrence over a prompt; return y and the state after it.
 
-    x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels]; any
-    floating dtypes, slices of a wider last axis included → y like x. `past` [batch, states, channels] is the state
-    before x, zero if not given; the state after x has its dtype, or is f32. `chunk`: tokens per program, by default
-    chosen by shape. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels], of any
+    floating dtypes → y like x. Operands may be slices of a wider last axis. `past` [batch, states, channels] is the
+    state before x (None: zero); the state after x has the dtype of `past`, or f32 without. `chunk`: tokens per program,
+    by default chosen by shape. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: if shapes do not fit.

@@ -28,8 +28,8 @@ def place_heads_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm, rotate and store one head of ROWS tokens. Grid [blocks of ROWS tokens, heads]: heads of queries first, then
-    of keys, then of values."""
+    """Norm, rotate and store one head of ROWS tokens. Grid [blocks of ROWS tokens, heads]; the second axis counts query
+    heads first, then key heads, then value heads."""
     start_next(PDL)
     wait(PDL)
     head = tl.program_id(1)
@@ -60,7 +60,7 @@ def check_places(
     v_scale: torch.Tensor | None = None,
     rolling: bool = False,
 ) -> None:
-    """Check that caches, scales, norms of heads and tables of angles fit `rows` tokens.
+    """Check that caches, FP8 scales, norms of heads, and cos and sin fit `rows` tokens (of all batch rows together).
 
     Raises:
         ValueError: if they do not.
@@ -97,7 +97,7 @@ def refusal(
 
 
 def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_norm: Norm) -> str | None:
-    """Return the reason why kernels cannot store heads with these caches and norms; None if they can."""
+    """Return None, or the reason (str) why kernels cannot norm heads by these norms and store them in these caches."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
@@ -130,9 +130,9 @@ def place_heads(
 ) -> torch.Tensor:
     """Return RoPE(q_norm(q)); write RoPE(k_norm(k)) and v into the caches, for `projected` = [q, k, v].
 
-    `projected` is [tokens, (heads + 2·kv_heads)·d], with the tokens of the caches' first batch row, then those of the
-    next, the same number for each; positions i64 has one position per token → q [tokens, heads, d]. All else is as in
-    `norm_qkv`. `kernel`: see `uses_torch`.
+    `projected` is [batch·seq, (heads + 2·kv_heads)·d], the tokens of each batch row of the caches consecutive;
+    positions i64 has one position per token → q [batch·seq, heads, d]. Caches, norms and keywords are as in `norm_qkv`.
+    `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.

@@ -57,13 +57,14 @@ def refusal(x: torch.Tensor) -> str | None:
 
 
 def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize x [rows, in] to float8_e4m3fn [rows, bytes] and scales f32 [rows, groups] with strides [1, rows].
+    """Return x [rows, in] as FP8 values, float8_e4m3fn [rows, bytes], and their scales, f32 [rows, groups] with strides
+    [1, rows], one per `group` elements of a row: x ≈ scale · value.
 
-    A row has the number and the order of bytes of a row of packed weights, zero-padded at the end; `group` is a
-    multiple of 64, or a full row. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
+    The bytes of a row are ordered and zero-padded like a row of packed weights (`shared.codes`). `group` is a multiple
+    of 64, or `in`. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: if x does not fit groups.
+        ValueError: if `group` is not `in`, and is not a multiple of 64 or does not divide `in`.
     """
     K, width = x.shape[1], padded_width(x)
     if group != K and (group % 64 or K % group):

@@ -21,7 +21,8 @@ def widen_kernel(
     y, codes, scales, offsets, N, K,
     BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize CHUNKS chunks of columns of ROWS rows into y [N, K]. Grid [blocks of rows, blocks of chunks]."""
+    """Dequantize CHUNKS chunks (see `shared.codes`) of each of ROWS rows into y [N, K]. Grid [blocks of rows, blocks of
+    chunks]."""
     start_next(PDL)
     wait(PDL)
     CHUNK: tl.constexpr = 512 // BITS
@@ -88,7 +89,8 @@ def widens(weight: Codes, dtype: torch.dtype) -> bool:
 
 
 def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """Dequantize `weight` to [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see `uses_torch`."""
+    """Return the dequantized `weight` [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see
+    `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
@@ -105,7 +107,7 @@ def _empty(packed: torch.Tensor, *more: Any) -> torch.Tensor:
 def widened_codes(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Dequantize the parts of `Codes` to [out, width] with the kernel."""
+    """Return the dequantized W [out, width], in `dtype`, of the fields of a `Codes`, computed with the kernel."""
     y = _empty(packed, width, dtype)
     grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk(bits)))
     constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}

@@ -127,8 +127,8 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
 
 
 def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
-    """Return whether the kernel can compute `window_attention` for these operands: their sizes, dtype and device,
-    without gradients."""
+    """Return whether the kernel of `window_attention` supports the head sizes, dtype and device of these operands, and
+    none of them requires a gradient."""
     return _refusal(q, k, v, sinks) is None
 
 
@@ -154,11 +154,11 @@ def window_attention(
     """Return softmax(scale · q kᵀ) v for consecutive tokens, each over its last `window` keys, including its own.
 
     q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv], in
-    memory [batch, seq, heads, dv]. Queries are at positions from `start` on. k has the keys of the first `keep_first`
-    positions, which are visible to all queries, then those of positions from `first_key` on; by default all keys of the
-    sequence. `scale` is 1/√d by default; `softcap` bounds scores; `sinks` [heads] are scores of one more key with value
-    0. The result of a query without visible keys is 0. Gradients come from torch, which computes all [seq, keys]
-    scores. `kernel`: see `uses_torch`.
+    memory [batch, seq, heads, dv]. Query i is at position start + i. The first `keep_first` keys are at positions 0 to
+    keep_first − 1 and visible to all queries; the keys after them are at consecutive positions from `first_key` on (by
+    default `keep_first`: no gap). `scale` is 1/√d by default; scores s become softcap · tanh(s / softcap); `sinks`
+    [heads] are scores of one more key with value 0. The result of a query without visible keys is 0. Gradients come
+    from torch, which computes all [seq, keys] scores. `kernel`: see `uses_torch`.
     """
     check_heads(q, k, v, 4, "[batch, heads, seq, d]")
     if window < 1 or start < 0 or keep_first < 0:
@@ -217,7 +217,7 @@ reference = partial(window_attention, kernel=False)
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of a program: queries and keys per step, warps, and pipeline stages of its loads."""
+    """The tile of a program: `queries` per program, `keys` per step, warps, and pipeline stages of its loads."""
 
     queries: int
     keys: int
@@ -241,7 +241,8 @@ def _tile(wide: int, window: int, size: int, room: int) -> Tile:
 
 
 def _described(x: torch.Tensor, rows: int) -> Any:
-    """Describe x [batch, heads, keys, d] for loads of `rows` keys, d padded to a power of 2; copy x if unaligned."""
+    """Return a tensor descriptor of x [batch, heads, keys, d] that loads `rows` keys at a time, with d padded to a
+    power of 2 (at least 16); copy x if it is not aligned to 16 bytes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])

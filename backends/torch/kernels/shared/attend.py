@@ -33,9 +33,9 @@ def scaled(product, scale, SOFTCAP: tl.constexpr):
 
 @jit
 def mixed_in(m, total, acc, score, value):
-    """Update a running softmax by a block of keys; return the new (m, total, acc). For each row, m is the maximum
-    score, `total` the sum of weights, acc [rows, dv] the weighted sum of values. `score` [rows, keys] is in base 2, −∞
-    for masked keys; `value` is [keys, dv]."""
+    """Return the running softmax (m, total, acc) of rows of queries after one more block of keys. m [rows] is the
+    maximum score, `total` [rows] the sum of weights, acc [rows, dv] the weighted sum of values. `score` [rows, keys] is
+    in base 2, −∞ for masked keys; `value` is [keys, dv]."""
     higher = tl.maximum(m, tl.max(score, 1))
     base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing
     weight = tl.exp2(score - base[:, None])
@@ -55,12 +55,12 @@ def attend(
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ + bias) v over the keys where `seen` (None: all), in at least f32, with gradients.
+    """Return softmax(scale · q kᵀ + bias) v over the keys where `seen` is true (None: all keys).
 
     q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv] in
-    the dtype of q; query head h reads KV head ⌊h·kv_heads/heads⌋. `seen` bool and `bias` broadcast to [batch, heads,
-    seq, keys]. `scale` is 1/√d by default; `softcap` caps scores before the bias; `sinks` [heads] are scores of one
-    more key per head, whose value is 0. A row without visible keys is 0.
+    the dtype of q, computed in at least f32, with gradients; query head h reads KV head ⌊h·kv_heads/heads⌋. `seen` bool
+    and `bias` broadcast to [batch, heads, seq, keys]. `scale` None is 1/√d; `softcap` caps scores before the bias;
+    `sinks` [heads] are scores of one more key per head, whose value is 0. A query without visible keys yields 0.
     """
     plain = softcap is None and sinks is None and bias is None
     one = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
@@ -89,8 +89,8 @@ def attend(
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
-    """Check that queries of rank `dims` fit k, v [batch, kv_heads, keys, d]; `axes` names the axes for the error. The
-    dtypes must be equal unless `coded`.
+    """Check that q, of rank `dims` with axes [batch, heads, …, d], fits k and v [batch, kv_heads, keys, d]. Dtypes must
+    be equal unless `coded`. `axes` describes the expected axes in the error.
 
     Raises:
         ValueError: if they do not fit.

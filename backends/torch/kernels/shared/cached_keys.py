@@ -15,10 +15,10 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """Return the keys that the query at `position` attends to: (kept, first, count), i32. `kept` is the number of
-    visible keys at the start of the sequence (at most KEEP; 0 without WINDOW), `first` the position of the first
-    visible key after them, `count` the number of all visible keys. After the kept keys only the last WINDOW are visible
-    (0: all), in the query's own CHUNK (0: all), and every STEP-th counted back from the query."""
+    """Return (kept, first, count), i32, which describe the keys that the query at `position` attends to. The first
+    `kept` keys of the sequence are visible (at most KEEP; 0 without WINDOW); `first` is the position of the first
+    visible key after them, and `count` the number of all visible keys. After the kept keys, a key is visible if it is
+    among the last WINDOW (0: all), in the query's CHUNK (0: all), and a multiple of STEP before the query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -36,7 +36,8 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
 
 @jit
 def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
-    """Return positions and slots of the i-th visible keys; RING slots after the first KEEP roll (0: none)."""
+    """Return the positions and the cache slots of the visible keys with indices i, given `kept` and `first` of
+    `visible_range`. RING is the number of slots after the first KEEP that roll; 0: the cache does not roll."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
@@ -68,9 +69,13 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
 
 @dataclass(frozen=True)
 class Mask:
-    """The keys that a new token attends to in a cache of `capacity` slots. They are the last `window` keys and the
-    first `keep_first`, only those in the token's own `chunk`, and of these every `dilation`-th. In a `rolling` cache
-    smaller than its window, all stored keys are visible.
+    """The mask of a new token over the keys of a KV cache. A key is visible if all fields admit it.
+
+    - capacity: number of slots of the cache
+    - window: the key is among the last `window` keys or the first `keep_first`
+    - rolling: slots are reused; in a cache with less slots than `window`, all stored keys are visible
+    - chunk: the key is in the token's own chunk of this many positions
+    - dilation: the key is a multiple of it before the token
 
     Raises:
         ValueError: if a cache rolls without a window, or has room for its first keys only, or `keep_first` is given
@@ -106,8 +111,8 @@ class Mask:
         return -(-min(most, self.chunk or most) // self.dilation)
 
     def visible(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots visible to tokens at `positions` [batch], bool [batch, capacity], and key position − query
-        position of each slot (≤ 0 where visible)."""
+        """Return whether each slot is visible to the token at `positions` [batch], bool [batch, capacity], and the key
+        position − token position of each slot, i64 [batch, capacity] (≤ 0 where visible)."""
         newest = positions.reshape(-1, 1)
         at = torch.arange(self.capacity, device=positions.device)[None]
         if self.rolling:

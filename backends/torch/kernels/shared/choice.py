@@ -18,8 +18,8 @@ MOST_CHOICES = 16
 
 @jit
 def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Return the expert of each place [GROUP_SLOTS · WIDE], WIDE places per group, and a mask of places with an expert.
-    GROUPS and experts per group are padded to powers of 2; padded places have no expert."""
+    """Return the expert at each place, i32 [GROUP_SLOTS · WIDE], and whether there is an expert, bool. GROUPS is padded
+    to GROUP_SLOTS groups, and the experts of a group to WIDE places, both powers of 2."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
     place = tl.arange(0, GROUP_SLOTS * WIDE)
     return place // WIDE * MEMBERS + place % WIDE, (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
@@ -27,8 +27,8 @@ def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexp
 
 @jit
 def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Mask `ranked` [rows, SLOTS · WIDE] to −∞ except in the best OPEN groups of WIDE. A group's score is its maximum,
-    or with TOP2 the sum of its two largest."""
+    """Return `ranked` [rows, SLOTS · WIDE] with −∞ outside of the OPEN best of the SLOTS groups of a row. The score of
+    a group is the maximum of its WIDE elements, or with TOP2 the sum of the two largest."""
     ROWS: tl.constexpr = ranked.shape[0]
     members = tl.reshape(ranked, [ROWS, SLOTS, WIDE])
     best = tl.max(members, axis=2)

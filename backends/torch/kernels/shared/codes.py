@@ -47,7 +47,7 @@ TILE = 32  # codes that a product takes at a time; groups are multiples of it
 
 
 def chunk(bits: int) -> int:
-    """Return the number of codes in a chunk."""
+    """Return the number of codes of `bits` bits in a chunk of 16 words."""
     return WORDS * 32 // bits
 
 
@@ -57,7 +57,7 @@ def words(width: int, bits: int) -> int:
 
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Unpack `packed` [out, words] into codes [out, width], i32; the module describes the packing."""
+    """Return the codes [out, width], i32, of `packed` [out, words]; the docstring of the file describes the packing."""
     tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
@@ -86,8 +86,8 @@ def assembly(half: int, less: int) -> str:
 
 @jit
 def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32]. A value is HALF | code as
-    DTYPE, that is, code plus a constant, minus LESS."""
+    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32]. Their bits are HALF |
+    code, which is the code plus a constant; LESS is then subtracted."""
     shifted = words >> SHIFT
     if INTERPRETER:
         both = (shifted & 0x000F000F) | HALF * 0x10001
@@ -233,8 +233,8 @@ def code_products(
 
 
 def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Decode codes [out, words] of `bits`, or FP8 or FP4 [out, 4·words], without scales and offsets: f32 [out,
-    width]."""
+    """Return the values of packed codes without scales and offsets, f32 [out, width]: code − 2^{bits−1} for integer
+    codes i32 [out, words], and the floats for FP8 or FP4 [out, 4·words]."""
     if packed.dtype == FLOAT4:
         tiles = packed.view(torch.int32).unflatten(1, (-1, 1, WORDS)) >> _shifts(4, packed)
         return two_float4(tiles).flatten(1)[:, :width]
@@ -337,11 +337,11 @@ class Codes:
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
-        """Return the operands of kernels: codes, scales and offsets."""
+        """Return the operands of kernels, (packed, scales, offsets or None)."""
         return self.packed, self.scales, self.offsets
 
     def rows(self, part: slice) -> Codes:
-        """Return the rows `part` of W."""
+        """Return the rows of W in the slice `part`, as `Codes`."""
         offsets = None if self.offsets is None else self.offsets[:, part].contiguous()
         scales = self.scales[:, part].contiguous()
         return Codes(self.packed[part], scales, offsets, self.bits, self.width, self.otherwise)

@@ -63,9 +63,9 @@ def dot_products(
     x, weight, other, gain, shift, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], over columns `begin` to `end` of the K columns; the rows of x and W
-    are at pointers x [BLOCK_M] and weight [BLOCK_N]. The second result is the same product with the weight rows at
-    `other`, 0 without. A norm needs all columns."""
+    """Return norm(x) Wᵀ and norm(x) Vᵀ, each fp32 [BLOCK_M, BLOCK_N], over columns `begin` to `end` − 1 of the K
+    columns. The rows of x, W and V are at pointers x [BLOCK_M], `weight` and `other` [BLOCK_N]; if `other` is None, the
+    second product is 0. A norm needs all columns."""
     k = begin + tl.arange(0, BLOCK_K)
     from_x, from_weight = x[:, None] + k[None, :], weight[:, None] + k[None, :]
     if other is not None:

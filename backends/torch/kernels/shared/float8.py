@@ -26,7 +26,8 @@ _LARGEST = fixed(LARGEST)
 
 @constant
 def float_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts the two FP8 values of `tile`, one in each half of a word, to fp16 (`half`) or bf16."""
+    """Return PTX that converts the two FP8 values of `tile` (0 or 1) in a word, one in each half of it, to fp16 if
+    `half`, else to bf16."""
     left, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
     shifts = f"shl.b32 numbers, $1, {left}; shl.b32 signs, $1, 8;"
     if tile == 1:
@@ -62,7 +63,8 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @constant
 def float4_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts the two FP4 values of `tile`, one in each half of a word, to fp16 (`half`) or bf16."""
+    """Return PTX that converts the two FP4 values of `tile` (0 to 3) in a word, one in each half of it, to fp16 if
+    `half`, else to bf16."""
     left, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
     shifts = f"{'shl' if left > 0 else 'shr'}.b32 numbers, $1, {abs(left)}; shl.b32 signs, $1, {12 - 4 * tile};"
     both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
@@ -153,7 +155,7 @@ def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def two_float4(words: torch.Tensor) -> torch.Tensor:
-    """Return the FP4 values in the low 4 bits of both halves of `words`, i32 [..., n], as f32 [..., 2·n]."""
+    """Return the FP4 values in the low 4 bits of the two 16-bit halves of `words` i32 [..., n], as f32 [..., 2·n]."""
     halves = (words & 0x00080008) << 12 | (words & 0x00070007) << 9
     numbers: torch.Tensor = halves.view(torch.float16).float().mul_(2.0**14)
     return numbers
@@ -167,10 +169,10 @@ def scale_numbers(scales: torch.Tensor, whole: torch.Tensor | None = None) -> to
 
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:
-    """Check FP8 caches k and v [batch, heads, capacity, width]: with `scales` [heads] for both, caches must be uint8.
+    """Check that caches k and v [batch, heads, capacity, width] fit the FP8 scales of both; without scales, accept any.
 
     Raises:
-        ValueError: if they are not, or a scale does not fit.
+        ValueError: if only one has scales, scales are not f32 (or f64) [heads], or a cache with scales is not uint8.
     """
     given = [scale for scale in scales if scale is not None]
     if not given:

@@ -33,10 +33,13 @@ ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of a block: `rows` of W by `batch` rows of x, `columns` per step, `vector` of them per load.
+    """The tile of a block.
 
-    `stages` is the pipeline depth of the loop on tensor cores, 0 on CUDA cores. `bits` is 0 or the width of W's codes,
-    which have a scale per `group`; `even` is true if `columns` divides the columns of W.
+    - batch, rows: rows of x, and of W, that it multiplies
+    - columns, vector: columns per step of its loop, and per load of a thread
+    - stages: pipeline depth of the loop on tensor cores; 0 on CUDA cores
+    - bits, group: width of W's codes, and codes per scale; 0 if W is not quantized
+    - even: `columns` divides the columns of W
     """
 
     batch: int
@@ -56,12 +59,12 @@ class Tile:
         return {**shape, "STAGES": self.stages, "BITS": self.bits, "GROUP": self.group, "EVEN": self.even}
 
     def within(self, outputs: int) -> Tile:
-        """Return the tile with at most `outputs` rows (those of a head), rounded down to a power of 2."""
+        """Return the tile with its rows limited to `outputs`, such as those of a head, rounded down to a power of 2."""
         return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
 
     def options(self, x: torch.Tensor) -> dict[str, Any]:
-        """Return the keyword arguments of a launch on the device of x. `num_stages` is 1: the loops on tensor cores set
-        their stages themselves, the others prefetch explicitly."""
+        """Return the keyword arguments of a launch on the device of x: the constants of the tile and launch options.
+        `num_stages` is 1: loops on tensor cores set their stages themselves, and on CUDA cores prefetch explicitly."""
         return {**self.constants, **options(x, self.warps, 1)}
 
 
@@ -69,7 +72,7 @@ Weight = torch.Tensor | Codes
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
-    """Return the operands that kernels read for `weight`: values or codes, scales, offsets."""
+    """Return the operands that kernels read for `weight`: (values, None, None), or (codes, scales, offsets or None)."""
     return weight.parts if isinstance(weight, Codes) else (weight, None, None)
 
 
@@ -134,7 +137,8 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
 
 
 def staged(weights: int, others: int, blocks: int) -> int:
-    """Return the pipeline stages of a loop over tiles of `weights` and `others` bytes (of x) in `blocks` blocks."""
+    """Return the number of pipeline stages of a loop in each of `blocks` blocks, if a step loads `weights` bytes of W
+    and `others` bytes of x."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
@@ -186,7 +190,8 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
 
 @jit
 def fold(x, VECTOR: tl.constexpr):
-    """Sum groups of VECTOR neighbours: [a, b, c] → [a, b, c / VECTOR]. One thread holds a group: no shuffles."""
+    """Return the sums of each VECTOR adjacent elements of the last axis: [a, b, c] → [a, b, c / VECTOR]. One thread
+    holds all of them: no shuffles."""
     return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // VECTOR, VECTOR]), axis=3)
 
 
@@ -230,9 +235,10 @@ def weights_at(weight, rows, k, end, K):
 def first_weights(
     weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
 ):
-    """Load the first weights of `products` before waiting for the preceding kernel.
+    """Load the weights of the first step of `products` before waiting for the preceding kernel.
 
-    On CUDA cores, return them, [1, BLOCK_N, BLOCK_K]. For tensor cores, prefetch them into L2 and return 0.0, unused.
+    If STAGES is 0 (CUDA cores), return them, [1, BLOCK_N, BLOCK_K]. For tensor cores, prefetch them into L2
+    and return 0.0, which is not used.
     """
     if STAGES > 0:
         if PDL:

@@ -13,8 +13,8 @@ def place(
     k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Return pointers into the cache for rows m of a key or value head, and a mask of the rows that have a slot. Heads
-    are counted over queries, keys and values; rows are tokens, `seq` per sequence."""
+    """Return pointers into the cache for tokens m [·] of a key or value head, and a mask of those with a slot. `head`
+    counts query heads first, then key heads, then value heads; m counts all tokens, `seq` per sequence."""
     slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
     cache = k_cache
     if head >= heads + kv_heads:
@@ -69,7 +69,8 @@ def store_head(
 
 @jit
 def normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
-    """Return pairs (a, b) [rows, pairs] of a head over √(mean square + ε), times the gain of queries or keys."""
+    """Return the pairs (a, b) [rows, pairs] of a head, divided by √(mean square + ε) and multiplied by the gain of
+    queries (head < heads) or keys."""
     rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
     a, b = a * rstd, b * rstd
     if q_gain is not None:

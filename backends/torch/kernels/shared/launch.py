@@ -151,8 +151,8 @@ def has_pdl(x: torch.Tensor) -> bool:
 
 
 def options(x: torch.Tensor, warps: int = 4, stages: int = 3) -> dict[str, Any]:
-    """Return the keyword arguments of every launch: dependent launch, which the kernel receives as PDL, and options for
-    Triton's compiler; multiply-adds are fused."""
+    """Return the keyword arguments of a kernel launch on the device of x: `warps` per program, pipeline `stages` of its
+    loops, fused multiply-adds, and whether the launch is dependent, which the kernel also receives as PDL."""
     pdl = has_pdl(x)
     return {"PDL": pdl, "launch_pdl": pdl, "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 

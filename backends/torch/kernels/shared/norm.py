@@ -12,8 +12,12 @@ KINDS = ("none", "rms", "layer")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm over the last axis, with optional `gain` and `shift` [width]. `kind` is "rms": x / √(mean(x²) + ε) ⊙ gain
-    (arXiv 1910.07467), "layer": (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv 1607.06450), or "none"."""
+    """A norm over the last axis, with optional `gain` and `shift` [width] and ε `eps`. By `kind` it is
+
+    - "rms": x / √(mean(x²) + ε) ⊙ gain (arXiv 1910.07467)
+    - "layer": (x − μ)/√(σ² + ε) ⊙ gain + shift (arXiv 1607.06450)
+    - "none": x
+    """
 
     kind: str = "none"
     gain: torch.Tensor | None = None
@@ -27,10 +31,10 @@ class Norm:
         return F.layer_norm(x, x.shape[-1:], self.gain, self.shift, self.eps) if self.kind == "layer" else x
 
     def check(self, width: int) -> None:
-        """Check that the kind is known and that its weights have `width` elements.
+        """Check that the kind is known, uses the weights given, and that they have `width` elements.
 
         Raises:
-            ValueError: if the kind is unknown, has no such weights, or they do not fit.
+            ValueError: if the kind is unknown, a gain or shift is given that it does not use, or has another shape.
         """
         if self.kind not in KINDS:
             raise ValueError(f"norm kind {self.kind!r} is none of {', '.join(KINDS)}")

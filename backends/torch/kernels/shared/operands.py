@@ -58,7 +58,7 @@ def rows(t: torch.Tensor) -> torch.Tensor:
 
 
 def side_by_side(t: Given) -> Given:
-    """Return t [batch, width] with stride 1 in width and any row stride; copy if needed. None stays None."""
+    """Return t [batch, width] with stride 1 along width; copy it if its stride is not 1. None stays None."""
     return t if t is None or t.stride(1) == 1 else t.contiguous()
 
 

@@ -36,7 +36,8 @@ def softplus(x):
 
 @jit
 def advance(state, power, into, step, driven, out, skip, present, at, mask):
-    """Store the new state h = 2^power h + into (step · driven)ᵀ at offsets `at`; return hᵀ out + skip · driven."""
+    """Store the new state h = 2^power ⊙ state + into (step · driven)ᵀ, [n, p], in `present` at offsets `at`; return
+    hᵀ out + skip · driven, [p]."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]
     tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)

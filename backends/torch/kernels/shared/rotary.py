@@ -9,15 +9,16 @@ from .launch import jit, tl
 
 @jit
 def element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return the index in its head of the first (`side` 0) or second (1) element of a pair. Rotated pairs are adjacent
-    if INTERLEAVED, else ROTARY / 2 apart; pairs after ROTARY are always adjacent."""
+    """Return the index within a head of the first (`side` 0) or second (`side` 1) element of a pair. The elements of a
+    rotated pair are adjacent if INTERLEAVED, else ROTARY / 2 apart; pairs that are not rotated are always adjacent."""
     apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
     return tl.where(pair < apart, pair + side * apart, 2 * pair + side)
 
 
 @jit
 def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
-    """Return cosine and sine [BLOCK_M, pairs] of a head's pairs; 1 and 0 after ROTARY or if not `turns`."""
+    """Return the cosine and sine [BLOCK_M, pairs] of the pairs `pair` of tokens m. They are 1 and 0 (no rotation) for
+    pairs from ROTARY / 2 on, for tokens from M on, and if `turns` is false."""
     there = (m < M) & (pair < ROTARY // 2) & turns
     at = m * (ROTARY // 2) + pair
     return tl.load(cos + at, mask=there, other=1.0), tl.load(sin + at, mask=there, other=0.0)

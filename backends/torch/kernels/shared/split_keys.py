@@ -33,7 +33,8 @@ def per_split(keys, splits, LEAST: tl.constexpr):
 
 @jit
 def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """Return the first row and the row count of block `group`, if every GROUP rows are in blocks of TAKEN."""
+    """Return the first row of block `group` and the number of its rows. Each GROUP consecutive rows are cut into blocks
+    of TAKEN; the last of them may have fewer."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -89,7 +90,7 @@ def finish(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the partial sums of one split, or the output if there is one split only; merge if INSIDE and last.
+    """Store the partial sums of one split, or the output if `used` is 1; if INSIDE, the last program merges them.
 
     Each of the `used` programs of block `group` calls this; a block is TAKEN of the GROUP rows of `out` […, GROUP,
     WIDTH]. acc [r, c] is the sum of 2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥
@@ -125,7 +126,8 @@ def merge_kernel(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial sums of one row of a group from scratch. Grid [TAKEN, blocks of COLUMNS, groups]."""
+    """Merge the partial sums of one row of a group, from the scratch tensors `partial`, `state` and `used`, into `out`.
+    Grid [TAKEN, blocks of COLUMNS, groups]."""
     group = tl.program_id(2)
     start_next(PDL)
     wait(PDL)
@@ -142,21 +144,21 @@ def merge_kernel(
 
 
 def merging(rows: int, width: int) -> dict[str, int]:
-    """Return the constants of a merge of `rows` rows of `width` columns (powers of 2)."""
+    """Return the constexpr arguments for merging partial sums of `rows` rows and `width` columns (powers of 2)."""
     columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
 
 def count(x: torch.Tensor, groups: int, most: int) -> int:
-    """Return the number of key splits on the device of x, at most `most`, where each split takes `groups` programs."""
+    """Return the number of key splits, at most `most`, that occupies the device of x with `groups` programs each."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
     return max(1, min(shared_by(groups, processors), most, MOST))
 
 
 def shared_by(groups: int, processors: int) -> int:
-    """Return the number of splits per group that gives each of `processors` multiprocessors two programs or more. No
-    program should wait for another one to end, so it is one less where more programs than are RESIDENT would start.
-    From 16 on it is a multiple of 16, as splits are merged 16 at a time."""
+    """Return the number of splits per group that gives each of `processors` multiprocessors PROGRAMS programs or more.
+    It is one less if more than RESIDENT programs per multiprocessor would start, because some would wait for others to
+    end. From 16 on it is rounded down to a multiple of 16, as splits are merged 16 at a time."""
     splits = -(-PROGRAMS * processors // groups)
     if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:
         splits -= 1

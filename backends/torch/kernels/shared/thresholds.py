@@ -18,7 +18,7 @@ TOKENS = 1 << 20  # more than every token
 
 @jit
 def ordered(x):
-    """Map floats x, f32, to integers (keys), i64, in the same order."""
+    """Return keys (i64) of the floats x (f32) that are in the same order as x."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -32,9 +32,9 @@ def weights(x, largest, temperature):
 
 @jit
 def read(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
-    """Return tokens, weights and keys of CHUNK candidates from index `begin`, and a mask of those to keep. Kept are
-    candidates with a weight of at least `min_p` whose key is above `least`, or equal to it with a token up to `last`.
-    Without `tokens`, token ids are indices."""
+    """Return tokens, weights and keys of the CHUNK candidates from index `begin` on, and a mask of those that are kept.
+    A candidate is kept if its index is below `count`, its weight is at least `min_p`, and its key is above `least`, or
+    equal to `least` with a token up to `last`. Without `tokens`, token ids are indices."""
     i = begin + tl.arange(0, CHUNK)
     x = tl.load(values + i, mask=i < count, other=float("-inf"), cache_modifier=".cg")
     token = i
@@ -50,11 +50,12 @@ def search(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest key such that candidates from it on weigh at least `target`, and the weight above it.
+    """Return the largest key such that candidates with this key or a larger one weigh at least `target` in total, and
+    the total weight of those with a larger key.
 
-    Keys are those of `ordered`. With BY_TOKEN, keys are −token, and the weight must exceed `target`. The candidates are
-    those that `read` keeps; each weighs 1 if ALIKE, else its weight. With both, only candidates with the key `least`
-    count.
+    Keys are those of `ordered`; with BY_TOKEN they are −token, and the total must exceed `target`. The candidates are
+    those that `read` keeps. Each weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only candidates with the
+    key `least` count.
     """
     way = 1 + tl.arange(0, 8).to(tl.int64)
     DIGITS: tl.constexpr = 7 if BY_TOKEN else 11  # in base 8
