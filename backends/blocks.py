@@ -23,7 +23,7 @@ def is_exact(weight: Param) -> bool:
 
 
 def quantized_layout(weight: Value | None) -> BlockLayout | None:
-    """Return the block layout of a `weight` that a pass quantized; None for others or without a single layout."""
+    """Return the block layout of `weight` if a pass quantized it and all its blocks share one layout; else None."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
     layout = block_layout(weight.recipe, weight.graph.reader)
@@ -37,7 +37,8 @@ def packed_bytes(weight: Param, layout: BlockLayout) -> int:
 
 
 def kept_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which to keep `weight`; or the reason why not, NOT_ASKED if nobody requested it."""
+    """Return the block layout in which `weight` is kept; else the reason (str) why not: NOT_ASKED if it was neither
+    quantized by a pass nor requested by --keep-blocks."""
     if not isinstance(weight, Param):
         return NOT_ASKED
     if not is_quantized(weight) and not weight.recipe.has(Kept):
@@ -46,12 +47,12 @@ def kept_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def candidates(graph: Graph) -> Iterator[Param]:
-    """Yield the parameters of `graph` that have a use, each once."""
+    """Yield the parameters of `graph` that at least one node reads."""
     yield from (param for param in graph.params.values() if param.uses)
 
 
 def counted(layouts: Iterable[BlockLayout]) -> dict[str, int]:
-    """Count weights by their block layout."""
+    """Return the number of `layouts` by their text."""
     counts: dict[str, int] = {}
     for layout in layouts:
         counts[str(layout)] = counts.get(str(layout), 0) + 1

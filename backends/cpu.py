@@ -26,7 +26,8 @@ def instruction_set() -> str:
 
 
 def slow_blocks() -> str | None:
-    """Return a warning if ONNX Runtime's kernel for products by quantized blocks is slow on this CPU, else None."""
+    """Return a warning if this CPU has no AVX-512, on which ONNX Runtime's products by quantized blocks are slow; else
+    None (also for other architectures than x86)."""
     if (instructions := instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {instructions} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

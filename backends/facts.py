@@ -12,8 +12,12 @@ from weft.ir.schema.states import Growth
 
 @dataclass(frozen=True)
 class StateRecord:
-    """A state of a graph: the `input` for the old state, the `output` with the new one, its growth, and the `initial`
-    fill value of a state of constant size."""
+    """A state of a graph, such as a KV cache.
+
+    - input, output: names of the graph input for the old state and of the output with the new one
+    - growth: how its size depends on the number of tokens
+    - initial: fill value at the start of a sequence, if its size is constant
+    """
 
     input: str
     output: str
@@ -23,8 +27,12 @@ class StateRecord:
 
 @dataclass(frozen=True)
 class Sound:
-    """The audio input of an encoder: the graph input `input`, a spectrogram of `bins` rows or (None) a waveform, of
-    exactly `length` frames or samples, or of any length (None)."""
+    """The audio input of an encoder.
+
+    - input: name of the graph input
+    - bins: mel bins of a spectrogram [bins, frames]; None: the input is a waveform [samples]
+    - length: the number of frames or samples that it must have; None: any
+    """
 
     input: str
     bins: int | None = None
@@ -38,7 +46,7 @@ class Sound:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The facts of sentence embeddings."""
+    """The settings of a model for sentence embeddings."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)  # prefixes of texts, by name
     default: str | None = None  # the name of the default prompt
@@ -51,11 +59,12 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Task:
-    """The task `name` of a model's head.
+    """The task of a model's head.
 
-    `problem` is single_label_classification, multi_label_classification or regression. The score of a text pair is the
-    `activation` (sigmoid or identity) of the only label; with `template`, the folder's chat template builds the prompt
-    of a pair, after the instruction `prompt`.
+    - name, labels: name of the task, and names of the logits in order
+    - problem: single_label_classification, multi_label_classification or regression
+    - activation: sigmoid or identity; applied to the logit of the only label, it is the score of a text pair
+    - template, prompt: the prompt of a text pair is built by the folder's chat template, with this instruction
     """
 
     name: str
@@ -68,7 +77,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the runtime needs before it opens a compiled model."""
+    """The facts of a compiled folder that the runtime needs before it opens the model."""
 
     folder: Path
     files: tuple[Path, ...]  # of the model, as its target names them
@@ -96,5 +105,5 @@ class Facts:
 
     @property
     def model(self) -> Path:
-        """Return the model file; for an encoder-decoder in two files, the decoder."""
+        """Return the path of the model file; for an encoder-decoder in two files, of the decoder."""
         return self.files[0]

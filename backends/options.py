@@ -26,7 +26,8 @@ class Options:
     """The options of a target; a subclass has a field for each, created by `option`."""
 
     def passes(self) -> dict[str, str]:
-        """Return the passes that the options request, by option name; they run just before the target's own passes."""
+        """Return the passes that the options request, as pipeline text by option name; they run just before the
+        target's own passes."""
         return {}
 
     @classmethod
@@ -48,7 +49,7 @@ class OptionKeywords(TypedDict, total=False):
 
 
 def option(default: Any, help: str) -> Any:
-    """Return a dataclass field of `Options` with this default and help."""
+    """Return a dataclass field of `Options` with this `default` and this `help` text."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -64,7 +65,7 @@ class Option(Argument):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the accepted words of a choice option; () for other options."""
+        """Return the accepted words of a choice option, without ""; () for other options."""
         return tuple(word for word in typing.get_args(self.type) if word) if self.is_choice else ()
 
     @property
@@ -76,7 +77,7 @@ class Option(Argument):
         return typing.get_origin(self.type) is Literal
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in canonical form.
+        """Return `value` in the canonical form of the option's type.
 
         Raises:
             WeftError: if the option does not accept it.
@@ -88,7 +89,7 @@ class Option(Argument):
 
 @dataclass(frozen=True)
 class CacheOptions(Options):
-    """Options of a target with integer caches."""
+    """Options of a target that can store KV caches as integers."""
 
     cache_dtype: Literal["", "int8", "int4"] = option(
         "", "Keep keys and values as integers of 8 or 4 bits, with scales fitted to a text by the pass quantize-cache"
@@ -104,14 +105,14 @@ def no_effect(option: str, reason: str) -> WeftError:
 
 
 def cache_passes(dtype: str) -> dict[str, str]:
-    """Return the pass quantize-cache for ``int8`` or ``int4`` as text, by option name; {} for other dtypes."""
+    """Return {"cache_dtype": the text of the pass quantize-cache} for ``int8`` and ``int4``; {} for other dtypes."""
     bits = dtype.removeprefix("int")
     return {} if bits == dtype else {CACHE_DTYPE: f"quantize-cache{{bits={bits}}}"}
 
 
 @dataclass(frozen=True)
 class BlockOptions(Options):
-    """Options of a target that multiplies by the quantized blocks of a checkpoint."""
+    """Options of a target that can multiply by the quantized blocks of a checkpoint without dequantizing them first."""
 
     keep_blocks: Literal["", "head", "all"] = option(
         "",

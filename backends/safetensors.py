@@ -32,7 +32,8 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written as `dtype`: `blocks` yields its elements in row-major order when it is written."""
+    """A tensor to be written as `dtype`; `blocks` is called at that time and yields arrays of its elements in row-major
+    order."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -44,7 +45,8 @@ class Tensor(NamedTuple):
 
 
 def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
-    """Return a step callback that reports the written bytes of `tensors` to `progress`."""
+    """Return a callback for the `step` of a writer of `tensors`; it adds up the bytes and calls progress("weights",
+    bytes done, bytes in all)."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
 
     def step(written: int) -> None:
@@ -56,7 +58,7 @@ def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
 
 
 def parse_stored(dtype: str) -> DType:
-    """Return the dtype named `dtype`, if checkpoints can be written in it.
+    """Return the dtype named `dtype`, which must be one that checkpoints are written in.
 
     Raises:
         WeftError: if it is not f32, f16 or bf16.
@@ -70,10 +72,11 @@ def parse_stored(dtype: str) -> DType:
 def write_shards(
     folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES, step: Step = lambda done: None
 ) -> None:
-    """Write `tensors`, in their order, as model.safetensors into `folder`, or as shards and their index.
+    """Write `tensors`, in their order, into `folder`: as model.safetensors, or if they exceed `shard_bytes` as several
+    files and their index. After each write call `step` with its number of bytes.
 
     Raises:
-        WeftError: if a value exceeds the range of its dtype.
+        WeftError: if a value is not finite, or exceeds the range of its dtype.
     """
     shards: list[dict[str, Tensor]] = [{}]
     for key, tensor in tensors.items():
@@ -91,7 +94,11 @@ def write_shards(
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
-    """Write `tensors` into the single file `path`; raises the errors of `write_shards`."""
+    """Write `tensors` into the single file `path`; after each write call `step` with its number of bytes.
+
+    Raises:
+        WeftError: if a value is not finite, or exceeds the range of its dtype.
+    """
     # Older versions of transformers refuse files that do not state a format.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

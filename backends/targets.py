@@ -1,6 +1,7 @@
-"""Targets: a `Backend` for each, which has the facts of a target, compiles for it, and opens its compiled folders.
+"""Targets: a `Backend` describes a target, compiles for it, and opens its compiled folders.
 
-Model code never depends on targets, and lowerings depend on facts, not on names. `backends/catalogue` has weft's own.
+Model code never depends on targets, and lowerings depend on a target's facts, not on its name. `backends/catalogue` has
+weft's own targets.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ MODEL = "model"  # the form of the full model
 
 
 class Built(Protocol):
-    """A compiled model for a target that is not written yet.
+    """A compiled model that is not written yet.
 
-    `trace` lists expanded ops and refusals of lowerings with their reasons; it may be empty. `facts` are additional
-    entries of the manifest. `weight_bytes` are the bytes that `write` reports to `step`, for the progress bar. An
-    optional dictionary `idle` maps requested options that have no effect to the reason.
+    - trace: lines about expanded ops, and lowerings that refused a node, with their reasons; may be empty
+    - facts: additional entries of the manifest
+    - weight_bytes: the sum of the bytes that `write` reports to `step`
+    - idle (optional): dict from requested options that have no effect to the reason
     """
 
     trace: list[str]
@@ -46,7 +48,8 @@ class Built(Protocol):
 
 
 class Place(NamedTuple):
-    """The target to compile a source for, and the device ("cpu" or "cuda") that then runs it."""
+    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype (None: the target's
+    first)."""
 
     target: str
     device: str
@@ -58,13 +61,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """A target, `name`: its `runtime` runs models on `device` (cpu, cuda or any) in the float `dtypes`, best first.
+    """A target of the compiler.
 
-    `opset` and `ir_version` are the versions of ONNX models (0: not ONNX); with `contrib`, ONNX Runtime's own operators
-    (com.microsoft) may be used as well. `slower` names passes of the default pipeline that make this target slower and
-    are left out. `phases` names the phases of that pipeline (simplify, fuse, cache) that apply; if empty, all do.
-    `chosen_on` lists the devices for which `weft run` compiles a source for this target by default; targets registered
-    first are preferred.
+    - name, doc: its name, and a description in a few words
+    - runtime, device: the runtime that runs its models, and the device: cpu, cuda or any
+    - dtypes: names of the supported float dtypes, the default first
+    - contrib: ONNX Runtime's own operators (com.microsoft) may be used
+    - opset, ir_version: versions of the ONNX models; 0: not ONNX
+    - slower: names of passes of the default pipeline that are left out, because they make this target slower
+    - phases: names of phases of the default pipeline (simplify, fuse, cache) that apply; (): all
+    - chosen_on: devices for which `weft run` compiles for this target by default; targets registered first win
     """
 
     name: str
@@ -90,7 +96,7 @@ class Backend(ABC):
     # -- compiling
 
     def dtype(self, name: str | None) -> str:
-        """Return the canonical name of the dtype `name`; the target's first dtype if None.
+        """Return the canonical name of the dtype called `name`; the target's first dtype if `name` is None.
 
         Raises:
             WeftError: if it is unknown, or the target does not support it.
@@ -101,10 +107,11 @@ class Backend(ABC):
         return canonical
 
     def choose(self, given: Mapping[str, Any]) -> Options:
-        """Return the options of this target with the `given` values; options of other targets must have their defaults.
+        """Return the options of this target with the `given` values by name. Options of other targets may be given with
+        their default value.
 
         Raises:
-            WeftError: if an option is unknown, is for other targets, or has a wrong value.
+            WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
         """
         own_options, all_known = self.options.listed(), all_options()
         for name, value in given.items():
@@ -130,8 +137,8 @@ class Backend(ABC):
         trains: bool = False,
     ) -> Pipeline:
         """Return the pipeline that the text `passes` describes for `graph` in `dtype` and sequences of at most
-        `max_length` tokens (None: the model's context), with the target's phase at its end. `trains` as in
-        `default_pipeline`.
+        `max_length` tokens (None: the model's context), followed by a phase of the target's own passes. `trains` means
+        the same as in `default_pipeline`.
 
         Raises:
             WeftError: if the text is invalid.
@@ -146,7 +153,8 @@ class Backend(ABC):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        """Return the target's own passes for `graph`, after `pipeline`: the maximum length, and the cast to `dtype`."""
+        """Return the target's own passes for `graph`, which run after `pipeline`: they set the maximum length, if the
+        graph depends on it, and cast to `dtype`."""
         length = (RopeLength(max_length),) if max_length is not None and depends_on_length(graph) else ()
         return (*length, *(() if dtype == "f32" else (Cast(dtypes.parse(dtype)),)))
 
@@ -156,21 +164,21 @@ class Backend(ABC):
 
     @abstractmethod
     def refusals(self, node: Node) -> list[str] | None:
-        """Return each lowering's reason for refusing `node`, a line each; None if one accepts it."""
+        """Return None if a lowering accepts `node`, else each lowering's reason for refusing it."""
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        """Return a function like `refusals` for the nodes of the given `form` of `graph`.
+        """Return a function like `refusals` for the nodes of the `form` of `graph` ("": the graph itself).
 
         Raises:
-            WeftError: if the target has no such form with separate lowerings.
+            WeftError: if the target has no separate lowerings for this form.
         """
         if form:
             raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        """Return the forms of `graph` for `build`, by name, with their pipelines; `graph` is the result of the target's
-        pipeline.
+        """Return the forms of `graph` that `build` needs, by name, each with the pipeline that derives it from `graph`,
+        the result of the target's `pipeline`.
 
         Raises:
             WeftError: if the target cannot run the graph.
@@ -179,7 +187,8 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
-        """Return a model, not written yet, of graphs by form ("" is the graph itself), for at most `length` tokens.
+        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` are the graphs
+        that the pipelines of `forms()` returned, by name ("": the model's graph).
 
         The graphs are not changed. Notes for the user are appended to `notes`.
 
@@ -190,21 +199,21 @@ class Backend(ABC):
     # -- running
 
     def place(self, device: str) -> Place:
-        """Return the place where a source runs on `device` (auto, cpu or cuda) if compiled for this target.
+        """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda).
 
         Raises:
-            WeftError: if its runtime is missing.
+            WeftError: if the target's runtime is missing, or weft does not run its folders.
         """
         raise WeftError(f"weft does not run folders compiled for {self.name}")
 
     def files(self, kind: str) -> tuple[str, ...]:
-        """Return the files that a complete folder of a model of this `kind` (decoder …) must have, the main one
-        first."""
+        """Return the names of the files that a complete folder of a model of this `kind` (decoder, encoder or
+        encoder-decoder) has, the main file first."""
         return ()
 
     def open(self, facts: Facts, device: str, threads: int | None) -> Any:
-        """Open a compiled folder: return its `runtime.core.decoder.Decoder`, or for an encoder its
-        `runtime.ort.encoder.Encoder`.
+        """Open the compiled folder that `facts` describe on `device`, with `threads` CPU threads (None: the runtime's
+        default). Return its `runtime.core.decoder.Decoder`, or for an encoder its `runtime.ort.encoder.Encoder`.
 
         Raises:
             WeftError: if the folder or the device cannot be used.
@@ -212,10 +221,11 @@ class Backend(ABC):
         raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
 
     def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
-        """Open a compiled folder with only `experts` experts of each mixture on the device; return its `Decoder`.
+        """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
+        return its `Decoder`.
 
         Raises:
-            WeftError: as `open` does, or if its runtime keeps all experts on the device.
+            WeftError: if the folder or the device cannot be used, or the runtime keeps all experts on the device.
         """
         raise WeftError(
             f"{facts.folder} is compiled for {self.name}, which holds all experts on the device: to hold some of them, "
@@ -223,7 +233,7 @@ class Backend(ABC):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts and options of the target as plain data."""
+        """Return the fields of the target, and its options by name, as plain data for JSON."""
         options = {
             o.name: {"type": o.type_text, "default": o.default, "help": o.help} for o in self.options.listed().values()
         }
@@ -234,15 +244,15 @@ TARGETS: Registry[Backend] = Registry("target", "weft.backends.catalogue", "see 
 
 
 def register(*backends: Backend) -> None:
-    """Register targets under their names."""
+    """Add targets to the registry `TARGETS` under their names."""
     for backend in backends:
         TARGETS.add(backend.name, backend)
         ACCEPTS.add(backend.name, backend.takes)
 
 
 def all_options() -> dict[str, tuple[Option, list[str]]]:
-    """Return the options of all targets by name, each with the names of its targets; if several targets define it, the
-    definition with the most choices."""
+    """Return, by option name, the option and the names of the targets that have it. If targets define it differently,
+    return the definition with the most choices."""
     merged: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
         for name, option in target.options.listed().items():

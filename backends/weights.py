@@ -34,10 +34,10 @@ class StoredTensor:
 
 
 def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Return the manifest's entry about the weights of `graph`, which are stored as `tensors`, by name.
+    """Return the manifest's entry about the weights of `graph`, which are stored as `tensors`, by name:
 
-    `kinds` has the parameter count and the bytes of each kind of weight, including scales and zero points; `layers` has
-    the average bits per parameter of the matrices of each layer.
+    - "kinds": by kind of weight, {"numbers": its parameters, "bytes": its bytes with scales and zero points}
+    - "layers": by layer, the average bits per parameter of its matrices
     """
     by_param = matrices(graph)
     counts: dict[str, int] = {}
@@ -68,21 +68,22 @@ def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str,
 
 
 def bits_per_weight(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
-    """Return the average bits per parameter of linear layers and experts, including scales and zero points; None if
-    there are none."""
+    """Return the average bits per parameter of linear layers and experts, including scales and zero points, for `kinds`
+    of `weight_facts`; None if it has neither kind."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
     return 8 * sum(part["bytes"] for part in parts) / count if count else None
 
 
 def layer_of(name: str) -> str | None:
-    """Return the layer of a parameter by its name: ``layers.0`` for ``layers.0.attn.q.weight``; None if it has none."""
+    """Return the layer in the name of a parameter, ``layers.0`` for ``layers.0.attn.q.weight``; None if there is
+    none."""
     match = _LAYER.match(name)
     return match[0] if match else None
 
 
 class _Owners:
-    """A lookup from stored tensors to parameters of a graph: names of tensors begin with names of parameters."""
+    """A lookup of the parameter that a stored tensor belongs to: the tensor's name begins with the parameter's name."""
 
     def __init__(self, graph: Graph) -> None:
         self._params: dict[str, Param] = {}

@@ -1,6 +1,6 @@
 """The targets of weft, a file per runtime. Importing this package imports all of its files, which register targets.
 
-Never here: lowerings, emitters and executors, which a target only refers to; heavy imports at module level.
+Never here: lowerings, emitters and executors, which a target imports when it needs them; heavy imports at module level.
 """
 
 import importlib

@@ -109,7 +109,7 @@ class OnnxBackend(Backend):
 
 @dataclass(frozen=True)
 class CpuOptions(BlockOptions, CacheOptions):
-    """Options of ONNX Runtime on a CPU."""
+    """Options of the target of ONNX Runtime on a CPU."""
 
     prepack: bool = option(
         False, "Also store the weights in the packed layout of this CPU: faster, twice the disk space"

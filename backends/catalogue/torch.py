@@ -102,7 +102,7 @@ class TorchBackend(Backend):
         return forms
 
     def model(self, names: PythonNames) -> Pipeline:
-        """Return the pipeline of the graph from which a module is generated."""
+        """Return the pipeline that prepares a graph for code generation; `names` is its pass for Python names."""
         return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
 
     def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:

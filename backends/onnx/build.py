@@ -25,11 +25,11 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 
 class OnnxFolder:
-    """The ONNX models of `forms` for `target` and sequences of up to `length` tokens, not written yet. The constructor
-    appends to `notes`.
+    """The ONNX models of the graphs `forms` for `target` and sequences of up to `length` tokens, not written yet. The
+    constructor appends notes for the user to `notes`.
 
     Raises:
-        WeftError: naming an op without an accepting lowering.
+        WeftError: if no lowering accepts a node; the message names its op.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class OnnxFolder:
 
 
 def suits_genai(graph: Graph) -> bool:
-    """Return whether onnxruntime-genai can run `graph`, or its form with full caches."""
+    """Return whether onnxruntime-genai can run `graph`, after rolling caches have been replaced by full ones."""
     return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.refusal(graph) is None
 
 
 def _genai_notes(graph: Graph) -> list[str]:
-    """Return a note with the reason why onnxruntime-genai cannot run `graph`, if it is a model of text generation."""
+    """Return a list with a note why onnxruntime-genai cannot run `graph`; [] if it can, or `graph` does not
+    generate."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]

@@ -20,7 +20,7 @@ _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 
 
 def widen(model: onnx.Model) -> list[str]:
-    """Insert casts, in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a line per node.
+    """Insert casts in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a message per node.
 
     ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the bf16 kernel as well.
     """
@@ -41,13 +41,13 @@ def widen(model: onnx.Model) -> list[str]:
 
 
 def list_uncapturable(model: onnx.Model) -> list[str]:
-    """Return a sentence for each node of `model` that prevents its capture as a CUDA graph."""
+    """Return a message for each node with control flow, which prevents the capture of `model` as a CUDA graph."""
     control = (node for node in model.graph if any(a.type in _SUBGRAPHS for a in node.attributes.values()))
     return [f"{node.op_type} {node.name}: control flow runs on the CPU" for node in control]
 
 
 def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outputs: list[int]) -> None:
-    """Insert casts around `node`: its bf16 inputs and outputs, given by index, become f32."""
+    """Insert casts around `node`, so that its bf16 `inputs` and `outputs` (indices) become f32."""
     for i in inputs:
         cast = _cast(f"{node.name}.in{i}", node.inputs[i], _F32)
         node.replace_input_with(i, cast.outputs[0])

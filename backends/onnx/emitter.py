@@ -36,7 +36,7 @@ class Weight:
 
 
 class Emitter:
-    """The builder of one ONNX graph, which lowerings receive; tables cover `max_length` positions."""
+    """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows."""
 
     def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
         self.graph = graph
@@ -58,7 +58,7 @@ class Emitter:
     # -- names and values
 
     def unique_name(self, hint: str) -> str:
-        """Return a new name: `hint`, with a number appended if it is taken."""
+        """Return a name that is not in use, and reserve it: `hint`, with a number appended if needed."""
         name, n = hint, 1
         while name in self._names:
             n += 1
@@ -88,9 +88,10 @@ class Emitter:
         return self.values[value]
 
     def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
-        """Return the initializer of `recipe` in `dtype`; equal calls return the same initializer.
+        """Return the initializer of `recipe` in `dtype`, called `name` if it is new. Calls with equal `recipe`, `dtype`
+        and `role` return the same initializer.
 
-        Another `role` gives a separate initializer, whose bytes are still stored once in the file.
+        Initializers that differ only in `role` are separate values, but their bytes are stored once in the file.
         """
         # Tied weights have equal recipes: they become one initializer.
         key = (recipe, dtype, role)
@@ -101,7 +102,8 @@ class Emitter:
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
-        """Return a small constant; equal calls return the same value."""
+        """Return `array` in `dtype` as a constant; equal arrays return the same value. `hint` is its name if it is
+        new."""
         data = np.asarray(array, dtype)
         # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
         key = (str(data.dtype), data.shape, data.tobytes())
@@ -130,7 +132,8 @@ class Emitter:
     def op(
         self, op_type: str, *inputs: onnx.Value | None, domain: str = "", hint: str = "", **attrs: Any
     ) -> onnx.Value:
-        """Append a node with one output, and return the output; attributes with the value None are left out."""
+        """Append a node with one output, and return the output. Attributes with the value None are left out; `hint`
+        names the node (default: `op_type`)."""
         output: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
         return output
 
@@ -143,9 +146,10 @@ class Emitter:
         hint: str = "",
         **attrs: Any,
     ) -> list[Any]:
-        """Append a node with several outputs, and return them; attributes with the value None are left out.
+        """Append a node with several outputs, and return them. Attributes with the value None are left out; `hint`
+        names the node (default: `op_type`).
 
-        `outputs` is their number, or a boolean for each optional output; None is returned for an absent one.
+        `outputs` is their number, or a boolean per output: for False the output is absent, and None is returned for it.
         """
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
@@ -161,7 +165,8 @@ class Emitter:
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
-        """Append a Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, outputs.
+        """Append a Scan along axis 1 of `parts`, whose body step(*states, *parts at one index) returns the next states
+        and then outputs.
 
         Return the last states, then the outputs stacked along axis 1. The step may read values of the outer graph.
         """
@@ -180,11 +185,12 @@ class Emitter:
         return self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
 
     def range(self, size: onnx.Value) -> onnx.Value:
-        """Return the integers 0, 1, … below `size` [1], as int64."""
+        """Return the integers from 0 to `size` − 1 as int64, for a `size` [1] computed in the graph."""
         return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
 
     def size(self, size: Size) -> onnx.Value:
-        """Return a size as an int64 tensor [1], computed from the shapes of the inputs where it is symbolic."""
+        """Return the IR `size` as an int64 tensor [1]: a constant, or if it is symbolic computed from the shapes of the
+        graph inputs."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._emit_size(size))
@@ -214,8 +220,8 @@ class Emitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as an int64 tensor for Reshape, as a constant if possible. Given the `source` shape, a
-        constant may use Reshape's 0 (copy the size of that axis) and one -1."""
+        """Return `shape` as an int64 tensor for Reshape. It is a constant if all sizes are integers, or if the `source`
+        shape of the reshaped tensor is given and Reshape's 0 (copy that axis) and one -1 can express the others."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
@@ -230,7 +236,8 @@ class Emitter:
     # -- running lowerings
 
     def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
-        """Emit every node in `chosen` by its lowering, and name the results after the IR values."""
+        """Emit the nodes of the graph that are in `chosen`, in order, by their lowerings, and name the results after
+        the IR values."""
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope
@@ -239,7 +246,8 @@ class Emitter:
     def emit_subgraph(
         self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
     ) -> list[onnx.Value]:
-        """Emit `graph`, the body of a node of this graph, with the given `inputs`; return its outputs."""
+        """Emit `graph`, such as the step of a scan, by the `chosen` lowerings with the ONNX values `inputs`, by name;
+        return its outputs."""
         outer = self.graph, self._scope, self._memo
         self.graph, self._memo = graph, {}  # size names are local to it
         self.values.update((value, inputs[name]) for name, value in graph.inputs.items())
@@ -271,7 +279,11 @@ class Emitter:
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
     def model(self) -> onnx.Model:
-        """Return the ONNX model; its weights are initializers without data until `export.write`."""
+        """Return the ONNX model; its weights are initializers without data, which `export.write` adds.
+
+        Raises:
+            WeftError: if the target's opset lacks an operator.
+        """
         outputs = []
         for name, value in self.graph.outputs.items():
             output = self.output_values.get(value, self[value])

@@ -40,7 +40,7 @@ Progress = Callable[[int], None]  # called with the number of bytes written sinc
 
 @dataclass
 class BuiltModel:
-    """An ONNX model whose weights are still recipes."""
+    """An ONNX model whose weights are still recipes, which `reader` evaluates; `trace` has lines about lowerings."""
 
     model: onnx.Model
     weights: Sequence[Weight]
@@ -49,10 +49,10 @@ class BuiltModel:
 
 
 def build(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
-    """Lower `graph`, already legal for `target`, to ONNX; position tables cover `max_length` positions.
+    """Return `graph`, already legalized for `target`, lowered to ONNX; position tables have `max_length` rows.
 
     Raises:
-        WeftError: naming an op without an accepting lowering.
+        WeftError: if no lowering accepts a node; the message names its op.
     """
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
@@ -63,7 +63,7 @@ def build(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
 
 
 def in_memory(built: BuiltModel) -> bytes:
-    """Return the model with its weights as one protobuf of at most 2 GiB (for tests and small models)."""
+    """Return the model with its weights, serialized as one protobuf, which is limited to 2 GiB (for small models)."""
     for w in built.weights:
         w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
@@ -71,20 +71,21 @@ def in_memory(built: BuiltModel) -> bytes:
 
 
 def weight_bytes(models: Iterable[BuiltModel]) -> int:
-    """Return the bytes of all weights; weights that models share count once."""
+    """Return the number of bytes of all weights; weights with equal bytes count once."""
     return sum(_weight_size(equal_weights[0]) for equal_weights in _group_equal_weights(models))
 
 
 def stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
-    """Return all weights by the name of their initializer; weights that models share appear once."""
+    """Return all weights by the name of their initializer; weights with equal bytes appear once."""
     firsts = (equal_weights[0] for equal_weights in _group_equal_weights(models))
     return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
 def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
-    """Write `models` of one checkpoint, by file name, into `folder`, one block of rows of their weights at a time.
+    """Write `models` (by file name; all of one checkpoint) into `folder`, streaming their weights block by block; call
+    `progress` with the number of bytes after each write.
 
-    All weights are stored in model.onnx.data; a weight that several models read is stored once.
+    Small weights are stored in the model files, all others in model.onnx.data, weights with equal bytes once.
 
     Raises:
         OSError: as the file system reports it; a full disk is reported before the first byte is written.
@@ -130,10 +131,11 @@ def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = l
 
 
 def write_adapters(built: BuiltModel, folder: Path) -> None:
-    """Write a file for each adapter that can be selected at run time, with its values of the adapter inputs.
+    """Write a file into `folder` for each adapter that can be selected at run time, with its values for the model's
+    adapter inputs; none if the model has no such adapters.
 
     Raises:
-        WeftError: if ONNX Runtime is missing, or a pass stores factors of adapters in few bits.
+        WeftError: if ONNX Runtime is missing, or a pass quantized adapter weights to less than 16 bits.
     """
     if (tensors := find_switched(built.reader)) is None:
         return
@@ -152,7 +154,7 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
 
 
 def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Weight]]:
-    """Group the weights of `models` that have equal bytes."""
+    """Return the weights of `models` in groups with equal bytes (the same recipe and dtype)."""
     groups: dict[tuple[Recipe, DType], list[Weight]] = {}
     for built in models:
         for w in built.weights:
@@ -162,7 +164,8 @@ def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Weight]]
 
 
 def _reserve(file: int, folder: Path, size: int) -> None:
-    """Allocate `size` bytes for the file: a full disk raises now, and writing becomes several times faster."""
+    """Allocate `size` bytes for the file descriptor `file` in `folder`. A full disk raises OSError now, not halfway,
+    and writing becomes several times faster."""
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
     if size and hasattr(os, "posix_fallocate"):
@@ -179,8 +182,8 @@ def _make_tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
 
 @dataclass
 class _Region:
-    """The region of a weight in the data file; `offset` is the position of its next elements. Two 4-bit elements share
-    a byte, also across rows."""
+    """The region of a weight in the data file, with the byte `offset` at which the next elements are written. Two 4-bit
+    elements share a byte, also across rows."""
 
     weight: Weight
     offset: int
@@ -196,7 +199,7 @@ class _Region:
         return self._put(file, elements)
 
     def finish(self, file: BinaryIO) -> int:
-        """Write the pending 4-bit element after the last ones; return the number of bytes written."""
+        """Write the 4-bit element that `write` left without a pair; return the number of bytes written."""
         return self._put(file, pack_pairs(self.unpaired))
 
     def _put(self, file: BinaryIO, array: Array) -> int:
@@ -207,7 +210,8 @@ class _Region:
 
 
 def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
-    """Group `regions` that are written in one pass over the checkpoint: equal weights, and parts of the same blocks."""
+    """Return `regions` in groups that one pass over the checkpoint writes: those with the same recipe, and parts
+    (codes, scales, zero points) of the same quantized weight."""
     bundles: dict[object, list[_Region]] = {}
     for region in regions:
         part = stored_part(region.weight.recipe)
@@ -216,7 +220,7 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 
 
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield, block by block, the next elements of all weights of one bundle."""
+    """Yield, block by block, a tuple of the next elements of each of `regions`, a group of `_group_regions`."""
     recipes = [region.weight.recipe for region in regions]
     parts = [part for part in map(stored_part, recipes) if part is not None]
     if parts:

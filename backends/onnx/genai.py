@@ -16,7 +16,8 @@ MODEL = "genai.onnx"  # a second model with full caches, next to one with rollin
 
 
 def refusal(graph: Graph) -> str | None:
-    """Return the reason why onnxruntime-genai cannot run a graph with caches, none of them rolling; None if it can."""
+    """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, which has caches, none of them
+    rolling."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     states = list(taken_states(graph))
@@ -35,9 +36,9 @@ def refusal(graph: Graph) -> str | None:
 def config(
     graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
 ) -> dict[str, Any]:
-    """Return the configuration, of the generic type ``decoder``, of a decoder graph with KV caches before its lowering.
+    """Return the content of genai_config.json, of model type ``decoder``, for a decoder `graph` with KV caches.
 
-    `capture`: decoding may be captured as a CUDA graph on a CUDA target. `filename` is the file of the lowered graph.
+    `capture`: on a CUDA target, decoding may be captured as a CUDA graph. `filename` is the file of the ONNX model.
     """
     meta, layers = graph.meta, cache_records(taken_states(graph))
     attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
@@ -78,6 +79,6 @@ def config(
 def write_config(
     graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
 ) -> None:
-    """Write genai_config.json into `folder`."""
+    """Write genai_config.json into `folder`; arguments are those of `config`."""
     config_json = json.dumps(config(graph, target, max_length, capture, filename), indent=2)
     (folder / "genai_config.json").write_text(config_json + "\n", encoding="utf-8")

@@ -31,7 +31,12 @@ def _operands(node: Node, target: Backend) -> Iterable[Value]:
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of `op`, `name` in traces, for targets that `targets` accepts, with operators since `opset`."""
+    """A lowering of one op to ONNX operators.
+
+    - op, name: name of the op, and of the lowering in traces
+    - targets, opset: predicate on targets that it serves, and the ONNX version that its operators need
+    - when, reads, emit: see the docstring of the file
+    """
 
     op: str
     name: str
@@ -42,7 +47,8 @@ class Lowering:
     opset: int = 0
 
     def refusal(self, node: Node, target: Backend) -> str | None:
-        """Return the reason for refusing `node` on a `target` that it serves; None if it accepts."""
+        """Return None if the lowering accepts `node` on `target`, else the reason (str) for refusing it; "" is a reason
+        without a line in the trace."""
         if target.opset < self.opset:
             return f"it needs opset {self.opset}, and {target.name} has {target.opset}"
         return self.when(node, target)
@@ -52,22 +58,22 @@ LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.on
 
 
 def contrib(target: Backend) -> bool:
-    """Accept targets that have ONNX Runtime's own operators."""
+    """Return whether `target` has ONNX Runtime's own operators (com.microsoft)."""
     return target.contrib
 
 
 def contrib_on(device: str) -> Serves:
-    """Accept targets that have the kernels of ONNX Runtime's own operators for `device`."""
+    """Return a predicate that accepts targets on `device` with ONNX Runtime's own operators."""
     return lambda target: target.contrib and target.device == device
 
 
 def standard(target: Backend) -> bool:
-    """Accept targets that have only standard operators."""
+    """Return whether `target` has only standard operators."""
     return not target.contrib
 
 
 def on_cpu(target: Backend) -> bool:
-    """Accept targets whose operators run on a CPU."""
+    """Return whether the device of `target` is a CPU."""
     return target.device == "cpu"
 
 
@@ -81,8 +87,8 @@ def lowering(
 ) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts.
 
-    `opset` is the first ONNX version with its operators, if targets may be older. The lowering is tried after those
-    registered earlier, or with `first` before them.
+    `opset` is the ONNX version that introduced its operators (0: all targets have them). `when` and `reads` are as in
+    the docstring of the file. The lowering is tried after those registered earlier, or with `first` before them.
     """
 
     def register(emit: Emit) -> Emit:
@@ -95,7 +101,7 @@ def lowering(
 
 
 def refusals(node: Node, target: Backend) -> list[str] | None:
-    """Return each lowering's reason for refusing `node` on `target`; None if one accepts."""
+    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
@@ -109,17 +115,19 @@ def refusals(node: Node, target: Backend) -> list[str] | None:
 
 @dataclass
 class Selection:
-    """The chosen lowering of every node to emit, and a trace line for each refusal before a choice."""
+    """The result of `select`: the `chosen` lowering of every node to emit, and a line of `trace` for each lowering that
+    refused a node before one was chosen."""
 
     chosen: dict[Node, Lowering]
     trace: list[str]
 
 
 def select(graph: Graph, target: Backend) -> Selection:
-    """Choose lowerings from the outputs backwards, so that absorbed nodes are left out.
+    """Choose a lowering for each node that the outputs need, from the outputs backwards, so that absorbed nodes are
+    left out.
 
     Raises:
-        WeftError: naming an op without an accepting lowering, with each refusal.
+        WeftError: if no lowering accepts a node; the message has its op and each reason.
     """
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])

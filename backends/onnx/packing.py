@@ -24,7 +24,8 @@ COPY = 4 << 20  # bytes copied at a time
 
 
 def prepack(folder: Path, name: str = MODEL) -> int:
-    """Append the weights as ONNX Runtime packs them to the data of model `name` in `folder`; return the bytes added.
+    """Append packed copies of the weights of model `name` in `folder` to its data file, and reference them in the model
+    file; return the number of bytes added (0: ONNX Runtime packs none).
 
     It needs memory and temporary disk space for the packed model.
 
@@ -58,7 +59,8 @@ def prepack(folder: Path, name: str = MODEL) -> int:
 
 
 def _save_packed(model: Path, out: Path) -> Any:
-    """Let ONNX Runtime write the model with packed weights into `out`; return that model without its data."""
+    """Let ONNX Runtime write the model file `model` with packed weights into the folder `out`; return the new model
+    without its data."""
     import onnx
 
     ort = onnxruntime()
@@ -84,7 +86,8 @@ def _save_packed(model: Path, out: Path) -> Any:
 
 
 def _append(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
-    """Copy the block of `entry` ("kernel+hash|offset;length;…") to `end` of `target`; return its new entry and end."""
+    """Copy the block at the location in `entry` ("kernel+hash|offset;length;…") from file `source` to the first page
+    boundary from `end` on in file `target`; return the entry with the new location, and the new end."""
     key, location = entry.rsplit("|", 1)
     offset, length, *rest = location.split(";")
     align = HUGE_PAGE if int(length) >= HUGE_PAGE else PAGE

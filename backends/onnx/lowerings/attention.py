@@ -118,23 +118,24 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
 
 
 def _first_slot(e: Emitter, positions: Value) -> Out:
-    """Return the first slot that each row writes, [batch]."""
+    """Return the first cache slot that each batch row writes, [batch]."""
     return e.memo(("start", positions), lambda: _squeeze_column(e, first_position(e, positions)))
 
 
 def _split_heads(e: Emitter, value: Value, heads: int) -> Out:
-    """Split `value` [batch, seq, heads·d] into heads, [batch, heads, seq, d]."""
+    """Return `value` [batch, seq, heads·d] as [batch, heads, seq, d]."""
     by_head = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
     return e.op("Transpose", by_head, perm=[0, 2, 1, 3])
 
 
 def _squeeze_column(e: Emitter, column: Out) -> Out:
-    """Squeeze `column` [batch, 1] to [batch]."""
+    """Return `column` [batch, 1] as [batch]."""
     return e.op("Squeeze", column, e.constant([1]))
 
 
 def _attention_mask(e: Emitter, node: Node) -> Out | None:
-    """Combine mask, bias and sinks of `node` into one operand: a boolean mask, or a bias added to the scores."""
+    """Return mask, bias and sinks of `node` as one operand of Attention: a boolean mask, or a bias that is added to the
+    scores; None if there are none."""
     mask, bias, sinks = build_mask(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
@@ -156,7 +157,7 @@ def _key_count(node: Node) -> Size:
 
 
 def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
-    """Combine the boolean `mask` and `bias` into one bias: −∞ where masked."""
+    """Return `bias` (None: 0) with −∞ where `mask` is False."""
     if bias is None:
         visible: Out | None = e.scalar(0.0, node.output.type.dtype)
     elif mask is None:
@@ -169,12 +170,12 @@ def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None,
 
 
 def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
-    """Return the rolling cache after a call; `joined` has its old and new keys [batch, kv_heads, capacity + seq,
-    width].
+    """Return the rolling cache with the new keys (or values); `joined` has the slots of `past`, then the new keys,
+    [batch, kv_heads, capacity + seq, width].
 
     The written keys are gathered from `joined`, so that the past is read before `present`, which may share its memory,
-    is written. For each row, the last keys up to the last valid one are written, one per token of the call (at most the
-    capacity): a row that ends in padding rewrites some of its old keys.
+    is written. Each batch row writes min(seq, capacity) keys, the last of which belongs to its last valid token: a row
+    that ends in padding rewrites some of its old keys.
     """
     positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
@@ -191,7 +192,8 @@ def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> O
 
 
 def _rolling_indices(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
-    """Return the indices into past and call of the keys to write [batch, rows], and the first slot to write [batch]."""
+    """Return the indices of the keys to write [batch, count] in the concatenation of slots and new keys, and the first
+    slot that each batch row writes [batch]."""
     first = first_position(e, positions)
     call_positions = consecutive_positions(e, positions)
     at = e.op("Slice", call_positions, e.constant([-capacity]), e.constant([_END]), e.constant([1]))

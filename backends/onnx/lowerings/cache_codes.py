@@ -19,7 +19,8 @@ _F32 = int(ONNX_DTYPES["f32"])
 
 
 def quantize_cache(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
-    """Quantize x [batch, seq, heads · width] to i8 [batch, heads, seq, width], or for 4 bits u8 [.., width / 2]."""
+    """Return the codes round(x / scale) of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or for 4 bits
+    u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
     low, high = code_range(bits)
     rounded = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
     rounded = e.op("Clip", rounded, _f32(e, low), _f32(e, high))
@@ -29,21 +30,22 @@ def quantize_cache(e: Emitter, x: Value, scale: Value, heads: int, bits: int) ->
 
 
 def dequantize_cache(e: Emitter, cached: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
-    """Dequantize the codes `cached` [batch, heads, slots, width or width / 2] to `dtype`."""
+    """Return the codes `cached` [batch, heads, slots, width, or width / 2 for 4 bits] times `scale`, [heads · width] or
+    [1], in `dtype`."""
     values = e.op("Cast", cached, to=_F32) if bits == 8 else unpack_codes(e, cached)
     scales = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
     return e.op("Cast", e.op("Mul", values, scales), to=int(ONNX_DTYPES[dtype]))
 
 
 def pack_codes(e: Emitter, x: Out) -> Out:
-    """Pack x [.., n], f32 with integers of 4 bits, into bytes, u8 [.., n / 2]."""
+    """Return x [.., n], f32 with integers from −8 to 7, packed two per byte: u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
     lower, upper = (e.op("Add", half, _f32(e, -code_range(4)[0])) for half in halves)
     return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
 def unpack_codes(e: Emitter, cached: Out, rank: int = 4) -> Out:
-    """Unpack bytes `cached` [.., n / 2] of `rank` axes into f32 [.., n] with integers of 4 bits."""
+    """Return the 4-bit integers in the bytes `cached` [.., n / 2], a tensor of `rank` axes, as f32 [.., n]."""
     bytes_f32 = e.op("Cast", cached, to=_F32)
     upper = e.op("Floor", e.op("Mul", bytes_f32, _f32(e, 1 / 16)))
     lower = e.op("Sub", bytes_f32, e.op("Mul", upper, _f32(e, 16)))

@@ -42,7 +42,8 @@ SINCE = 21  # first opset where DequantizeLinear supports groups
 
 
 def layout_of(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout of `weight`, a matrix or a stack, for DequantizeLinear; or the reason why it has none."""
+    """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices; else the
+    reason (str) why it cannot."""
     layout = kept_layout(weight)
     if isinstance(layout, str):
         return layout
@@ -101,7 +102,7 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
 def _dequantize_nibbles(
     e: Emitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
-    """Dequantize rows of `weight` from packed codes of up to 4 bits, `pairs` [..., in / 2], to [..., in]."""
+    """Return rows of `weight` [..., in], dequantized from their packed codes of up to 4 bits, `pairs` [..., in / 2]."""
     four = e.constant(4, dtypes.u8.numpy)
     low, high = (
         e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy)),
@@ -114,14 +115,14 @@ def _dequantize_nibbles(
 
 
 def _drop_padding(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
-    """Remove from `rows` the padding of their last group."""
+    """Return dequantized `rows` of `weight` without the padding of their last group."""
     if weight.width % layout.group == 0:
         return rows
     return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))
 
 
 def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
-    """Dequantize the matrices of `weight` [experts, out, in], all or those `chosen`, to [used, out, in]."""
+    """Return the dequantized matrices of the stack `weight` [experts, out, in] at the indices `chosen` (None: all)."""
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
 
@@ -138,7 +139,8 @@ def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _multiply_codes(e: Emitter, key: object, x: Out, node: Node) -> Out:
-    """Emit x Wᵀ for W [out, in] stored as codes [in, out]; `key` identifies x for shared subgraphs."""
+    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]. Products of one x, identified by
+    `key`, share nodes."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)
@@ -165,8 +167,8 @@ def _dequantize(
 def _gather_part(
     e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
 ) -> Out | None:
-    """Gather the part `name` of the rows `ids` of `table`: [..., elements of a row], or with `axis` 1 [elements of a
-    row, ...]; None for zero points that it lacks."""
+    """Return the part `name` (codes, scales or zero points) of the rows `ids` of `table`, [..., elements of a row], or
+    with `axis` 1 [elements of a row, ...]; None for zero points that the table lacks."""
     part = _part_initializer(e, table, layout, name, axis, "table")
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
@@ -179,7 +181,8 @@ def _weight_part(e: Emitter, weight: Param, layout: BlockLayout, name: str, tran
 def _part_initializer(
     e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
 ) -> Out | None:
-    """Return the initializer of part `name` of `weight`, `transposed` on request; None for absent zero points.
+    """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
+    is 1; None for zero points that it lacks.
 
     A table that is also an output head has separate initializers for each `role`, with the same bytes in the file: ONNX
     Runtime does not fuse nodes that read a shared initializer.
@@ -202,7 +205,8 @@ def _part_initializer(
 
 
 def _cast_scales(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
-    """Cast `part` to the dtype of the weight if it has scales; f16 scales take half the bytes of f32 in the file."""
+    """Return `part`, cast to the dtype of `weight` if it has scales (`name` is "steps") stored in another dtype: f16
+    scales take half the bytes of f32 in the file."""
     if name != "steps" or _scale_dtype(layout) == weight.type.dtype:
         return part
     return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))

@@ -54,7 +54,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
 
 
 def _mask_groups(e: Emitter, node: Node, ranked: Out) -> Out:
-    """Mask `ranked` with −∞ for experts outside of the best groups."""
+    """Return `ranked` [..., experts] with −∞ for experts outside of the best groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
     members = e.op("Reshape", ranked, e.constant([*pads, a["groups"], -1]))
@@ -69,7 +69,7 @@ def _mask_groups(e: Emitter, node: Node, ranked: Out) -> Out:
 
 
 def _scatter(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
-    """Scatter `values` to `indices` of `axis` of a zero tensor shaped as `like`."""
+    """Return a tensor shaped as `like` with `values` at `indices` of `axis`, 0 elsewhere."""
     return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
 
@@ -120,7 +120,8 @@ def activation_refusal(node: Node) -> str | None:
 
 
 def _absorbable_router(node: Node) -> Node | None:
-    """Return the router that the kernel can absorb, softmax and top-k (it takes the last of equal scores), or None."""
+    """Return the router of the mixture `node` if the kernel MoE can absorb it (softmax and top-k, without bias and
+    groups); else None. Of equal scores the kernel takes the last."""
     producer = node.required("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
@@ -135,12 +136,13 @@ def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def reshape_like(e: Emitter, y: Out, x: Value) -> Out:
-    """Reshape `y` to the shape of `x`."""
+    """Return `y`, reshaped to the shape of `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
 def interleave_rows(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
-    """Return one weight with rows gate 0, up 0, gate 1, … of each expert; zeros if one of the two is absent."""
+    """Return an initializer with rows gate 0, up 0, gate 1, … of each expert, called `name` after `like`. If one of
+    gate and up is None, its rows are 0; None if both are."""
     weights = up if gate is None else gate
     if weights is None:
         return None
@@ -155,7 +157,8 @@ def interleave_rows(e: Emitter, gate: Value | None, up: Value | None, like: Valu
 
 
 def _emit_routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """Return logits [tokens, experts] and k for the kernel, and a factor for its result (None: 1).
+    """Return the operands of the kernel MoE that route tokens: logits [tokens, experts], k, and a factor for its result
+    [..., 1] (None: 1).
 
     The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
     lets the two share memory.
@@ -216,7 +219,7 @@ def MoE(e: Emitter, node: Node) -> Out:
 
 
 def _emit_activation(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """Emit the activation between the products of an expert: `activation` or `glu`."""
+    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), limited."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return activation(e, up, a["activation"], dtype)
@@ -229,12 +232,13 @@ def _emit_activation(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
 
 
 def gather_experts(e: Emitter, value: Out, chosen: Out | None) -> Out:
-    """Gather `value` [experts, ...] for the `chosen` expert indices; return it unchanged if `chosen` is None."""
+    """Return `value` [experts, ...] at the expert indices `chosen`, [used, ...]; unchanged if `chosen` is None."""
     return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
 
 def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
-    """Multiply rows [used, n, in] by weight [experts, out, in] of the `chosen` experts → [used, n, out]."""
+    """Return rows [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the expert indices
+    `chosen` (None: all): [used, n, out]."""
     if e.target.contrib:
         return e.op("FusedMatMul", rows, gather_experts(e, e[weight], chosen), domain=MS, transB=1)
     if isinstance(weight, Param):
@@ -244,7 +248,7 @@ def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) 
 
 
 def _largest_count(e: Emitter, counts: Out) -> Out:
-    """Return the largest of `counts`, at least 1, as [1]."""
+    """Return the largest of `counts` [n], or 1 if that is larger, as a tensor [1]."""
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
@@ -254,7 +258,8 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
 
 
 def emit_grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
-    """Emit the experts of `node` as batched products over the experts in use; `product` multiplies by their weights."""
+    """Emit the mixture `node` as batched products over the experts in use. product(e, rows [used, n, in], weight,
+    expert indices or None) returns [used, n, out]."""
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]

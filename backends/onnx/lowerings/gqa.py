@@ -23,7 +23,8 @@ Out = onnx.Value
 
 @dataclass(frozen=True)
 class _Operands:
-    """Operands of a GroupQueryAttention node, and the rotary embedding that it absorbs, if any."""
+    """The operands of a GroupQueryAttention node, and the rotary embedding that it absorbs (or None). If key and value
+    are None, `query` is the packed projection of all three."""
 
     query: Value
     key: Value | None
@@ -32,7 +33,7 @@ class _Operands:
 
 
 def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
-    """Return the RoPE nodes of q and k if the kernel can absorb them, else None."""
+    """Return the RoPE nodes of q and k of the attention `node` if the kernel can absorb both, else None."""
     ropes = match_rotations(node)
     if isinstance(ropes, str):
         return None
@@ -81,7 +82,8 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 
 def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
-    """Return the reason why the kernel cannot quantize the cache of `node`; None if it can."""
+    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`, with heads of `head`
+    elements."""
     k, v = node.required("k_scale"), node.required("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"
@@ -110,7 +112,8 @@ def _reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
-    """Return int32 seqlens_k [batch] (last valid index) and total_sequence_length (host scalar) for the kernel."""
+    """Return the kernel's operands seqlens_k, int32 [batch], the index of the last valid key per row of `mask` [batch,
+    total], and total_sequence_length, an int32 scalar in host memory."""
     int32 = int(onnx.DataType.INT32)
 
     def make() -> tuple[Out, Out]:
@@ -168,7 +171,7 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
 
 
 def _add_repeated_outputs(e: Emitter, node: Node, results: list[Out]) -> None:
-    """Add a graph output for each cache that `node` reads after another attention has written it.
+    """Add a graph output for each of the caches `results` of `node` that another attention also writes.
 
     The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
     """

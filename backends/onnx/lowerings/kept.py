@@ -16,12 +16,12 @@ PRODUCTS = (ops.linear, ops.norm_linear)
 
 
 def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
-    """Return whether `node` multiplies by the codes of `weight`, without dequantizing it at compile time."""
+    """Return whether `node` reads the codes of `weight`, so that it is not dequantized at compile time."""
     return _dequantize_reason(weight, node, target) is None
 
 
 def _dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
-    """Return the reason why `node` needs `weight` dequantized; None if it reads its codes."""
+    """Return None if `node` reads the codes of `weight`, else the reason (str) why it needs `weight` dequantized."""
     if node.op in (*PRODUCTS, ops.embedding):
         layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
         return None if isinstance(layout, BlockLayout) else layout
@@ -38,13 +38,13 @@ def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
-    """Count the weights of `graph` that stay in blocks, by block layout."""
+    """Return the number of weights of `graph` that stay in blocks on `target`, by block layout."""
     layouts = (kept_layout(p) for p in list_kept_weights(graph, target))
     return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
 
 
 def report_dequantized(graph: Graph, target: Backend) -> list[str]:
-    """Return a note per reason for weights that a pass quantized but that are stored dequantized."""
+    """Return notes on the weights that a pass quantized but that `target` stores dequantized, one per reason."""
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in candidates(graph):
         if is_quantized(weight) and weight not in kept_weights:
@@ -59,12 +59,14 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products by quantized weights round activations to 8 bits: on a CPU with quantized weights."""
+    """Return whether products by weights that a pass quantized round activations to 8 bits: on a CPU, if any such
+    weights stay in blocks."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 
 def idle(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
-    """Return those of the given `options` KEEP_BLOCKS and ARITHMETIC that do not change `graph`, with the reason."""
+    """Return the reason by option name for each of KEEP_BLOCKS and ARITHMETIC that `options` sets but that has no
+    effect on `graph`."""
     reasons = dict[str, str]()
     if all(map(is_quantized, list_kept_weights(graph, target))):
         refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)

@@ -21,7 +21,7 @@ Out = onnx.Value
 
 
 def multiply_weight(e: Emitter, x: Out | None, weight: Value) -> Out:
-    """Emit x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
+    """Emit x Wᵀ for the matrix W = `weight` [out, in], a parameter or a computed value."""
     if e.target.contrib:
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
@@ -39,13 +39,14 @@ def MatMul(e: Emitter, node: Node) -> Out:
 
 
 def add_bias(e: Emitter, y: Out, node: Node) -> Out:
-    """Add the bias of `node` to y, if it has one."""
+    """Return y plus the bias of `node`; y itself if it has none."""
     bias = node.operand("bias")
     return y if bias is None else e.op("Add", y, e[bias])
 
 
 def _vector_or_fill(e: Emitter, node: Node, name: str, fill: float) -> Out:
-    """Return the operand `name`, or if absent a vector of `fill`: the operators require their scale."""
+    """Return the operand `name` of the norm `node`; if it is absent, a constant vector of `fill`, because the operators
+    require a scale."""
     x, vector = node.required("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
@@ -69,7 +70,7 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
 
 
 def norm_refusal(node: Node, target: Backend) -> str | None:
-    """Return a reason if a norm_linear `node` has an activation, else None."""
+    """Return None, or a reason (str) if the norm_linear `node` has an activation."""
     activation = node.attrs["activation"]
     return None if activation == "identity" else f"it ends in {activation}"
 
@@ -86,7 +87,7 @@ def NormMatMul(e: Emitter, node: Node) -> Out:
 
 
 def apply_norm(e: Emitter, node: Node) -> Out:
-    """Emit the norm of x of a norm_linear `node`, shared with other nodes; x itself if it has no norm."""
+    """Return the normed x of a norm_linear `node`, emitted once for all nodes that read it; x itself without a norm."""
     x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x
@@ -133,7 +134,7 @@ BODIES = ("elu", "relu2")  # activations that are expanded into their bodies, ex
 
 
 def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
-    """Emit act(x) for an activation by its name in `ACTIVATIONS`."""
+    """Emit act(x) for the activation called `name` (a key of `ACTIVATIONS`, or "swish(β)"), x in `dtype`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
     beta = swish_slope(name)
@@ -151,7 +152,7 @@ def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
 
 
 def swish_slope(name: str) -> float | None:
-    """Return β of an activation x·σ(βx) by its name; None for other activations."""
+    """Return β of the activation called `name` if it is x·σ(βx); None for other activations."""
     if name.startswith("swish("):
         return float(name[6:-1])
     return {"silu": 1.0, "gelu_quick": 1.702}.get(name)

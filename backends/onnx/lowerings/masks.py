@@ -21,21 +21,23 @@ Out = onnx.Value
 
 
 def is_length(mask: Value) -> bool:
-    """Return whether a key mask only encodes row lengths: the attention_mask of a decoder, padded on the right."""
+    """Return whether a key mask only encodes the lengths of batch rows: it is the graph input attention_mask of a
+    decoder, whose padding is on the right."""
     return mask.graph.inputs.get("attention_mask") is mask
 
 
 def is_plain(node: Node) -> bool:
-    """Return whether the operator's is_causal covers all of the attention's attributes."""
+    """Return whether the attention `node` needs no mask other than is_causal: it has no cache, no sinks, no window and
+    no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.of(node.attrs).local
 
 
 def build_mask(e: Emitter, node: Node, include_causal: bool = False) -> Out | None:
-    """Return the boolean mask [batch or 1, 1, seq, keys] in addition to is_causal, or if `include_causal` the full
-    mask; None if no mask is needed.
+    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal, or
+    if `include_causal` including causality; None if no mask is needed.
 
-    The keys of a cached attention are its slots; with a rolling cache, its slots and then the keys of the call.
+    The keys of a cached attention are its slots; with a rolling cache, its slots and then the new keys.
     """
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length(key_mask):
@@ -60,7 +62,7 @@ def _emit_mask(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> O
 
 
 def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
-    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1 or seq, keys]."""
+    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain`."""
     past = node.operand("past_k")
     visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots after the mask's end are hidden
@@ -74,7 +76,7 @@ def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) ->
 
 
 def pad_end(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
-    """Pad x with zeros at the end of `axis` to `size`."""
+    """Return x padded with zeros at the end of `axis` to the size `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
@@ -94,7 +96,8 @@ def _query_key_positions(e: Emitter, node: Node) -> tuple[Out, Out]:
 
 
 def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
-    """Expand `bias` to a row per query and a column per key: ONNX Runtime broadcasts only batch and heads."""
+    """Return `bias` [batch or 1, heads or 1, queries or 1, keys or 1] expanded along its last two axes to `queries` and
+    `keys`: ONNX Runtime broadcasts only batch and heads."""
 
     def make() -> Out:
         ones = e.constant([1])
@@ -104,28 +107,31 @@ def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
 
 
 def index_range(e: Emitter, size: Any) -> Out:
-    """Return the integers 0, 1, … below `size`, as int64."""
+    """Return the integers from 0 to `size` − 1 as int64, for an IR size."""
     if isinstance(size, int):
         return e.constant(range(size))
     return e.memo(("count", size), lambda: e.range(e.size(size)))
 
 
 def first_position(e: Emitter, positions: Value) -> Out:
-    """Return the position of each row's first new key: positions[:, 0:1], [batch, 1]."""
+    """Return the position of the first new token of each batch row: positions[:, 0:1], [batch, 1]."""
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 
 def consecutive_positions(e: Emitter, positions: Value) -> Out:
-    """Return consecutive positions [batch, seq] of the keys of a call, from the first on, including padding at the end.
+    """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
+    padding at the end.
 
-    The caller's `positions` of padding are arbitrary: onnxruntime-genai passes 0, which would make its keys visible.
+    The positions of padding in `positions` are arbitrary: onnxruntime-genai passes 0, which would make its keys
+    visible.
     """
     new = positions.shape[1]
     return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), index_range(e, new)))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
-    """Return the position [batch, capacity] in each slot of a rolling cache before the call; negative: empty."""
+    """Return the position of the key in each slot of a rolling cache before the new keys are written, [batch,
+    capacity]; it is negative for empty slots."""
 
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
@@ -158,7 +164,8 @@ class _Position(Operators["_Position"]):
 
 
 def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
-    """Return the visibility conditions [batch or 1, 1, seq, keys] on positions; without any, one that always holds."""
+    """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
+    there are none, return one that is always true."""
     query, key = _Position(e, query_at), _Position(e, key_at)
     conditions = VisibleKeys.of(node.attrs).conditions(query, key, equal=_Position.equal)
     return [condition.value for condition in conditions or [abs(query - key) >= 0]]

@@ -26,9 +26,9 @@ Emit = Callable[[Emitter, Node], Emitted]
 def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
     """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones.
 
-    The last seq columns of the input attention_mask [batch, total] belong to the call. Per-token inputs are sorted by
-    them, valid tokens first, and per-token outputs are restored to the order of the call. If padding would enter a
-    state, or overwrite a token in a rolling cache, the row's logits are NaN.
+    The last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted
+    by them, valid tokens first, and per-token outputs are restored to the original order. If padding would enter a
+    state, or overwrite a token in a rolling cache, the logits of the batch row are NaN.
     """
     graph, tokens = e.graph, token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
@@ -64,13 +64,14 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
 
 
 def _gather_rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
-    """Reorder the tokens of `x` [batch, seq, ...] by the indices `order` [batch, seq]."""
+    """Return the tokens of `x` [batch, seq, ...] in the order of the indices `order` [batch, seq]."""
     return e.op("GatherND", x, e.op("Unsqueeze", order, e.constant([-1])), batch_dims=1)
 
 
 def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """Return the first node of the token-wise chain that computes the output `value`, and its input tokens. Reordering
-    there is cheaper than reordering logits. None if the producer is not token-wise."""
+    """Return the first node of the chain of token-wise nodes that computes the output `value`, and the node's per-token
+    operand; None if the producer of `value` is not token-wise. Reordering that operand is cheaper than reordering
+    logits."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:
@@ -82,7 +83,8 @@ def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> t
 
 
 def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
-    """Return `emit` with the tokens of `x`, or of its result if it absorbed `x`, reordered by `order`."""
+    """Return a lowering like `emit` that reorders the tokens of its operand `x` by `order`, or the tokens of its result
+    if it has absorbed the producer of `x`."""
 
     def emit_restored(e: Emitter, node: Node) -> Emitted:
         if x not in e.values:
@@ -97,8 +99,8 @@ def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
 
 
 def _padding_limit(e: Emitter) -> onnx.Value | None:
-    """Return the number of tokens [1] of a row up to which padding is harmless: the slots of the smallest rolling
-    cache, 0 with a recurrent state; None if there is no limit."""
+    """Return the number of tokens of a batch row [1] up to which padding is harmless: the slots of the smallest rolling
+    cache, or 0 with a recurrent state; None if padding is always harmless."""
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
         for spec, name, _ in taken_states(e.graph)

@@ -36,7 +36,7 @@ NATIVE = (2, 4, 8)  # widths of its codes, in bits
 
 
 def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
-    """Return the block layout of `weight` for MatMulNBits; or the reason why MatMulNBits cannot multiply by it."""
+    """Return the block layout in which MatMulNBits multiplies by `weight`; else the reason (str) why it cannot."""
     layout = kept_layout(weight) if target.contrib else NOT_ASKED
     if isinstance(layout, str):
         return layout
@@ -109,7 +109,7 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
 
 
 def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
-    """Emit x Wᵀ for the quantized weight of `node`; `key` identifies x for shared subgraphs."""
+    """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight, e.target)
@@ -133,7 +133,8 @@ def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.V
 
 
 def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
-    """Return codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
+    """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
+    them, in the bits of its layout."""
     last = layout.group * layout.bits // 8
     groups = part_shapes(layout, weight.width)["packed"] // last
     points = _part_initializer(e, weight, "points") if layout.has_zeros else None
@@ -144,7 +145,8 @@ def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.V
 def _multiply_nibbles(
     e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
 ) -> onnx.Value:
-    """Emit the product with 4-bit codes only: 3-bit codes are widened, 8-bit codes are split, the high half first."""
+    """Emit x Wᵀ with 4-bit codes only: 3-bit codes are widened; 8-bit codes are split into two, the high half first,
+    and x, identified by `key`, is repeated. `level` is the accuracy level."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
@@ -209,7 +211,7 @@ def cast_scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.V
 
 
 def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.Value:
-    """Compute the scales of `weight` from their 8-bit codes, fractions of the largest scale of a row; transpose them if
+    """Return the scales of `weight`, computed from their 8-bit codes and the largest scale of each row, transposed if
     `transposed`. ONNX Runtime folds this when it opens the model."""
 
     def part(name: str, dtype: DType) -> onnx.Value:
@@ -226,13 +228,15 @@ def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.V
 
 
 def _sums_padding(e: Emitter, width: int, group: int) -> int:
-    """Return the zeros to append after the sums of `width` activations: CUDA kernels for few rows need full groups."""
+    """Return the number of zeros to append after the group sums of `width` activations: CUDA kernels for few rows need
+    full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 
 
 def append_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
-    """Append to `x` [..., width] its sums over each group: [..., width + width / group], padded; `key` identifies x."""
+    """Return `x` [..., width] of `rank` axes followed by its sums over each group, [..., width + width / group], and on
+    CUDA padded to full groups. Calls for one x, identified by `key`, share nodes."""
 
     def concat_sums() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))

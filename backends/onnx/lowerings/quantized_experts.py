@@ -44,7 +44,7 @@ def expert_weights(node: Node) -> list[Value]:
 
 
 def refusal(node: Node, target: Backend) -> str | None:
-    """Return the reason why QMoE cannot compute `node` on `target`; None if it can."""
+    """Return None, or the reason (str) why QMoE cannot compute `node` on `target`."""
     layouts: list[BlockLayout] = []
     for weight in expert_weights(node):
         layout = kept_layout(weight)
@@ -98,7 +98,8 @@ def QMoE(e: Emitter, node: Node) -> Out:
 
 
 class _CodeForm:
-    """The parts of a weight as the kernel reads them: codes of `bits`, as stored or widened to 4."""
+    """The form in which QMoE reads a quantized weight: codes of `bits` (as in `layout`, or widened to 4), and the
+    `names` of the stored parts: codes, scales and zero points."""
 
     def __init__(self, layout: BlockLayout, exact: bool) -> None:
         wide = layout.bits == 3 or (layout.bits == 2 and exact)
@@ -114,7 +115,8 @@ def _code_form(e: Emitter, weight: Param) -> _CodeForm:
 
 
 def _parts(e: Emitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
-    """Return codes, scales and zero points of a stack of weights, interleaved with the rows of `gate` if given."""
+    """Return codes, scales, and zero points (or None) of the stack `weight` in `form`; if `gate` is given, with its
+    rows interleaved: gate 0, weight 0, gate 1, …"""
     parts: list[Out | None] = []
     for name in form.names:
         if name in ("zeros", "points") and not form.has_zeros:
@@ -134,7 +136,7 @@ def _parts(e: Emitter, weight: Param, gate: Param | None, form: _CodeForm) -> li
 
 
 def stack_refusal(node: Node, target: Backend) -> str | None:
-    """Return the reason why DequantizeLinear cannot decode the experts of `node`; None if it can."""
+    """Return None, or the reason (str) why DequantizeLinear cannot decode the experts of `node`."""
     layouts = [dequantized.layout_of(weight) for weight in expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"

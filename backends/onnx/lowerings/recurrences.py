@@ -31,14 +31,15 @@ Out = onnx.Value
 
 
 def to_f32(e: Emitter, value: Value | None) -> Any:
-    """Return the ONNX value, on CPUs in f32: states sum many terms, and CPU kernels support nothing narrower."""
+    """Return the ONNX value of `value` (None: None), cast to f32 on CPUs: states sum many terms, and CPU kernels lack
+    narrower dtypes."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
 
 
 def cast_results(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
-    """Cast f32 results to the dtypes of the outputs of `node`."""
+    """Return `results` of `node`, on CPUs cast from f32 to the dtypes of its outputs."""
 
     def cast(v: Out, dtype: DType) -> Out:
         fits = dtype == dtypes.f32 or e.target.device != "cpu"
@@ -48,12 +49,12 @@ def cast_results(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
 
 
 def zeros(e: Emitter, batch: Size, *tail: int) -> Any:
-    """Return zeros [batch, *tail]."""
+    """Return f32 zeros [batch, *tail]."""
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
 def initial_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
-    """Return the initial state, [batch, *tail]: `past`, or zeros if it is None."""
+    """Return the initial state [batch, *tail]: `past`, reshaped, or zeros if it is None."""
     return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
@@ -61,7 +62,7 @@ def initial_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 
 
 def _operands(e: Emitter, node: Node) -> tuple[Any, ...]:
-    """Return q, k, v, beta (None in linear attention), decay and past as ONNX values, widened."""
+    """Return q, k, v, beta (None in linear attention), decay and past of `node` as ONNX values, on CPUs in f32."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
     q, k, v, *beta, decay, past = (to_f32(e, node.operand(n)) for n in names)
     return q, k, v, beta[0] if beta else None, decay, past
@@ -132,14 +133,15 @@ def HeadScan(e: Emitter, node: Node) -> list[Out]:
 
 
 class _Chunks:
-    """The split of [batch, seq, …] into chunks [batch, chunks, tokens, …] of CHUNK tokens, or of seq if it is less."""
+    """The split of tensors [batch, seq, …] into chunks of min(seq, CHUNK) tokens, [batch, chunks, tokens, …]."""
 
     def __init__(self, e: Emitter, seq: Size) -> None:
         self.e, self.seq = e, e.size(seq)
         self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
     def _measure(self) -> tuple[Any, ...]:
-        """Return the tokens of a chunk, the padding of the last one, and 0/1 matrices [t, s] of s ≤ t, s < t, s > t."""
+        """Return the number of tokens per chunk [1], the pads (before, after) [2] along seq, and the f32 matrices [t,
+        s] that are 1 where s ≤ t, s < t, and s > t, else 0."""
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
         missing = e.op("Mod", e.op("Neg", self.seq), tokens)
@@ -150,19 +152,19 @@ class _Chunks:
         return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
 
     def cut(self, x: Any, *tail: int) -> Any:
-        """Split x [batch, seq, width] into [batch, chunks, tokens, *tail], zero-padded at the end."""
+        """Return x [batch, seq, width] as [batch, chunks, tokens, *tail], zero-padded at the end of seq."""
         e = self.e
         padded = e.op("Pad", x, self.padding, e.constant(0, np.float32), e.constant([1]))
         return e.op("Reshape", padded, e.op("Concat", e.constant([0, -1]), self.tokens, e.constant(tail), axis=0))
 
     def join(self, y: Any, width: int) -> Any:
-        """Join y [batch, chunks, tokens, …] to [batch, seq, width], without the padding."""
+        """Return y [batch, chunks, tokens, …] as [batch, seq, width], without the padding."""
         e = self.e
         return e.op("Slice", e.op("Reshape", y, e.constant([0, -1, width])), e.constant([0]), self.seq, e.constant([1]))
 
     def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
-        """Compute one chunk; return the next state and y. `state` is [batch, groups, heads, d, dv], q, k, v and decay
-        [batch, tokens, groups, heads, …].
+        """Return the state after one chunk, and y of its tokens. `state` is [batch, groups, heads of a group, d, dv];
+        q, k, v and decay are [batch, tokens, groups, heads of a group or 1, …].
 
         The sum of decays between two tokens adds only those terms: differences of cumulative sums would lose small
         decays next to large ones.

@@ -18,10 +18,11 @@ from ..lowering import lowering, refusals, select
 
 
 def _step_graph(node: Node, target: Backend) -> Graph:
-    """Return the step of `node` as a graph that is legal for `target`; constants that are parameters stay parameters.
+    """Return the step of the recurrence `node` as a graph that is legal for `target`; constants that are parameters
+    stay parameters.
 
     Raises:
-        WeftError: naming an op that the target cannot run.
+        WeftError: if the target cannot run an op of the step; the message names it.
     """
     step: Step = node.attrs["step"]
     constants = dict(zip(step.constants, node.inputs[len(step.tokens) :], strict=False))

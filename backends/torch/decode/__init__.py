@@ -1,4 +1,4 @@
-"""The decode step of a model: one token for each row, few kernels per layer, on the weights of the generated module.
+"""The decode step of a model: one token per batch row, few kernels per layer, on the weights of the generated module.
 
 `lowering` lowers the graph that passes have fused, node by node, by the functions in `ops`; `source` renders decode.py.
 Never here: the kernels themselves; fusion of nodes, which passes decide.

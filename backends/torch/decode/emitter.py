@@ -30,8 +30,12 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights o
 
 @dataclass
 class Choice:
-    """The implementation of `node` in a decode step: `kernel`, unless one of `refusals` returns a reason; or torch, for
-    the `reason` given."""
+    """The implementation of `node` in a decode step.
+
+    - kernel: name of the kernel that computes it; "" if the model's lowering to torch does
+    - reason: why no kernel does, if `kernel` is ""
+    - refusals: functions from a dtype to None, or the reason why the kernel falls back to torch in this dtype
+    """
 
     node: Node
     kernel: str = ""
@@ -40,12 +44,12 @@ class Choice:
 
 
 class StepEmitter(Emitter):
-    """An emitter of the fused `graph` of a model, which uses the model's modules; `choices` records the implementation
-    of each node.
+    """An emitter of a decode step from the fused `graph` of a model, whose modules and `functions` (source by name) the
+    step uses; `choices` records the implementation of each node.
 
     The `init` of its `Submodule`s is an expression in which ``{0}`` is the model's module that contains their path.
 
-    With `reads_prompts` a step takes several tokens of each row. `float8_caches` must be the same as for the model.
+    With `reads_prompts` a step takes several tokens per batch row. `float8_caches` must be the same as for the model.
     """
 
     def __init__(
@@ -83,14 +87,15 @@ class StepEmitter(Emitter):
         self.start.type = "int"
 
     def with_count(self, statements: list[Statement]) -> list[Statement]:
-        """Return `statements`, with one first that advances the cache if none of them does."""
+        """Return `statements`; if none of them advances the cache, insert a statement before them that does."""
         if any(self.start in s.results for s in statements):
             return statements
         text, *operands = self._counting()
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
     def _counting(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return the text, and its operands, that advances the cache by a call and yields its previous length."""
+        """Return an expression, as text and operands, that adds the new tokens to the cache's length and returns the
+        previous length."""
         cache = self.give("cache", "", "Cache")
         if not self.reads_prompts:
             return "{0}.advance(1)", cache
@@ -98,11 +103,11 @@ class StepEmitter(Emitter):
 
     @property
     def positions(self) -> Operand:
-        """Return the positions of the tokens of each row, [batch, seq]."""
+        """Return the positions of the new tokens, [batch, seq]."""
         return query_positions(self)
 
     def tickets(self, each: int) -> Var:
-        """Return the counters through which blocks of a kernel synchronize, at least `each` for every row."""
+        """Return the ticket counters through which blocks of a kernel synchronize, at least `each` per batch row."""
         self.most_tickets = max(self.most_tickets, each)
         tokens = self.give("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
@@ -117,7 +122,7 @@ class StepEmitter(Emitter):
         self.choices.append(Choice(node, kernel, refusals=refusals))
 
     def record_fallback(self, reason: str) -> None:
-        """Record why no kernel computes the current node."""
+        """Record the `reason` why no kernel computes the current node."""
         assert self.node is not None
         self.choices.append(Choice(self.node, reason=reason))
 
@@ -128,9 +133,10 @@ class StepEmitter(Emitter):
     # -- weights of kernels
 
     def weight(self, value: Value | None) -> Operand | None:
-        """Return `value` as an operand: a parameter, packed parameters (`ops.pack`), or the codes of blocks.
+        """Return the weight `value` as an operand: a parameter, the parameters of an `ops.pack` as one tensor, or the
+        codes of quantized blocks.
 
-        None if `value` is None, or the parameters cannot be packed.
+        Return None if `value` is None, or the parameters cannot be packed (see `pack_params`).
         """
         if value is None:
             return None
@@ -145,7 +151,8 @@ class StepEmitter(Emitter):
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
     def pack_params(self, params: Sequence[Param]) -> Operand | None:
-        """Return `params` concatenated along their rows, as one tensor; None if their modules are not siblings."""
+        """Return `params` concatenated along axis 0, as one operand; None if their modules are not siblings, they are
+        neither weights nor biases, or quantized blocks among them differ in layout."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.weight(params[0])
@@ -181,7 +188,8 @@ class StepEmitter(Emitter):
         return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
 
     def _find_plain_norm(self, kind: str, eps: float) -> str:
-        """Return the path of a norm without weights; norms of one scope, kind and ε share it (scopes may repeat)."""
+        """Return a path for a norm without weights in the current node's scope; norms with the same scope, kind and ε
+        get the same path."""
         assert self.node is not None
         epsilons = self._norms.setdefault((self.node.scope, kind), [])
         if eps not in epsilons:
@@ -192,7 +200,7 @@ class StepEmitter(Emitter):
     # -- scopes of statements
 
     def enter_scope_of(self, *operands: Operand | None) -> None:
-        """Emit further statements in the innermost scope that contains all weights among `operands`."""
+        """Set the scope of the next statements to `scope_around(*operands)`."""
         self.scope = self.scope_around(*operands)
 
     def scope_around_all(self, node: Node, *names: str) -> str:
@@ -220,13 +228,14 @@ class StepEmitter(Emitter):
         return _nest_states([(places[key], key) for key in keys]) == _nest_states([(moved[key], key) for key in keys])
 
     def scope_around(self, *operands: Operand | None) -> str:
-        """Return the innermost scope, the current one or one around it, that contains all weights among `operands`."""
+        """Return the innermost scope that contains the current scope and all weights among `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope
 
 
 def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
-    """Nest `states`, each with the path of modules around it, as a cache does: a tuple for a module with several."""
+    """Return `states`, pairs of (path of the modules around the state, key), as keys nested like the states in a cache:
+    one tuple per module with several states."""
     groups = itertools.groupby(enumerate(states), lambda entry: entry[1][0][:1] or entry[0])
     nested: list[object] = []
     for _, group in groups:
@@ -246,6 +255,6 @@ def _common_scope(*paths: str) -> str:
 
 
 def _skip_list(scope: str, paths: Sequence[str]) -> str:
-    """Return `scope`, or the scope around it if it is a ModuleList, which has no forward."""
+    """Return `scope`; if the `paths` show that it is a ModuleList, which has no forward, return the scope around it."""
     inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
     return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope

@@ -23,12 +23,13 @@ from .registry import STEPS
 
 @dataclass
 class Step:
-    """The `program` of a decode step of the fused `graph`, structured into classes as `method`.
+    """A decode step of the fused `graph`.
 
-    `choices` lists nodes with a kernel or a reason; `kernels` maps kernels generated for this model to their source.
-
-    `any_length`: launches for one token do not depend on the length of the sequence, except through the positions.
-    `reads_prompts`: it takes several consecutive tokens of each row.
+    - program, method: its statements, and the same structured into classes
+    - choices: the implementation of each node that has a kernel, or a reason for none
+    - any_length: launches for one token depend on the sequence length only through the positions
+    - reads_prompts: it takes several consecutive tokens per batch row
+    - kernels: source, by name, of the kernels generated for this model
     """
 
     graph: Graph
@@ -41,7 +42,7 @@ class Step:
 
 
 def refusal(graph: Graph) -> str | None:
-    """Return why models like `graph` have no decode step; None if they can have one."""
+    """Return None, or the reason (str) why the model of `graph` has no decode step."""
     if graph.meta.get("kind") != "decoder":
         return "the model is not a decoder"
     if not cached_nodes(graph):
@@ -53,12 +54,13 @@ def refusal(graph: Graph) -> str | None:
 
 
 def explain_refusal(graph: Graph) -> str:
-    """Return why the model of `graph`, which has no decode step, has none."""
+    """Return the reason why the model of `graph` has no decode step, if `lower_step` returned None for it."""
     return refusal(graph) or "its states would not be those of the model"
 
 
 def lower_step(model: Lowered, graph: Graph) -> Step | None:
-    """Lower the fused `graph` of `model` to a decode step; None if the step would need caches of another structure."""
+    """Return the decode step of `model`, given its fused `graph`; None if the step's caches would be structured
+    otherwise than the model's."""
     head = find_last_mixing(graph)
     several = head is not None and reads_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -84,7 +86,7 @@ def lower_step(model: Lowered, graph: Graph) -> Step | None:
 
 
 def _nesting(method: Method) -> object:
-    """Return the structure that `new_cache` of `method` builds, with scopes and names instead of the states."""
+    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) instead of each cache."""
     nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
@@ -99,7 +101,8 @@ def _nesting(method: Method) -> object:
 
 
 def takes(graph: Graph) -> Accepts:
-    """Return a function that lists why no step lowering accepts a node of the fused `graph`; None if one does."""
+    """Return a function from a node of the fused `graph` to None if a lowering accepts it in a decode step, else to a
+    list of the reasons for refusing it."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:
@@ -113,8 +116,8 @@ def takes(graph: Graph) -> Accepts:
 
 
 def reads_prompts(graph: Graph) -> bool:
-    """Return whether steps of `graph` can take several tokens of each row: its only states are full KV caches, and no
-    experts are chosen per token."""
+    """Return whether decode steps of `graph` can take several tokens per batch row: its only states are KV caches that
+    do not roll, and it has no mixtures of experts."""
     cached = cached_nodes(graph)
     plain = all(n.op is ops.attention and n.operand("v") is not None and rolling_capacity(n) is None for n in cached)
     return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

@@ -11,7 +11,8 @@ from ..program.statements import ParamRef, Submodule, relative
 
 
 def name_attributes(method: Method) -> dict[str, str]:
-    """Return the attribute name of each member of a class by path: its module's name, or the full path if that clashes.
+    """Return the attribute name of each member (module or parameter) of the class of `method`, by path: a short name,
+    or the full path joined by "_" where the short name is taken.
 
     A member of a list is indexed, as in ``layers[0]``.
     """
@@ -29,7 +30,8 @@ def name_attributes(method: Method) -> dict[str, str]:
 
 
 def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
-    """Return the lines of ``__init__`` that set the attributes; `inner` maps paths of its modules to their classes."""
+    """Return the lines of ``__init__`` that set the attributes of the class of `method`; `inner` maps the paths of its
+    submodules to their class names."""
     names = name_attributes(method)
     lines = [
         f"self.{names[p]} = {_member_expression(source, relative(p, method.path))}"
@@ -53,16 +55,16 @@ def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
 
 
 def _member_expression(source: Submodule | ParamRef, path: str) -> str:
-    """Return the expression that computes an attribute from the model's ``module``."""
+    """Return the expression that computes the member `source` at `path` from the argument ``module``."""
     outer = path.rpartition(".")[0]
     return access_path(path) if isinstance(source, ParamRef) else source.init.format(access_path(outer))
 
 
 def access(name: str) -> str:
-    """Return the text that accesses `name`: ``.name``, or ``[3]`` for a number."""
+    """Return the text that accesses the member `name`: ``.name``, or ``[3]`` if `name` is a number."""
     return f"[{name}]" if name.isdigit() else f".{name}"
 
 
 def access_path(path: str) -> str:
-    """Return the text that accesses `path` from ``module``."""
+    """Return the expression that accesses the dotted `path` in ``module``, such as ``module.layers[0].norm``."""
     return "module" + "".join(access(part) for part in path.split(".") if part)

@@ -18,7 +18,7 @@ When = Callable[[StepEmitter, Node], "str | None"]
 
 @dataclass(frozen=True)
 class StepLowering:
-    """A lowering to kernel calls: `emit`, and `when`, which returns why it refuses a node, or None."""
+    """A lowering of a node to kernel calls, `emit`, for the nodes for which `when` returns None, not a reason (str)."""
 
     emit: Emit
     when: When
@@ -28,9 +28,10 @@ STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.t
 
 
 def lowers(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as the lowering of `ops` in a decode step.
+    """Register the decorated function as the lowering of `ops` in a decode step, if `when` returns no reason.
 
-    It returns operands for the outputs of a node, or None to fall back to the lowering of the model.
+    The function emits statements for a node and returns operands for its outputs, or None to fall back to the lowering
+    of the model.
     """
 
     def register(emit: Emit) -> Emit:

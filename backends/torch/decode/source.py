@@ -49,11 +49,10 @@ STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
 def write_step(
     lowered: Lowered, step: Step | None, model: str = "model", package: str = "kernels"
 ) -> tuple[str, list[str]]:
-    """Return the source of the decode step of a model, and the kernel files that it imports from `package`.
+    """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`.
 
-    Both are empty if `step` is None or calls no kernel.
-
-    Snippets that the model also has are imported from the Python module `model`.
+    Both are empty if `step` is None or calls no kernel. Snippets and functions that the source of `lowered`, the Python
+    module `model`, also has are imported from there.
     """
     if step is None:
         return "", []
@@ -110,7 +109,7 @@ class _StepWriter(ClassWriter):
         return constructor(method, inner)
 
     def described_nodes(self, method: Method) -> list[Node]:
-        """Return the model's nodes in the scope of the class, except nodes of its submodules."""
+        """Return the model's nodes in the scope of the class of `method`, except those of classes that it calls."""
         parts = [call.path for call in calls(method)]
         scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
         scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}

@@ -12,9 +12,9 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def hold_tables(program: Program, tickets: int) -> None:
-    """Move statements of the top scope that read only constants and the device into attributes of the step.
+    """Move statements of the top scope that read only constants and the device into attributes of the step, in place.
 
-    Counters, `tickets` for each row, become an attribute also.
+    The ticket counters, `tickets` per batch row, also become an attribute.
     """
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
@@ -39,7 +39,7 @@ def hold_tables(program: Program, tickets: int) -> None:
 
 
 def _module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
-    """Return `s` as an expression of the model's module alone; None if it reads anything else."""
+    """Return `s` as an expression that reads only the model's ``module``; None if `s` reads anything else."""
     if s.scope != TOP or not s.early or not s.operands:
         return None
     texts = []

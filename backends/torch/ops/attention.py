@@ -40,7 +40,8 @@ def _rope(e: Emitter, node: Node) -> None:
 
 
 def role(value: Value) -> str:
-    """Return the name (q, k or v) of `value` as an operand of attention ops; "" if its readers disagree or are none."""
+    """Return the operand name (q, k or v) of `value` in the attention ops that read it; "" without such readers, or if
+    they use different names."""
     roles = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
     return roles.pop() if len(roles) == 1 else ""
 
@@ -75,9 +76,9 @@ def _attention(e: Emitter, node: Node) -> None:
 def _attend(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
-    """Emit softmax(scale · q kᵀ + bias + mask) v: SDPA, or the snippet `attention` for a softcap or sinks.
+    """Emit softmax(scale · q kᵀ + bias) v, masked: by SDPA, or by the snippet `attention` with a softcap or sinks.
 
-    `causal` is the text of the is_causal argument, "" for none.
+    `causal` is the text of the is_causal argument; "" for none. A `scale` of None is 1/√width.
     """
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
@@ -97,8 +98,8 @@ def _attend(
 
 
 def _attend_by_position(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
-    """Emit softmax(scale · q kᵀ) v over the keys that `seen` shows, as a call of the snippet `attend`, which chooses
-    between a window kernel, flex_attention and masked attention."""
+    """Emit softmax(scale · q kᵀ) v over the visible keys of `seen`, a `Seen`, as a call of the snippet `attend`, which
+    chooses between a window kernel, flex_attention and masked attention."""
     a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
@@ -106,7 +107,7 @@ def _attend_by_position(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen:
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """Emit `bias` with −∞ where `mask` hides a key; once, next to the bias, if layers share both."""
+    """Emit `bias` with −∞ where `mask` is False; if layers share both, only once, in the scope of the bias."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"
@@ -122,8 +123,8 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 
 def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
-    """Emit keys and values [batch, kv_heads, keys, width] up to the length of `mask`: those of the call `k`, `v`,
-    after those in the cache if the model is given one. Values are None if `v` is."""
+    """Emit the cache write of the new keys and values `k`, `v`; return all keys and values [batch, kv_heads, keys,
+    width] that `mask` covers. Without a cache at run time they are `k` and `v`. Values are None if `v` is."""
     kv_heads = caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required("k").width // kv_heads]
@@ -162,7 +163,8 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
 
 
 def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
-    """Emit keys, values and mask of a cross-attention, computed in the first call with a cache and reused later."""
+    """Emit keys, values and mask of a cross-attention, which are computed from the encoder's output if it is given, and
+    stored in the cache; later calls without an encoder output read them from there."""
     text_k, operands_k = e.inline(k, 2)
     text_v, operands_v = e.inline(v, 2 + len(operands_k))
     encoded = next(o for o in operands_k if isinstance(o, Var))

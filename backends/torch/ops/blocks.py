@@ -16,7 +16,7 @@ from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
 
 
 def _refuse_blocks(node: Node) -> str | None:
-    """Return why the weights of `node` are dequantized at load; None if they stay in blocks."""
+    """Return None if the weights of `node` stay in blocks, else the reason (str) why they are dequantized at load."""
     layout = find_layout(node.operand("weight" if node.op is ops.linear else "table"))
     return layout if isinstance(layout, str) else None
 
@@ -43,7 +43,7 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
 
 
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
-    """Return the module that holds `weight`, which stays in blocks, and whether the module also holds the bias."""
+    """Return the module with `weight`, which stays in blocks, and whether the module also has the `bias`."""
     layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:

@@ -9,12 +9,13 @@ from ..program.statements import Operand, ParamRef, Var
 
 
 def storage_of(node: Node) -> tuple[str, int]:
-    """Return the dtype of the cache of `node` as torch spells it, and the number of codes in one element."""
+    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per element: 1, or 2 for 4
+    bits."""
     return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
 
 
 def scales(e: Emitter, node: Node) -> list[Operand]:
-    """Return the scales of keys and, unless both share them, of values."""
+    """Return the operands k_scale and v_scale of `node`, without those that it lacks."""
     operands: list[Operand] = []
     for name in ("k_scale", "v_scale"):
         param = node.operand(name)
@@ -28,7 +29,7 @@ def scales(e: Emitter, node: Node) -> list[Operand]:
 
 
 def round_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var | None]:
-    """Emit the keys and values of an attention without a cache, quantized and dequantized."""
+    """Emit `k` and `v` of an attention without a cache, rounded as in a cache: quantized and dequantized."""
     bits, factors = node.attrs["cache_bits"], scales(e, node)
     if v is None:
         return e.emit(f"key_through_codes(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None

@@ -14,9 +14,9 @@ Given = Value | Operand
 
 
 class Call:
-    """A call of `function` as the text of a statement, and the operands that fill the placeholders of its arguments.
+    """A call of `function`: the text of its arguments, and the operands that fill their placeholders.
 
-    A call that is an argument of an outer call is given the list `operands` of the outer one.
+    For a call that is an argument of another call, pass the list `operands` of the outer call: they share it.
     """
 
     def __init__(self, function: str, operands: list[Given] | None = None) -> None:
@@ -28,28 +28,30 @@ class Call:
         return f"{self.function}({', '.join(self.arguments)})"
 
     def place(self, operand: Given) -> str:
-        """Return the placeholder of `operand`, such as ``{2}``: the same for every use of it."""
+        """Return the placeholder of `operand`, such as ``{2}``; equal operands get the same."""
         if operand not in self.operands:
             self.operands.append(operand)
         return f"{{{self.operands.index(operand)}}}"
 
     def give(self, *arguments: Given | str | None) -> Call:
-        """Append positional arguments: operands, text that contains placeholders already, or None."""
+        """Append positional arguments (operands, text with placeholders, or None), and return the call."""
         self.arguments += [a if isinstance(a, str) else "None" if a is None else self.place(a) for a in arguments]
         return self
 
     def named(self, **operands: Given | None) -> Call:
-        """Append keyword arguments; None is left out."""
+        """Append keyword arguments except those that are None, and return the call."""
         self.arguments += [f"{name}={self.place(o)}" for name, o in operands.items() if o is not None]
         return self
 
     def set(self, name: str, value: Any, default: Any = None) -> Call:
-        """Append a keyword argument with a constant value, unless it equals the function's `default`."""
+        """Append the keyword argument `name` with a constant `value`, unless it equals the function's `default`; return
+        the call."""
         if value != default:
             self.arguments.append(f"{name}={number(value) if isinstance(value, float) else repr(value)}")
         return self
 
     def emit(self, e: Emitter, after: str = "", name: str = "", replaces: Given | None = None) -> Var:
-        """Emit the call, followed by the text `after`; the result may reuse the name of the operand `replaces`."""
+        """Emit the call, followed by the text `after` (such as ``.flatten(2)``), and return the result. It is called
+        `name`, or may reuse the name of the operand `replaces`."""
         index = None if replaces is None else self.operands.index(replaces)
         return e.emit(f"{self}{after}", *self.operands, name=name, replaces=index)

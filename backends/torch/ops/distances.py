@@ -14,12 +14,12 @@ DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, k
 
 
 def is_shared(value: Value) -> bool:
-    """Return whether `value` is computed in the forward of the model itself, so that layers can share it."""
+    """Return whether `value` is an input, a parameter, or computed in the model's own forward: layers can share it."""
     return value.producer is None or not value.producer.scope
 
 
 def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
-    """Emit `DISTANCE` of `queries` and `keys`, positions in the model's own forward, once for all layers."""
+    """Emit the distances j − i [batch or 1, seq, keys] of positions `queries` i and `keys` j, once for all layers."""
     return e.hoist(("distance", queries, keys), DISTANCE, queries, keys, name="distance")
 
 

@@ -50,7 +50,8 @@ def _elementwise(e: Emitter, node: Node) -> Var:
 
 
 def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
-    """Replace operands that are constant fills by literals; return the new text and the remaining operands."""
+    """Return `text` with literals instead of the `values` that are constant fills, and the remaining values; unchanged
+    where torch needs a tensor."""
     # torch.maximum and torch.minimum take tensors only, not Python numbers.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
@@ -77,14 +78,15 @@ def in_model_dtype(text: str, values: list[Value]) -> str:
 
 
 def _of_table(value: Value) -> bool:
-    """Return whether `value` is looked up in a constant table, which keeps its own dtype when the model is cast."""
+    """Return whether `value` is an embedding in a constant table, which keeps its dtype when the model is cast."""
     producer = value.producer
     table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.constant
 
 
 def _filling(value: Value) -> str | None:
-    """Return the literal of the number that fills `value`, if it is a constant fill (affine by 0); else None."""
+    """Return the number that fills `value` as a literal, if `value` is a constant fill (`affine` with by=0); else
+    None."""
     producer = value.producer
     if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None
@@ -125,7 +127,7 @@ def _affine(e: Emitter, node: Node) -> Var:
 
 
 def _times(by: Any, like: Value) -> str:
-    """Return the text that multiplies by `by`; a division by n where `by` is 1 / n and its decimals are long."""
+    """Return operator and operand that multiply by `by`: ``* 0.5``, or ``/ n`` if `by` is 1/n with long decimals."""
     long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > SHORT
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
         return f"/ {number(float(round(1 / by)))}"
@@ -178,23 +180,22 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Return whether `x` is surely not masked with −∞: it is a product or a norm, perhaps scaled."""
+    """Return whether `x` certainly has no −∞ of a mask: it is a linear map, product or norm, possibly scaled."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(x.producer.required("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
 
 
 def activation(name: str) -> str:
-    """Return the text that applies the activation called `name` to ``{0}``."""
+    """Return the expression that applies the activation called `name` to the placeholder ``{0}``."""
     if name.startswith("swish("):
         return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
     return ACTIVATIONS[name]
 
 
 def number(x: float, like: Value | None = None) -> str:
-    """Return `x` as a Python literal: an int if `like` is an integer tensor, ``n**0.5`` or ``n**-0.5`` for long roots.
-
-    A named size, which prints as its name, stays that name.
+    """Return `x` as a Python literal: an int if `like` is an integer tensor; ``n**0.5`` or ``n**-0.5`` if that is exact
+    and the decimals of `x` are long. If `x` is a named size, return its name.
     """
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))

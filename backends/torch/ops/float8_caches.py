@@ -39,7 +39,8 @@ def can_be_float8(node: Node) -> bool:
 
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:
-    """Return the recipe of the scales of keys (`role` k) or values (v), and "", or a scale of 1 and the reason."""
+    """Return the recipe of the scales [kv_heads] of keys (`role` "k") or values ("v"), and the reason why they are 1
+    ("": none)."""
     heads, branch = _heads(node), branch_of(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
@@ -58,7 +59,7 @@ def recipe(node: Node, role: str) -> tuple[Recipe, str]:
 
 
 def describe_limits(graph: Graph) -> list[str]:
-    """Return a note for each cache that cannot be in FP8, and for each whose scales stay 1."""
+    """Return a note for each cache of `graph` that cannot be in FP8, and for each whose scales are 1 for a reason."""
     notes = []
     for node in attentions(graph):
         where = f"%{node.output.name}"
@@ -71,12 +72,12 @@ def describe_limits(graph: Graph) -> list[str]:
 
 
 def attentions(graph: Graph) -> list[Node]:
-    """Return the attentions that have a KV cache."""
+    """Return the nodes of `graph` that cache keys and have an operand v: attentions with a KV cache."""
     return [n for n in graph.nodes if n in cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
-    """Return the recipe of the rows of the weight or bias `packed` that `branch` starts from."""
+    """Return the recipe of the rows of `packed`, a weight or bias that may be packed, that `branch` uses."""
     return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.packed else packed.recipe
 
 
@@ -91,7 +92,8 @@ def _heads(node: Node) -> int:
 
 
 def _name(node: Node, role: str) -> str:
-    """Return the path of a scale, next to the attention's weights; numbered where a scope has several attentions."""
+    """Return the path of the scale of keys or values (`role`) in the scope of `node`; from the second attention of a
+    scope on, it has a number."""
     cached = cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1

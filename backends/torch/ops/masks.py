@@ -1,4 +1,4 @@
-"""Attention masks: boolean tensors [batch or 1, 1, seq, keys], True where a query sees a key."""
+"""Attention masks: boolean tensors [batch or 1, 1, seq, keys], True where a key is visible to a query."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Return the attention mask, or None, and the text of the is_causal argument of SDPA, "" for none.
+    """Emit and return the attention mask (None: no mask), and the text of the is_causal argument of SDPA ("": none).
 
-    Plain causal attention with a cache has no mask in the first call of a sequence: its keys are those of the call.
+    Plain causal attention with a cache needs no mask for the first tokens of a sequence: keys and queries are the same.
     """
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
@@ -60,13 +60,13 @@ def _is_flash(node: Node) -> bool:
 
 
 def is_dense(node: Node) -> bool:
-    """Return whether attention has no sparse pattern other than causality and a window."""
+    """Return whether the attention `node` has no sparse pattern; a causal mask and a window do not count as one."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
 def has_position_mask(node: Node) -> bool:
-    """Return whether visible keys depend on positions alone, but SDPA would need a mask [seq, keys]: for a window, a
-    sparse pattern, a softcap or sinks."""
+    """Return whether the snippet `attend` computes the attention `node`: visible keys depend on positions alone (no
+    bias, no key mask), and it has a window, a sparse pattern, a softcap or sinks."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
@@ -74,7 +74,8 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_seen(e: Emitter, node: Node) -> Var:
-    """Emit the `Seen`, visible keys by position, of an attention with `has_position_mask`; cached layers share it."""
+    """Emit the `Seen` (visible keys by position) of an attention with `has_position_mask`; attentions with a cache
+    share equal ones."""
     rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
@@ -97,7 +98,8 @@ def cached_keys(e: Emitter, node: Node) -> Var:
 
 
 def visible_keys(e: Emitter, key_mask: Value) -> Var:
-    """Emit `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; an optional mask that is absent stays None."""
+    """Emit `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None at run time if the mask is an optional input
+    that is not given."""
     mask = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
     if isinstance(mask, Var) and mask.default:
@@ -110,7 +112,7 @@ def visible_keys(e: Emitter, key_mask: Value) -> Var:
 
 
 class _Text(Operators["_Text"]):
-    """A Python expression as text, with operators that build larger ones."""
+    """A Python expression as text; Python operators on it return larger expressions."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -129,7 +131,8 @@ class _Text(Operators["_Text"]):
 
 
 def seen_keys(node: Node, e: Emitter | None = None) -> str:
-    """Return the text of the mask condition of `node` on the positions of query ``{0}`` and key ``{1}``; "" for none.
+    """Return the expression that is True where the attention `node` lets the query at position ``{0}`` attend to the
+    key at position ``{1}``; "" if all keys are visible.
 
     Attributes are literals, or the names that `e` has for them.
     """
@@ -139,7 +142,8 @@ def seen_keys(node: Node, e: Emitter | None = None) -> str:
 
 
 def _emit_mask(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
-    """Emit the mask `text`, by default that of `seen_keys`, [batch or 1, 1, seq, keys]; cached layers share it."""
+    """Emit the mask [batch or 1, 1, seq, keys] computed by `text` (by default `seen_keys`) from the positions `queries`
+    and `keys`; attentions with a cache share equal masks."""
     q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
     text = text or seen_keys(node, e)
     near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"

@@ -54,14 +54,16 @@ def _moe(e: Emitter, node: Node) -> Var:
 
 
 def _home(node: Node, names: list[str]) -> str:
-    """Return the scope that runs the experts: the module that holds all stacked weights, or else the node's."""
+    """Return the scope that runs the experts: the module, inside the node's scope, with all weights `names`; the node's
+    scope if there is none."""
     homes = {node.required(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
 def _expert(node: Node, names: list[str]) -> str:
-    """Return the source of a Python function called ``{name}`` that computes the feed-forward of one expert."""
+    """Return the source of a Python function called ``{name}`` that computes one expert's MLP; `names` are its
+    weights."""
     limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:
@@ -81,14 +83,15 @@ def _expert(node: Node, names: list[str]) -> str:
         up = up if shift == 0 else f"({up} + {number(shift)})"
         activated = f"{act.format(gate)} * {up}"
     lines.append(f"return {product(activated, 'down')}")
-    doc = '"""What one expert makes of x [tokens, dim]; `linear` multiplies with its share of the weights."""'
+    doc = '"""Return the output of one expert for x [tokens, dim]; `linear` multiplies by its part of the weights."""'
     parameters = ", ".join(f"{name}: Tensor" for name in ("x", *names))
     head = f"def {{name}}(linear: Callable[..., Tensor], {parameters}) -> Tensor:"
     return "\n    ".join([head, doc, *lines])
 
 
 def _capacity(e: Emitter, node: Node, part: str) -> Var:
-    """Emit the snippet `part` over the tokens that compete, with the capacity of an expert in tokens."""
+    """Emit a call of the snippet `part` (limit_capacity or expert_choice) with the capacity of an expert in tokens;
+    with the attribute `batched`, tokens of all batch rows compete."""
     x, capacity, factor = node.required(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:

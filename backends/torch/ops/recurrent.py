@@ -19,9 +19,10 @@ PAST = "{past}"  # the placeholder of the previous state in a call
 
 
 def carried(e: Emitter, node: Node, call: Call, count: int = 1) -> tuple[Var, ...]:
-    """Emit the outputs of the recurrence `node` by a `call` that returns a result, or a tuple of `count`, and a state.
+    """Emit the recurrence `node` and return its outputs. `call` returns (result, new state); the result is a tuple if
+    `count`, the number of outputs without states, is above 1.
 
-    `PAST` among its arguments becomes the previous state: operands of the node, or else the state in the cache.
+    `PAST` among its arguments becomes the previous state: operands of the node, the state in the cache, or None.
     """
 
     def text(past: str) -> str:
@@ -44,7 +45,7 @@ def carried(e: Emitter, node: Node, call: Call, count: int = 1) -> tuple[Var, ..
 
 
 def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
-    """Return name, constructor and type of the cache slot of the states `parts`; sums over all tokens stay in f32."""
+    """Return name, constructor and type of the cache slot of the states `parts`; states that add up tokens are f32."""
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row))), ", dtype=torch.float32" * spec.kind.accumulates
@@ -100,9 +101,10 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 
 def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
-    """Emit the features elu(x) + 1 of queries and keys, masked keys zero, and both rotated by position (RoPE).
+    """Emit (q, k, rotated q, rotated k): the features elu(x) + 1 of queries and keys, 0 for masked keys, and the same
+    rotated by position (RoPE).
 
-    Without positions the rotated ones are the same as the others.
+    Without positions, the features are returned again in place of the rotated ones.
     """
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)

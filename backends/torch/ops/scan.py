@@ -80,9 +80,9 @@ class _Function(Writer):
 
 
 def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
-    """Return the source of a Python function called ``{name}`` from the inputs of `graph` to its `outputs`.
+    """Return the source of a Python function called ``{name}`` that maps the inputs of `graph` to a tuple of `outputs`.
 
-    Its docstring is `doc`, followed by the shapes of the inputs.
+    Its docstring is `doc`, followed by the names and shapes of the inputs.
     """
     legal = graph.clone()
     name_for_python(legal)
@@ -109,14 +109,15 @@ def _wrap_docstring(doc: str) -> list[str]:
 
 
 def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
-    """Add a function that runs `step` on many tokens at once to the model, and return its name.
+    """Add a function to the model that runs `step` on many tokens at once, and return its name.
 
     `form` has the step's three parts: gates of each token, scans or outer products of states, outputs of each token.
+    `function` is the name of the function for one token, which the docstring mentions.
     """
     names = _variables(step)
     lines = [f"{tuple_text([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _arguments(step)]
     gates = {name: _local(name) for name in form.gates.outputs}
-    doc = "What a token adds to a recurrence that is affine in its state, for rows of any tokens:"
+    doc = "Return the terms that tokens add to a recurrence that is affine in its state, given"
     gates_function = e.function("gates", function_text(form.gates, [*form.gates.outputs], doc))
     lines.append(f"{tuple_text([*gates.values()])[1:-1]} = {_by_token(gates_function, form.gates, step, names)}")
     variables = dict(names)
@@ -134,7 +135,7 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
         outputs = [by_input[v.name] for v in form.after.outputs.values()]
         returned = tuple_text(outputs)
     else:
-        doc = f"The output {', '.join(step.outputs)} of a token, of the new state or what is read from it:"
+        doc = f"Return the output {', '.join(step.outputs)} of a token, given the new state or products with it:"
         after = e.function("outputs", function_text(form.after, [*form.after.outputs], doc))
         returned = _by_token(after, form.after, step, variables)
     states = tuple_text([f"last_{name}" for name in step.states])
@@ -145,15 +146,17 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
 
 
 def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
-    """Return the expression that runs `function` on many tokens, each of which multiplies its states by matrices."""
-    doc = "What a token leaves of the state {} of a recurrence that is linear in it:"
+    """Return a `partial` of `matrix_steps` that runs `function` on many tokens, each of which multiplies its states by
+    matrices; `parts` has the linear part of each state's step."""
+    doc = "Return the state {} after the linear part of one step of a recurrence, given"
     factors = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
     axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])
     return f"partial(matrix_steps, {function}, {tuple_text(factors)}, {axes})"
 
 
 def _variables(step: Step) -> dict[str, str]:
-    """Map states, tokens and constants to variables of the function over many tokens, without clashes."""
+    """Return a variable of the function over many tokens for each state, token and constant of `step`, without
+    clashes with keywords and other names."""
     reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name
@@ -169,20 +172,22 @@ def _arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
 
 
 def _local(output: str) -> str:
-    """Return the variable of the output ``a.s`` of a graph: ``a_s``."""
+    """Return the variable of a graph's `output`: ``a_s`` for ``a.s``."""
     part, _, name = output.partition(".")
     return f"{part}_{name}"
 
 
 def _by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
-    """Return the call that runs `function`, which computes `graph` for one token, on all tokens."""
+    """Return the text of a `by_token` call that runs `function`, which computes `graph` for one token, on all tokens;
+    `names` maps its inputs to variables."""
     by_row = [names[n] for n in graph.inputs if n not in step.constants]
     shared = [names[n] for n in graph.inputs if n in step.constants]
     return f"by_token({function}, {tuple_text(by_row)}{f', {tuple_text(shared)}' if shared else ''})"
 
 
 def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -> list[str]:
-    """Return the lines that update the state `name` over all tokens, starting from the variable `old`."""
+    """Return the line that computes the state `name` after all tokens from the variable `old`, and the reads of `outer`
+    products by each token, or (`outer` None) the states after each token."""
     a = gates.get(f"a.{name}")
     factor = "None" if a is None else f"passing({a}, mask, 1.0)"
     if outer is None:

@@ -84,8 +84,8 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _broadcasts(e: Emitter, value: Value) -> bool:
-    """Return whether `value`, expanded along the batch, is only added to a value of its full shape: then broadcasting
-    makes the expand unnecessary."""
+    """Return whether `value`, the result of an expand, is only added to a value of the same shape that is not expanded
+    itself: then broadcasting makes the expand unnecessary."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
@@ -96,7 +96,7 @@ def _broadcasts(e: Emitter, value: Value) -> bool:
 
 
 def _is_expanded(value: Value | None) -> bool:
-    """Return whether `value` is an expand, or an embedding, affine or cast of one."""
+    """Return whether `value` is the result of an expand, or of an embedding, affine or cast of such a result."""
     producer = None if value is None else value.producer
     return producer is not None and (
         producer.op is ops.expand

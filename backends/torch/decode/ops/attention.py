@@ -24,7 +24,7 @@ SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns of kernels: t
 
 
 def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
-    """Return why the kernel of the projection `node` cannot write keys and values to the cache, or None."""
+    """Return None, or the reason (str) why the kernel of the projection `node` cannot write to the cache."""
     together = cache_sharers(next(iter(node.outputs[0].users)))
     if why := next((why for n in together if (why := _refusal(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
@@ -39,7 +39,7 @@ def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
 
 @lowers(ops.norm_qkv, ops.latent_qk, when=_refuse_projection)
 def projections(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Return placeholders for queries, keys and values; the attention that reads them emits the call."""
+    """Return placeholders for the outputs of the projection; the attention that reads them emits the kernel call."""
     return e.placeholders(node)
 
 
@@ -51,7 +51,7 @@ def index(e: StepEmitter, node: Node) -> None:
 
 @lowers(ops.attention, ops.relative_attention)
 def attention(e: StepEmitter, node: Node) -> Var | None:
-    """Emit attention of one token per row to its cache; fall back to the model's lowering where no kernel applies."""
+    """Emit attention of the new token to its cache, and return the result; None without a cache or a kernel."""
     if node not in e.cached:
         return None
     together, latent = cache_sharers(node), node.op is ops.attention and node.operand("v") is None
@@ -73,7 +73,7 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _refusal(node: Node) -> str | None:
-    """Return why no kernel computes the scores of `node`, or None."""
+    """Return None, or the reason (str) why no kernel computes the scores of the attention `node`."""
     a = node.attrs
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"
@@ -85,13 +85,14 @@ def _refusal(node: Node) -> str | None:
 
 
 def _slopes(node: Node) -> Value | None:
-    """Return the ALiBi slopes [heads] of an attention that `_refusal` accepts, or None without ALiBi."""
+    """Return the ALiBi slopes [heads] of an attention that `_refusal` accepts; None without ALiBi."""
     bias = node.operand("bias")
     return None if bias is None or bias.producer is None else bias.producer.inputs[0]
 
 
 def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention` of the queries that a call of `norm_qkv` returns, which also updates the cache."""
+    """Emit `decode_attention`, with a call of `norm_qkv` as its queries, which also writes keys and values to the
+    cache."""
     weight, bias, norm = (e.weight(qkv.operand("weight")), e.weight(qkv.operand("bias")), e.norm_of(qkv))
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
@@ -116,7 +117,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
 
 
 def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention` of queries, keys and values that other statements compute."""
+    """Emit `decode_attention` of queries, keys and values that earlier statements compute, and their cache write."""
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(_cache(e, node)), call.place(e.positions)
@@ -148,7 +149,7 @@ def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Nod
 
 
 def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node`; a variable, emitted in `scope`, if several attentions read it."""
+    """Return the cache of `node` as an operand; if several attentions read it, as a variable emitted in `scope`."""
     if len(cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -159,7 +160,8 @@ def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
 
 
 def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
-    """Emit attention whose values are part of its keys: latent attention with absorbed weights."""
+    """Emit `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk` node that
+    computes the queries, or None."""
     call = Call("latent_decode")
     slot = _cache(e, node)
     cache, positions = call.place(slot), call.place(e.positions)
@@ -176,7 +178,8 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
-    """Return the call of `latent_qk`, which also updates the `cache`, as an argument of the call `outer`."""
+    """Return the call of `latent_qk` for the node `absorbed`, as an argument of the call `outer`; it also updates the
+    `cache`."""
     call, weight = Call("latent_qk", outer.operands), absorbed.required("weight")
     call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
     call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))
@@ -196,7 +199,8 @@ def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
 
 
 def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
-    """Add the keyword arguments for visible keys and scores: scale, softcap, sinks, slopes, window, pattern."""
+    """Add to `call` the keyword arguments of visible keys and scores: start, scale, softcap, sinks, slopes, window,
+    keep_first, rolling, chunk or dilation, and tickets."""
     a = node.attrs
     if e.reads_prompts:
         call.named(start=e.start)
@@ -212,7 +216,7 @@ def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -
 
 
 def _add_rolling(call: Call, node: Node) -> bool:
-    """Add the keyword arguments of a rolling cache, and return whether the cache rolls."""
+    """Return whether the cache of `node` rolls; if so, add the keyword arguments rolling and keep_first to `call`."""
     room = rolling_capacity(node)
     if room is not None:
         call.set("rolling", True).set("keep_first", room[1], default=0)

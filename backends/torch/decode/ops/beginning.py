@@ -24,7 +24,7 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
 
 @lowers(ops.embed_tokens, when=_refuse_blocks)
 def embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit the embeddings [batch, seq, dim], and cos and sin of the rotary angles of each frequency table."""
+    """Emit the embeddings [batch, seq, dim], and cos and sin [batch·seq, pairs] of each table of rotary frequencies."""
     a = node.attrs
     call = Call("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):

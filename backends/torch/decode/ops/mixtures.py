@@ -45,7 +45,7 @@ def mixture(e: StepEmitter, node: Node) -> Var:
 
 
 def _add_routing(e: StepEmitter, call: Call, route: Node) -> list[Operand | None]:
-    """Add the arguments of the router `route` to `call`, and return the weights among them."""
+    """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it has none."""
     a, weights = route.attrs, list[Operand | None]()
     without_router = route.op is ops.choose_experts
     experts = (route.required("logits") if without_router else route.required("weight")).shape[

@@ -17,18 +17,18 @@ from ..registry import lowers
 
 
 def few_rows(dtype: torch.dtype) -> str | None:
-    """Return why no GEMV kernel multiplies one token by weights of `dtype`; None if one does."""
+    """Return None, or the reason (str) why no GEMV kernel multiplies one token by weights of `dtype`."""
     return gemv.refusal(torch.empty(1, 1, dtype=dtype, device="meta"))
 
 
 def kernel_activation(name: str | None) -> str | None:
-    """Return the kernels' name of the activation `name`; None if they lack it."""
+    """Return the name that kernels use for the activation `name`, such as silu for swish(1.0); None if they lack it."""
     name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name or "", name)
     return name if name in ACTIVATIONS else None
 
 
 def unknown(e: StepEmitter, node: Node) -> str | None:
-    """Return a reason if kernels lack the activation of `node`, else None."""
+    """Return None, or a reason (str) if kernels lack the activation of `node`."""
     name = node.attrs["activation"]
     return None if kernel_activation(name) else f"the activation is {name}"
 
@@ -49,13 +49,14 @@ def weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None,
 
 @lowers(ops.pack)
 def pack(e: StepEmitter, node: Node) -> Operand | None:
-    """Return the packed weights, which are an attribute next to their modules."""
+    """Return the weights of an `ops.pack` concatenated as one operand; None if they cannot be packed."""
     return e.pack_params([w for w in node.inputs if isinstance(w, Param)])
 
 
 @lowers(ops.norm_linear, when=unknown)
 def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
-    """Emit a linear map with the norm before and the activation after it; a packed one is left to its `ops.split`."""
+    """Emit a linear map with the norm before and the activation after it. If its weights are packed and an `ops.split`
+    is the only reader, return placeholders, because `split` emits the call."""
     if _find_split(node.output) is not None:
         return e.placeholders(node)
     weight, bias, norm = weights(e, node)
@@ -65,7 +66,7 @@ def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
 
 
 def _find_split(product: Value) -> Node | None:
-    """Return the `ops.split` of a `product` by packed weights, if it is the only reader; else None."""
+    """Return the `ops.split` node that is the only reader of `product`, a product by packed weights; else None."""
     linear, reader = product.producer, product.uses[0][0] if len(product.uses) == 1 else None
     packed = linear is not None and linear.op is ops.norm_linear and not isinstance(linear.operand("weight"), Param)
     return reader if packed and reader is not None and reader.op is ops.split else None
@@ -73,7 +74,7 @@ def _find_split(product: Value) -> Node | None:
 
 @lowers(ops.split)
 def split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """Emit linear maps with packed weights as one product that is split; fall back for other splits."""
+    """Emit linear maps with packed weights as one product that is then split; return None for other splits."""
     product = node.required("x").producer
     if product is None or _find_split(product.output) is not node:
         return None
@@ -87,7 +88,7 @@ def split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 @lowers(ops.head_linear)
 def head_linear(e: StepEmitter, node: Node) -> Var | None:
-    """Emit a linear map [heads, out, in] that is applied to each head; fall back for the inverse direction."""
+    """Emit a linear map with a weight per head, [heads·out, in]; return None for the transposed one (`inverse`)."""
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None
@@ -119,7 +120,7 @@ def linear_residual(e: StepEmitter, node: Node) -> Var:
 
 @lowers(ops.rms_norm, ops.layer_norm)
 def norm(e: StepEmitter, node: Node) -> Var | None:
-    """Emit a norm that no kernel has fused; fall back if its weights are computed."""
+    """Emit a norm that no kernel has fused; return None if its weights are computed, not parameters."""
     gains = [node.operand(o.name) for o in node.op.operands[1:]]
     if any(g is not None and not isinstance(g, Param) for g in gains):
         return None

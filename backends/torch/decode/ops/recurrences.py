@@ -31,21 +31,22 @@ BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for 
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the state of `node` is not in the cache, and record that as a reason."""
+    """Return whether the state of `node` is not in the cache; if it is an operand instead, record that as a reason."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)
 
 
 def _refuse_weights(e: StepEmitter, node: Node) -> str | None:
-    """Return why the weights of a recurrence cannot be arguments of its kernel, or None."""
+    """Return None, or the reason (str) why the weights of a recurrence cannot be arguments of its kernel."""
     weights = "weight", "bias", "b_weight", "c_weight", "a_log"
     return None if e.scope_around_all(node, *weights) == node.scope else "its weights stand apart"
 
 
 @lowers(ops.scan)
 def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """Emit one token of a user-defined recurrence as a call of a kernel generated for it; fall back without one."""
+    """Emit one token of a user-defined recurrence as a call of a kernel generated for it; return None if no kernel can
+    be generated or the state is not in the cache."""
     if _is_stateless(e, node):
         return None
     full: Step = node.attrs["step"]
@@ -76,8 +77,9 @@ def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 
 def _call_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
-    """Return the call of a function that computes the `products` of a step; `arguments` maps its inputs to text."""
-    doc = "What a recurrence multiplies by weights before the rest of its step, of"
+    """Return the text of a call of `products_of` that computes the `products` of `step`, with a function added to the
+    program; `arguments` maps inputs of the step to text."""
+    doc = "Return the products by weights in the step of a recurrence, given"
     function = e.function("products", function_text(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
     parts = [tuple_text([arguments[n] for n in kind if n in products.inputs]) for kind in kinds]
@@ -130,7 +132,7 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _matrix_refusal(node: Node, dtype: torch.dtype) -> str | None:
-    """Return why no kernel computes one token of a recurrence with a matrix state; None if one does."""
+    """Return None, or the reason (str) why no kernel computes one token of a recurrence with a matrix state."""
     state = [n for n in states(node)[0].row if isinstance(n, int)]
     return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
 

@@ -48,13 +48,17 @@ TAKEN = {"tl", "start_next", "wait", "activate", "softplus", "float", "row", "th
 
 
 class NoKernel(Exception):
-    """Raised for a step that no kernel can be generated for; the message is the reason, in a few words."""
+    """The error for a step that no kernel can be generated for; its message is the reason, in a few words."""
 
 
 @dataclass(frozen=True)
 class ScanKernel:
-    """The source `text` of a kernel called ``{name}``: a block has `block` of the `count` rows of a batch row's states;
-    `outputs` are the shapes of its outputs for a batch row."""
+    """A generated kernel for one token of a recurrence.
+
+    - text: its source, with the placeholder ``{name}`` for its name
+    - count, block: state rows (elements of the axes that are not reduced) per batch row, and per program
+    - outputs: shape of each output without batch
+    """
 
     text: str
     count: int
@@ -64,14 +68,14 @@ class ScanKernel:
 
 @dataclass(frozen=True)
 class _View:
-    """A batch row of the input called `name`, with strides in elements; 0 for broadcast dimensions."""
+    """A strided view of one batch row of the input called `name`; `strides` are in elements, 0 where broadcast."""
 
     name: str
     strides: tuple[int, ...]
 
 
 def scan_kernel(step: Step) -> ScanKernel:
-    """Generate the kernel of one token of `step`.
+    """Return the kernel that computes one token of `step`.
 
     Raises:
         NoKernel: if an op is neither elementwise nor a reduction over one axis of the states, if the states differ in
@@ -111,7 +115,8 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Set `inner`, the reduced axis of the states or None, and `across`, the sizes of their other axes."""
+        """Set `inner` and `length`, the axis of the states that is reduced (or None) and its size, and `across` and
+        `count`, the sizes of the other axes and their product."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.of(states[0]), _row(states[0])
         if any(self.axes.of(state) != axes for state in states):
@@ -130,7 +135,7 @@ class _Writer:
         self.count = math.prod(sizes.values())
 
     def _reduced_axes(self, node: Node) -> list[Axis]:
-        """Return the axes that `node` reduces."""
+        """Return the axes that `node` reduces; [] if it is not a reduction or product."""
         if node.op is not ops.matmul and node.op not in REDUCED:
             return []
         x = node.inputs[0]
@@ -139,11 +144,11 @@ class _Writer:
         return [axis for d in dims if (axis := self.axes.of(x)[d]) is not None]
 
     def _reducing(self) -> str:
-        """Return the names of the reducing ops, for messages."""
+        """Return the names of the step's ops that reduce an axis, separated by commas, for messages."""
         return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced_axes(node)))
 
     def fresh(self, name: str) -> str:
-        """Return a new variable: `name`, with underscores appended until it is free."""
+        """Return a new variable name: `name`, with underscores appended until it is not in use."""
         name = f"v_{name}" if name[0].isdigit() else name
         while keyword.iskeyword(name) or name in self.names:
             name += "_"
@@ -193,7 +198,7 @@ class _Writer:
     # -- memory
 
     def _view(self, value: Value) -> _View | None:
-        """Return `value` as a view of an input; None if it is computed, or its layout is not strided."""
+        """Return `value` as a strided view of an input, through ops that only move elements; None if it is not one."""
         node = value.producer
         if node is None:
             return _View(value.name, _strides(_row(value)))
@@ -212,7 +217,7 @@ class _Writer:
         return _View(view.name, tuple(0 if n == 1 else next(varying) for n in value.shape))
 
     def _address(self, value: Value) -> tuple[str, str]:
-        """Return the offset and the mask of `value` in a contiguous tensor of its own."""
+        """Return the texts of offset and mask of `value`, stored as a contiguous tensor."""
         shape = _row(value)
         address, mask = self._offset(value, _View("", _strides(shape)), math.prod(shape))
         if self.across:
@@ -222,8 +227,8 @@ class _Writer:
         )  # values are tiles: the address must be one
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the offset of `value` from its pointer, and its mask; batch rows are `size` apart, or by default the
-        row stride of the token `view` is of."""
+        """Return the texts of the offset of `value`, a view of an input, from the input's pointer, and of its mask.
+        Batch rows are `size` elements apart, or for 0 the row stride of the input, if that is a token."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.of(value), view.strides, strict=True):
             if axis in self.across:
@@ -238,7 +243,8 @@ class _Writer:
         return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
 
     def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
-        """Return the terms of the offset by the row index p, adjacent contiguous axes merged."""
+        """Return the terms of an offset that depend on the state-row index p, for `strides` in elements by axis; axes
+        that are contiguous in memory share a term."""
         groups, below = list[tuple[int, int, int]](), self.count  # size, stride, values of p for each index
         for axis, size in self.across.items():
             below //= size
@@ -262,13 +268,13 @@ class _Writer:
     # -- values
 
     def __getitem__(self, value: Value) -> str:
-        """Return the variable of `value`, loaded or computed on first use."""
+        """Return the name of the variable with `value`, which is loaded or computed at the first request."""
         if value not in self.variables:
             self.variables[value] = self._load(value) or self._compute(value)
         return self.variables[value]
 
     def _load(self, value: Value) -> str | None:
-        """Return the variable of `value`, loaded, if it is a view of an input; else None."""
+        """Return the variable with `value`, and add a line that loads it, if it is a view of an input; else None."""
         if (view := self._view(value)) is None:
             return None
         size = math.prod(_row(self.graph.inputs[view.name])) if view.name in self.step.states else 0
@@ -281,7 +287,7 @@ class _Writer:
         return self.loaded[place]
 
     def _compute(self, value: Value) -> str:
-        """Return the variable of `value`, computed by its producer."""
+        """Return the variable with `value`, and add the line that computes it."""
         node = value.producer
         assert node is not None
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
@@ -325,7 +331,8 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Return the value that `value` is a reshape of, as far back as the batch stays first: memory order is the same."""
+    """Return the first value in the chain of reshapes that ends in `value` and keeps the batch as first axis; the
+    memory order is the same."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required("x")

@@ -16,9 +16,9 @@ MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
 
 
 def split_products(step: Step) -> tuple[Graph, Step] | None:
-    """Split `step` into a graph of its products by weights, and a step that takes these products as its last tokens.
+    """Return a graph of the products by weights of `step`, and a step that takes these products as its last tokens.
 
-    None if it has none, or one is not [batch, ...] or an output.
+    Return None if the step has no such products, or one of them lacks a batch axis or is an output of the step.
     """
     products = [_follow_moves(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
     if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
@@ -46,14 +46,14 @@ def split_products(step: Step) -> tuple[Graph, Step] | None:
 
 
 def _follow_moves(value: Value) -> Value:
-    """Follow `value` through reshapes and transposes that are its only readers, and return the last result."""
+    """Return the result of the reshapes after `value`, as long as each is the only reader of the one before."""
     while len(value.uses) == 1 and value.uses[0][0].op in MOVES:
         value = value.uses[0][0].output
     return value
 
 
 def _copy(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> None:
-    """Add copies of `nodes` to `graph`, with operands and results mapped by `copies`, which gains their results."""
+    """Add copies of `nodes` to `graph`. `copies` maps values to their copies; results are added to it."""
     for node in nodes:
         operands = [None if v is None else copies[v] for v in node.inputs]
         names = [v.name for v in node.outputs]
@@ -62,7 +62,7 @@ def _copy(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> No
 
 
 class Axes:
-    """The axes of `step`: classes of dimensions, except those of size 1, that ops iterate over together."""
+    """The axes of `step`: equivalence classes of dimensions (size > 1) of its values that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:
         self._joined: dict[Axis, Axis] = {}
@@ -73,7 +73,7 @@ class Axes:
             self._join_all(((old, d), (new, d)) for d in range(len(old.shape)))
 
     def of(self, value: Value) -> tuple[Axis | None, ...]:
-        """Return the axis of each dimension of `value`; None for a size of 1."""
+        """Return the axis of each dimension of `value`; None for a dimension of size 1."""
         return tuple(None if n == 1 else self._root((value, d)) for d, n in enumerate(value.shape))
 
     def _root(self, axis: Axis) -> Axis:
@@ -88,13 +88,13 @@ class Axes:
 
 
 def reduced_dims(node: Node) -> set[int]:
-    """Return the dimensions of its operand that the reduction `node` reduces."""
+    """Return the dimensions of the operand x, counted from 0, that the reduction `node` reduces."""
     rank = len(node.required("x").shape)
     return {a % rank for a in node.attrs["axes"]}
 
 
 def regroups(node: Node) -> bool:
-    """Return whether a reshape merges or splits dimensions, not only adds or drops sizes of 1."""
+    """Return whether `node` is a reshape that merges or splits dimensions, not only adds or drops sizes of 1."""
     if node.op is not ops.reshape:
         return False
     before, after = ([n for n in v.shape if n != 1] for v in (node.required("x"), node.output))
@@ -102,7 +102,8 @@ def regroups(node: Node) -> bool:
 
 
 def _pairs(node: Node) -> Iterable[tuple[Axis, Axis]]:
-    """Return pairs of dimensions, of operands and results of `node`, that run over the same axis."""
+    """Return pairs of dimensions of the operands and the result of `node` that run over the same axis; none if it has
+    several outputs or regroups dimensions."""
     if len(node.outputs) != 1 or regroups(node):
         return []
     out, values = node.output, [v for v in node.inputs if v is not None]
@@ -124,6 +125,7 @@ def _pairs(node: Node) -> Iterable[tuple[Axis, Axis]]:
 
 
 def _broadcast(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
-    """Return the pairs of dimensions of an operand and of the result of an elementwise op, aligned at the last."""
+    """Return the pairs of dimensions of the operand `value` and the result `out` of an elementwise op, aligned at the
+    last dimension."""
     first = len(out.shape) - len(value.shape)
     return [((value, d), (out, d + first)) for d in range(len(value.shape))] if first >= 0 else []
