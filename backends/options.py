@@ -26,8 +26,7 @@ class Options:
     """The options of a target; a subclass has a field for each, created by `option`."""
 
     def passes(self) -> dict[str, str]:
-        """Return the passes that the options request, as pipeline text by option name; they run just before the
-        target's own passes."""
+        """Return the passes that the options request, as text by option name; they run before the target's own."""
         return {}
 
     @classmethod

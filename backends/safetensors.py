@@ -32,8 +32,7 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written as `dtype`; `blocks` is called at that time and yields arrays of its elements in row-major
-    order."""
+    """A tensor to be written as `dtype`; `blocks`, called at that time, yields its elements in row-major order."""
 
     shape: tuple[int, ...]
     dtype: DType

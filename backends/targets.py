@@ -48,8 +48,7 @@ class Built(Protocol):
 
 
 class Place(NamedTuple):
-    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype (None: the target's
-    first)."""
+    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype."""
 
     target: str
     device: str

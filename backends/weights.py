@@ -76,8 +76,7 @@ def bits_per_weight(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
 
 
 def layer_of(name: str) -> str | None:
-    """Return the layer in the name of a parameter, ``layers.0`` for ``layers.0.attn.q.weight``; None if there is
-    none."""
+    """Return the layer in the name of a parameter, ``layers.0`` for ``layers.0.attn.q.weight``; None if it has none."""
     match = _LAYER.match(name)
     return match[0] if match else None
 

@@ -90,8 +90,7 @@ def suits_genai(graph: Graph) -> bool:
 
 
 def _genai_notes(graph: Graph) -> list[str]:
-    """Return a list with a note why onnxruntime-genai cannot run `graph`; [] if it can, or `graph` does not
-    generate."""
+    """Return a note why onnxruntime-genai cannot run `graph`, in a list; [] if it can, or `graph` does not generate."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]

@@ -102,8 +102,7 @@ class Emitter:
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
-        """Return `array` in `dtype` as a constant; equal arrays return the same value. `hint` is its name if it is
-        new."""
+        """Return `array` in `dtype` as a constant, named `hint` if it is new; equal arrays return the same value."""
         data = np.asarray(array, dtype)
         # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
         key = (str(data.dtype), data.shape, data.tobytes())
@@ -189,8 +188,7 @@ class Emitter:
         return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
 
     def size(self, size: Size) -> onnx.Value:
-        """Return the IR `size` as an int64 tensor [1]: a constant, or if it is symbolic computed from the shapes of the
-        graph inputs."""
+        """Return the IR `size` as an int64 tensor [1]: a constant, or computed from the shapes of the inputs."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._emit_size(size))
@@ -236,8 +234,7 @@ class Emitter:
     # -- running lowerings
 
     def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
-        """Emit the nodes of the graph that are in `chosen`, in order, by their lowerings, and name the results after
-        the IR values."""
+        """Emit the graph's nodes in `chosen`, in order, by their lowerings; name the results after the IR values."""
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope

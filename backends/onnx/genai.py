@@ -16,8 +16,7 @@ MODEL = "genai.onnx"  # a second model with full caches, next to one with rollin
 
 
 def refusal(graph: Graph) -> str | None:
-    """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, which has caches, none of them
-    rolling."""
+    """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, whose caches do not roll."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     states = list(taken_states(graph))

@@ -59,8 +59,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
 
 
 def _save_packed(model: Path, out: Path) -> Any:
-    """Let ONNX Runtime write the model file `model` with packed weights into the folder `out`; return the new model
-    without its data."""
+    """Let ONNX Runtime write `model` with packed weights into the folder `out`; return it without its data."""
     import onnx
 
     ort = onnxruntime()

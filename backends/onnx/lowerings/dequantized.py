@@ -139,8 +139,7 @@ def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _multiply_codes(e: Emitter, key: object, x: Out, node: Node) -> Out:
-    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]. Products of one x, identified by
-    `key`, share nodes."""
+    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]; `key` identifies x for sharing."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)

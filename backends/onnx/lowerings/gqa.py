@@ -82,8 +82,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 
 def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
-    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`, with heads of `head`
-    elements."""
+    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`; `head` is a head's width."""
     k, v = node.required("k_scale"), node.required("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"

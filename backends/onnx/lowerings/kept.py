@@ -59,8 +59,7 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products by weights that a pass quantized round activations to 8 bits: on a CPU, if any such
-    weights stay in blocks."""
+    """Return whether products round activations to 8 bits: on a CPU, if weights quantized by a pass stay in blocks."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 

@@ -228,8 +228,7 @@ def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.V
 
 
 def _sums_padding(e: Emitter, width: int, group: int) -> int:
-    """Return the number of zeros to append after the group sums of `width` activations: CUDA kernels for few rows need
-    full groups."""
+    """Return the number of zeros after the group sums of `width` activations: some CUDA kernels need full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 

@@ -31,8 +31,7 @@ Out = onnx.Value
 
 
 def to_f32(e: Emitter, value: Value | None) -> Any:
-    """Return the ONNX value of `value` (None: None), cast to f32 on CPUs: states sum many terms, and CPU kernels lack
-    narrower dtypes."""
+    """Return the ONNX value, on CPUs in f32: states sum many terms, and CPU kernels lack narrower dtypes."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out

@@ -94,8 +94,7 @@ class StepEmitter(Emitter):
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
     def _counting(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return an expression, as text and operands, that adds the new tokens to the cache's length and returns the
-        previous length."""
+        """Return an expression (text, *operands) that advances the cache by the new tokens, to its old length."""
         cache = self.give("cache", "", "Cache")
         if not self.reads_prompts:
             return "{0}.advance(1)", cache
@@ -188,8 +187,7 @@ class StepEmitter(Emitter):
         return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
 
     def _find_plain_norm(self, kind: str, eps: float) -> str:
-        """Return a path for a norm without weights in the current node's scope; norms with the same scope, kind and ε
-        get the same path."""
+        """Return the path of a norm without weights: one for each scope (the current node's), kind and ε."""
         assert self.node is not None
         epsilons = self._norms.setdefault((self.node.scope, kind), [])
         if eps not in epsilons:

@@ -302,8 +302,7 @@ reference = partial(decode_attention, kernel=False)
 
 
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
-    """Return the constexpr arguments for keys of `d` and values of `dv` elements of `size` bytes, and `group` query
-    heads per KV head."""
+    """Return the constexpr arguments for heads of d and dv elements of `size` bytes, and `group` heads per KV head."""
     d_padded, dv_padded = power_of_2(d, 16), power_of_2(dv, 16)
     taken = -(-group // -(-group // HEADS))
     keys = STAGE // ((d_padded + dv_padded) * size)

@@ -9,8 +9,7 @@ from ..program.statements import Operand, ParamRef, Var
 
 
 def storage_of(node: Node) -> tuple[str, int]:
-    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per element: 1, or 2 for 4
-    bits."""
+    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per element, 1 or 2."""
     return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
 
 

@@ -44,8 +44,7 @@ class Call:
         return self
 
     def set(self, name: str, value: Any, default: Any = None) -> Call:
-        """Append the keyword argument `name` with a constant `value`, unless it equals the function's `default`; return
-        the call."""
+        """Append a keyword argument with a constant value, unless it is the function's `default`; return the call."""
         if value != default:
             self.arguments.append(f"{name}={number(value) if isinstance(value, float) else repr(value)}")
         return self

@@ -85,8 +85,7 @@ def _of_table(value: Value) -> bool:
 
 
 def _filling(value: Value) -> str | None:
-    """Return the number that fills `value` as a literal, if `value` is a constant fill (`affine` with by=0); else
-    None."""
+    """Return the number that fills `value` as a literal, if it is a constant fill (`affine` with by=0); else None."""
     producer = value.producer
     if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None

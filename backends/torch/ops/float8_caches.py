@@ -39,8 +39,7 @@ def can_be_float8(node: Node) -> bool:
 
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:
-    """Return the recipe of the scales [kv_heads] of keys (`role` "k") or values ("v"), and the reason why they are 1
-    ("": none)."""
+    """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1 ("": none)."""
     heads, branch = _heads(node), branch_of(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
@@ -92,8 +91,7 @@ def _heads(node: Node) -> int:
 
 
 def _name(node: Node, role: str) -> str:
-    """Return the path of the scale of keys or values (`role`) in the scope of `node`; from the second attention of a
-    scope on, it has a number."""
+    """Return the path of the scale of keys or values (`role`) in the scope of `node`, numbered if that is taken."""
     cached = cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1

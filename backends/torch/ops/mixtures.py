@@ -54,16 +54,14 @@ def _moe(e: Emitter, node: Node) -> Var:
 
 
 def _home(node: Node, names: list[str]) -> str:
-    """Return the scope that runs the experts: the module, inside the node's scope, with all weights `names`; the node's
-    scope if there is none."""
+    """Return the scope that runs the experts: the module in the node's scope with all weights `names`, or the scope."""
     homes = {node.required(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
 def _expert(node: Node, names: list[str]) -> str:
-    """Return the source of a Python function called ``{name}`` that computes one expert's MLP; `names` are its
-    weights."""
+    """Return the source of a Python function ``{name}`` that computes one expert's MLP with the weights `names`."""
     limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:

@@ -91,8 +91,7 @@ def _slopes(node: Node) -> Value | None:
 
 
 def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention`, with a call of `norm_qkv` as its queries, which also writes keys and values to the
-    cache."""
+    """Emit `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
     weight, bias, norm = (e.weight(qkv.operand("weight")), e.weight(qkv.operand("bias")), e.norm_of(qkv))
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
@@ -178,8 +177,7 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
-    """Return the call of `latent_qk` for the node `absorbed`, as an argument of the call `outer`; it also updates the
-    `cache`."""
+    """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates the `cache`."""
     call, weight = Call("latent_qk", outer.operands), absorbed.required("weight")
     call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
     call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))

@@ -125,7 +125,6 @@ def _pairs(node: Node) -> Iterable[tuple[Axis, Axis]]:
 
 
 def _broadcast(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
-    """Return the pairs of dimensions of the operand `value` and the result `out` of an elementwise op, aligned at the
-    last dimension."""
+    """Return the pairs of dimensions of an operand and the result `out` of an elementwise op, aligned at the last."""
     first = len(out.shape) - len(value.shape)
     return [((value, d), (out, d + first)) for d in range(len(value.shape))] if first >= 0 else []

@@ -21,8 +21,7 @@ def widen_kernel(
     y, codes, scales, offsets, N, K,
     BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize CHUNKS chunks (see `shared.codes`) of each of ROWS rows into y [N, K]. Grid [blocks of rows, blocks of
-    chunks]."""
+    """Dequantize CHUNKS chunks (see `shared.codes`) of ROWS rows into y [N, K]. Grid [blocks of rows, of chunks]."""
     start_next(PDL)
     wait(PDL)
     CHUNK: tl.constexpr = 512 // BITS
@@ -89,8 +88,7 @@ def widens(weight: Codes, dtype: torch.dtype) -> bool:
 
 
 def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """Return the dequantized `weight` [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see
-    `uses_torch`."""
+    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):

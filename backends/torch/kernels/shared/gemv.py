@@ -137,8 +137,7 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
 
 
 def staged(weights: int, others: int, blocks: int) -> int:
-    """Return the number of pipeline stages of a loop in each of `blocks` blocks, if a step loads `weights` bytes of W
-    and `others` bytes of x."""
+    """Return the pipeline stages of a loop in `blocks` blocks whose steps load `weights` bytes of W, `others` of x."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
