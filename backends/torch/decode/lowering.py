@@ -1,4 +1,4 @@
-"""Lower a fused graph to the statements of a decode step: kernel calls for fused ops, else those of the model."""
+"""Lower a fused graph to the statements of a decode step: kernel calls, or the model's statements where none applies."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def latent_qk(
     q [batch, heads·(plain + rope)] or [batch, 1, ·], latent = [c, k_rope] [batch, rank + rope] or [batch, 1, ·]; both
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
-    sin f32 [batch, rope/2] are those of the tokens' angles. `interleaved`, `rolling`, `keep_first` and the slot of a
+    sin f32 [batch, rope/2] belong to the tokens' RoPE angles. `interleaved`, `rolling`, `keep_first` and the slot of a
     position are as in `norm_qkv`. `kernel`: see `uses_torch`.
 
     Raises:

@@ -20,7 +20,7 @@ class Cache(list[Any]):
         self.length = 0
 
     def advance(self, tokens: int) -> int:
-        """Add the number of new `tokens` to `length`; return the previous length."""
+        """Add the number of new `tokens` to `length` (ValueError above `capacity`); return the previous length."""
         if self.length + tokens > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} tokens, not {self.length} + {tokens}: make one with a larger length"
@@ -89,9 +89,9 @@ def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
 
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
-    """Return the positions [batch or 1, keys] of the keys that a rolling cache of `slots` returns for new tokens at
-    `positions` [batch or 1, seq], `start` the first: of cached keys, then of new ones; for one token, of all slots. An
-    empty slot gets the position `capacity`, after all tokens."""
+    """Return the positions [batch or 1, keys] of the keys that a rolling cache returns for new tokens at `positions`
+    [batch or 1, seq]: those of all `slots` (`capacity` if empty), then `positions`; for one token, only those of all
+    slots; without a cache or earlier tokens (`start` 0), only `positions`."""
     if cache is None or start == 0:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]

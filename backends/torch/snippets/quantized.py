@@ -87,9 +87,9 @@ def multiplies_float8(x: Tensor, group: int, codes: Tensor) -> bool:
 
 class Quantized(nn.Module):
     """A packed weight W [out, in] = scale · (code − 2^{bits−1}) + offset, with a scale and optionally an offset for
-    each `group` weights of a row; or W = scale · code if codes are FP8 (`floats`), float8_e4m3fn. With `activations`,
-    an x of many rows is also quantized to FP8. Buffers: `codes` i32 [out, words], `scales` and `offsets` (f32)
-    [in/group, out].
+    each `group` weights of a row. With `floats`, W = scale · code, where codes are FP8 (e4m3) or FP4. With
+    `activations`, an x of more than 64 rows is also quantized to FP8. Buffers: `codes` i32 [out, words], `scales` and
+    `offsets` (f32 or None) [in/group, out].
 
     FP4 codes are e2m1, with 8-bit `scales` stored as u8 bytes: float8_e8m0fnu, powers of two (mxfp4); or float8_e4m3fn
     (nvfp4), multiplied by `tensor_scales` f32 [1, out], which are equal for all rows of a matrix.
