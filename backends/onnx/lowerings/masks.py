@@ -1,6 +1,6 @@
 """Masks of the standard Attention operator, computed from positions and the op's attributes.
 
-Equal masks and their parts are shared between attentions: a decoder computes each once per call, not once per layer.
+Attentions share equal masks and parts of masks: a decoder computes each once per forward pass, not once per layer.
 """
 
 from __future__ import annotations

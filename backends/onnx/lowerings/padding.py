@@ -1,4 +1,4 @@
-"""Support for padding anywhere in a call: a decoder graph expects it after each row's tokens, so rows are sorted.
+"""Support for padding anywhere among new tokens: a decoder graph expects it last, so each batch row is sorted.
 
 Libraries pad prompts on the left (transformers) or on the right (onnxruntime-genai), as described by attention_mask.
 """

@@ -1,4 +1,4 @@
-"""Lower a fused graph to the statements of a decode step: kernel calls, or the model's statements where none applies."""
+"""Lower a fused graph to the statements of a decode step: kernel calls, or statements of the model without one."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def uses_torch(
 ) -> bool:
     """Return whether a launcher falls back to torch: `kernel` is False, or `refusal` gives a reason for the operands.
 
-    Every launcher has a keyword `kernel`. None, the default, uses the kernel where it can run. False uses the same
-    formula in torch, the `reference` of a kernel file. True requires the kernel.
+    Every launcher has a keyword `kernel`. None, the default, uses the kernel unless `refusal` gives a reason. False
+    uses the same formula in torch, the `reference` of a kernel file. True requires the kernel.
 
     Raises:
         ValueError: if `kernel` is True and `refusal` gives a reason.
@@ -123,7 +123,7 @@ def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result
     called only while they trace: elsewhere it would cost microseconds, so the launcher is called directly. `like` is
     the fake implementation: it returns results of the same shape and dtype for operands without data. Where a process
     imports this package several times, once per model, the operators of the first import are used: if torch registered
-    them again, models compiled before would lose theirs.
+    them again, models compiled before would lose their operators.
     """
 
     def of(launch: Callable[Operands, Result]) -> Callable[Operands, Result]:
