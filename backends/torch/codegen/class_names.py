@@ -1,4 +1,4 @@
-"""Names of the classes in a generated source, by their computation or their place in the architecture."""
+"""Names of the classes in a generated source, after their ops or their position in the architecture."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 
 def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """Map the key of each method to the name of its class; none is in `taken`, and the class of `top` is `whole`.
+    """Map the key of each method to the name of its class; none is in `taken`, and the class of `top` is called
+    `whole`.
 
-    Equal names are distinguished by the side of the model (encoder, decoder), then by the ops among the `nodes` of
-    each class, and at last by numbers.
+    Equal names are distinguished by encoder or decoder, then by the ops among the `nodes` of each class, then by
+    numbers.
     """
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
@@ -53,18 +54,21 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
 
 
 def own_nodes(method: Method) -> list[Node]:
-    """Return the nodes that the statements of a method compute, without inner methods and shared statements."""
+    """Return the nodes that the statements of a method compute, without inner methods and hoisted statements."""
     statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
 
 def calls(method: Method) -> list[Call]:
-    """Return the calls of inner methods, in order, loops unrolled."""
+    """Return the calls of inner methods in order, with loops unrolled."""
     return [c for i in method.items for c in ([i] if isinstance(i, Call) else i.calls if isinstance(i, Loop) else [])]
 
 
 def _kinds(nodes: Iterable[Node]) -> list[str]:
-    """Return the class names of attentions, recurrences and feed-forwards among `nodes`, in order, without repeats."""
+    """Return the class names of attentions, recurrences and feed-forwards among `nodes`, in order, without duplicates.
+
+    The shared expert of a mixture of experts is left out.
+    """
     kinds = [kind for node in nodes if (kind := _kind(node))]
     if "MoE" in kinds:
         kinds = [k for k in kinds if k != "FeedForward"]  # the shared expert
@@ -79,7 +83,8 @@ def _kind(node: Node) -> str:
 
 
 def _title(path: str, nodes: list[Node]) -> str:
-    """Return a name for the class of the module at `path`, which other classes may have also."""
+    """Return the preferred class name of the module at `path`, which computes `nodes`; other classes may get the
+    same."""
     last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
     if last == "attn" and kinds:
         return kinds[0]
@@ -89,8 +94,10 @@ def _title(path: str, nodes: list[Node]) -> str:
 
 
 def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Return names for classes that would all be called `title`, one for each list of module paths in `places`, as
-    distinct as a prefix of one word makes them."""
+    """Return names for classes that would all be called `title`, one for each list of module paths in `places`.
+
+    A prefix (encoder or decoder, or a word for the ops `within` a path) distinguishes them; names may remain equal.
+    """
     if len(places) == 1:
         return [title]
     sides = [{p.partition(".")[0] for p in paths if "." in p} for paths in places]
@@ -105,7 +112,7 @@ def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, l
 
 
 def _words(classes: Sequence[list[Node]]) -> list[str]:
-    """Return a word for each class that names the ops by which it differs from the others; "" without one."""
+    """Return a word for each class that names an op which the others lack; "" without one."""
     kinds = [_kinds(nodes) for nodes in classes]
     union = set().union(*kinds)
     if len({tuple(k) for k in kinds}) == 1:

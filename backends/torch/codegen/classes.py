@@ -1,4 +1,4 @@
-"""Write the classes of a program, innermost first: the common base of models and decode steps."""
+"""Write the classes of a program, innermost first: the base of the writers of models and decode steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from .structure import Method
 
 @dataclass(frozen=True)
 class Class:
-    """Template data of a class; `cache` is the expression that constructs its cache, of type `cache_type`."""
+    """Template data of a class.
+
+    `cache` is the expression that constructs its cache ("" for none), and `cache_type` its annotation.
+    """
 
     name: str
     doc: str
@@ -35,17 +38,18 @@ class Class:
 
     @property
     def checkpointing(self) -> bool:
-        """Return whether its forward supports activation checkpointing."""
+        """Return whether the forward supports activation checkpointing."""
         return any("self.checkpointing" in line for line in self.lines)
 
     @property
     def like(self) -> str:
-        """Return the text of the parameter `like` of `new_cache`, for classes without a weight in the model's dtype."""
+        """Return the source of the parameter `like` of `new_cache`, "" if the cache takes its dtype from a weight of
+        the class."""
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
 class ClassWriter(ABC):
-    """Writes the classes of a program into `classes`, by name; the class of the whole model is called `top`."""
+    """Writes the classes of a program into `classes` (by name); the class of the whole model is called `top`."""
 
     top = "Model"
     body: type[Writer] = Writer
@@ -60,32 +64,35 @@ class ClassWriter(ABC):
 
     @abstractmethod
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        """Return the lines of ``__init__`` of a class; `inner` maps paths of inner methods to their classes."""
+        """Return the lines of ``__init__`` of a class; `inner` maps paths of inner methods to class names."""
 
     @abstractmethod
     def top_parameters(self, method: Method) -> list[Named]:
-        """Return the parameters of the method of the whole model."""
+        """Return the parameters of the forward of the whole model, in order."""
 
     @abstractmethod
     def state(self, method: Method) -> str:
-        """Return the text of the cache parameter of an inner method with states."""
+        """Return the source of the cache parameter of an inner method that has states."""
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
-        """Return the text of a parameter with its annotation and default."""
+        """Return the source of a parameter: `name` and its annotation. `top`: it belongs to the forward of the whole
+        model."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def keeps(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs the cache of a class, and its type; "" for no cache."""
+        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
+        cache."""
         return "", ""
 
     def described_nodes(self, method: Method) -> list[Node]:
-        """Return the nodes for the docstring of the class of `method`: those that it computes itself."""
+        """Return the nodes that the docstring of the class describes: those whose statements are in `method` itself."""
         return own_nodes(method)
 
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the name of the class of `method`; a new one is added to `classes`, after those of inner methods."""
+        """Return the name of the class of `method`; a new class is added to `classes` after the classes of inner
+        methods."""
         if not self.names:
             self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
@@ -108,7 +115,7 @@ class ClassWriter(ABC):
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Return whether `v` is a hidden state that passes through the layers, which is called x."""
+        """Return whether `v` is a float tensor that layers compute and pass on: the hidden state, called `stream`."""
         if v not in self.makers or v.type != "Tensor":
             return False
         maker = self.makers[v]

@@ -39,7 +39,11 @@ STYLES = (  # by the `_place` of all norms of a block
 
 
 def model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
-    """Return the lines of a generated file's docstring: the kind of model, its imports, inputs and outputs."""
+    """Return the lines of a generated file's docstring: kind and size of the model, its imports, inputs, outputs and
+    cache.
+
+    `kernels` states that the source imports the package `kernels`.
+    """
     weights = sum(map(count_parameters, program.weights.values()))
     kind = str(graph.meta.get("kind", "model"))
     lines = [f"{graph.name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind} of {weights:,} parameters."]
@@ -62,7 +66,10 @@ def _shape(shape: tuple[object, ...] | None) -> str:
 
 
 def class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
-    """Return one sentence on a class that computes `nodes`; `inner` maps paths of inner methods to their classes."""
+    """Return one sentence that describes the class of `method`, which computes `nodes`.
+
+    `inner` maps paths of inner methods to class names.
+    """
     parts = calls(method)
     if method.path != TOP or not parts:
         phrases = [text for node in nodes if (text := _describe(node))]
@@ -85,8 +92,8 @@ def class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> st
 
 
 def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[str, str]) -> str:
-    """Describe a block's additions to the residual stream, and the placement of its norms (Xiong 2020, arXiv
-    2002.04745)."""
+    """Return a phrase on a block: its additions to the residual stream, and the placement of its norms (Xiong 2020,
+    arXiv 2002.04745)."""
     places = {_place(n, method.path) for n in nodes if n.op in NORMS}
     style = next((text for asked, text in STYLES if asked == places), "a block")
     *first, last = (inner[p.path] for p in parts)
@@ -98,10 +105,11 @@ def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[
 
 
 def _place(norm: Node, scope: str) -> str:
-    """Classify the placement of a norm of a block in `scope`.
+    """Return the placement of a norm in the block at `scope`.
 
-    pre: its result goes into a part; post: it reads the stream and its result is the stream; after: its result, from a
-    part's output, is added to the stream.
+    pre: inner modules read its result.
+    post: it reads the sum of the residual stream and its result is the stream.
+    after: it reads a module's output, and its result is added to the stream.
     """
     x = norm.inputs[0]
     readers = [reader for reader, _ in norm.output.uses]
@@ -112,7 +120,7 @@ def _place(norm: Node, scope: str) -> str:
 
 
 def _parallel(method: Method, parts: list[Call]) -> bool:
-    """Return whether the second part reads nothing from the first."""
+    """Return whether the second of `parts` does not depend on results of the first."""
     dependent = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:

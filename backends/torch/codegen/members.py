@@ -11,7 +11,8 @@ from .structure import Call, Loop, Method, reads
 
 
 class Constructor:
-    """Writes the lines of ``__init__`` that construct the members of the class of a method."""
+    """Writes the lines of ``__init__`` that construct the members (modules, parameters, buffers) of a method's
+    class."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -19,11 +20,13 @@ class Constructor:
     # -- to override
 
     def construct(self, place: str, name: str) -> str:
-        """Return the expression that constructs the module of class `name` at the relative path `place`."""
+        """Return the expression that constructs a module of class `name`; `place` is its relative path, for
+        subclasses."""
         return f"{name}()"
 
     def construct_list(self, place: str, names: Sequence[str]) -> str:
-        """Return the expression that constructs a list of modules of the classes `names`."""
+        """Return the expression that constructs a ModuleList of the classes `names`; `place` is its path, for
+        subclasses."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
         return f"nn.ModuleList(kind() for kind in {periodic([*names])})"
@@ -31,7 +34,10 @@ class Constructor:
     # -- writing
 
     def write(self, method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-        """Return the lines; `inner` maps paths of modules to their classes, `tables` are paths of embedding weights."""
+        """Return the lines of ``__init__``, members in order of first use.
+
+        `inner` maps paths of modules to class names; `tables` are paths of weights to construct as ``nn.Embedding``.
+        """
         tree: dict[str, Any] = {}
         entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
         for path, member in method.holds.items():
@@ -58,7 +64,10 @@ class Constructor:
         return self.lines
 
     def _assign_members(self, base: str, path: str, tree: dict[str, Any]) -> None:
-        """Append the lines that construct the members of the module `base`: classes, modules and tensors by name."""
+        """Append the lines that construct the members of the module `base`, which is at `path`.
+
+        `tree` maps each name to a class name, a module of torch, a tensor, or a dictionary of inner members.
+        """
         for name, entry in tree.items():
             place, local = attribute(base, name), f"{path}.{name}" if path else name
             if isinstance(entry, ParamRef):
@@ -79,13 +88,14 @@ class Constructor:
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
-        """Return the expression that constructs one module; an empty ``nn.Module()`` if it only has children."""
+        """Return the expression that constructs one module; an empty ``nn.Module()`` if `entry` is None or has only
+        children."""
         if isinstance(entry, Submodule):
             return entry.init
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
     def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """Append the lines that construct the list `place`, whose `entries` have numbers as keys."""
+        """Append the lines that construct the list `place`; keys of `entries` are indices (as str)."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]
@@ -104,12 +114,12 @@ class Constructor:
 
 
 def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-    """Return the lines of ``__init__`` of the class of `method`; see `Constructor.write`."""
+    """Return the lines of ``__init__`` of the class of `method`, ``pass`` without members; see `Constructor.write`."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 
 def _order(method: Method) -> dict[str, int]:
-    """Map members to the order of their first use."""
+    """Map the relative path of each member to its rank in order of first use."""
     order: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []

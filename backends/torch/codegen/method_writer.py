@@ -1,4 +1,5 @@
-"""The lines of a method: expressions inlined into their readers while lines stay short, and names for the rest."""
+"""The lines of a method: expressions inlined into their readers while lines stay short, and names for all other
+values."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ COMMENTED = 108  # the longest line together with its comment
 
 
 class Writer:
-    """Writes the forward of one method; if it `trains`, activations may be checkpointed and the cache may be None.
+    """Writes the forward of one method.
 
-    A hidden state that passes through the layers is called `stream`.
+    trains: activations may be checkpointed, and the cache may be None. stream: name of the hidden state (`hidden`).
+    given: the parameters. top: the method is the forward of the whole model.
     """
 
     trains = True
@@ -33,19 +35,19 @@ class Writer:
     # -- text with placeholders
 
     def token(self, o: Operand) -> str:
-        """Return the placeholder of an operand until names are chosen."""
+        """Return the source of a member, or the placeholder of another operand, which stays until names are chosen."""
         if isinstance(o, Submodule) or (isinstance(o, ParamRef) and inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def member(self, path: str) -> str:
-        """Return the text that accesses the member at `path`."""
+        """Return the source that accesses the member at `path`, such as ``self.layers[0].norm``."""
         return attribute("self", relative(path, self.method.path))
 
     # -- lines
 
     def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
-        """Return the names of the parameters, and the lines; no variable gets a name that is `taken`."""
+        """Return the names of the parameters, and the lines of the body; no variable gets a name in `taken`."""
         for item in self.method.items:
             for o in set(reads(item)):
                 # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
@@ -63,25 +65,25 @@ class Writer:
     # -- to override
 
     def result(self, outputs: str) -> str:
-        """Return the text of the returned value, given the text of the outputs."""
+        """Return the source of the returned value; `outputs` is the comma-separated source of the outputs."""
         return f"({outputs})"
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
-        """Return the text that accesses the cache slot of a statement."""
+        """Return the source that accesses the cache of a statement."""
         return self.states[item]
 
     def state_arguments(self, item: Call) -> list[str]:
-        """Return the arguments of a call other than its inputs: its cache, if it has states."""
+        """Return the arguments of a call that follow its inputs: its cache if it has states, else none."""
         return [self.states[item]] if item.slots else []
 
     def answer(self, item: Call, text: str) -> str:
-        """Return the text of the results of the call `text`."""
+        """Return the expression of the results of a call, whose source is `text`."""
         return text
 
     def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        """Return the arguments of each call of a loop other than its inputs.
+        """Return the arguments of each call of a loop that follow its inputs.
 
-        Iterables of the loop are appended to `sources`, as pairs of a loop variable and an expression.
+        Iterables of the loop are appended to `sources` as pairs (loop variable, expression).
         """
         if not loop.slots:
             return []
@@ -91,18 +93,23 @@ class Writer:
         return ["state"]
 
     def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
-        """Return the arguments for inputs that differ from call to call; `rests` has the text of a tuple for each."""
+        """Return the arguments for inputs that differ between the calls of a loop, and append their iterable to
+        `sources`.
+
+        `rests` has the source of a tuple of these inputs for each call.
+        """
         sources.append(("args", periodic(rests)))
         return ["*args"]
 
     def checkpoint_line(self, loop: Loop) -> str:
-        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" for none."""
+        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" if the writer does
+        not train."""
         return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
 
     # -- writing
 
     def _preferred_name(self, o: Named) -> str:
-        """Return the preferred name of a parameter."""
+        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name or path."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
@@ -158,9 +165,9 @@ class Writer:
         self.lines.append(Line([*results], tree, comment, replaces, movable))
 
     def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
-        """Inline expressions of earlier lines into `tree`, nearest first, as long as the line stays short.
+        """Inline expressions of earlier lines into `tree`, nearest first, while the line stays within `WIDTH`.
 
-        Return the new tree and the inlined lines, which are removed.
+        Return the new tree and the inlined lines, which are removed. `room` is the width of the targets.
         """
         inlined: list[Line] = []
         for line in reversed(self.lines):
@@ -228,7 +235,7 @@ def _expression(text: str) -> ast.expr:
 
 
 class _Inliner(ast.NodeTransformer):
-    """Replaces a name by an expression."""
+    """Replaces a name by an expression in a syntax tree."""
 
     def __init__(self, name: str, expression: ast.AST) -> None:
         self.name, self.expression = name, expression
@@ -239,13 +246,16 @@ class _Inliner(ast.NodeTransformer):
 
 def _checkpoint_line(state: str) -> str:
     """Return the line that sets ``run`` to ``layer``, with activation checkpointing (Chen 2016, arXiv 1604.06174) if
-    the model's `checkpointing` is set and `state`, the text of its cache, is None."""
+    the model's `checkpointing` is set and there is no cache; `state` is the name of its variable, "" for none."""
     condition = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
     return f"run = partial(checkpoint, layer, use_reentrant=False) if {condition} else layer"
 
 
 def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
-    """Return the leading arguments that all calls share, and a tuple of the others for each call, if any."""
+    """Return the leading arguments that all calls share, and for each call a tuple of its other arguments.
+
+    The second list is empty if all arguments are shared.
+    """
     shared: list[str] = []
     for column in zip(*lists, strict=False):
         if len({*column}) != 1:
@@ -256,7 +266,7 @@ def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
 
 
 def periodic(texts: list[str]) -> str:
-    """Return a Python list of `texts`, with repetitions as products, such as ``[A, B] * 6``."""
+    """Return the source of a list of `texts`, with repetitions as products, such as ``[A, B] * 6``."""
     n = len(texts)
     for size in range(1, n // 2 + 1):
         if texts[size:] == texts[:-size]:
@@ -280,12 +290,13 @@ def _words(path: str) -> list[str]:
 
 
 def _alike(o: Operand, results: Iterable[Var]) -> bool:
-    """Return whether all results have the operand's shape, so that they may reuse its name."""
+    """Return whether all `results` have the shape of `o`, so that they may reuse its name; False for unknown shapes."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
 def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
-    """Return the path of the list of modules that `calls` run in order, and their slice of it, "" for all."""
+    """Return the path of the ModuleList whose modules `calls` run in order, and the slice that they run ("" for
+    all)."""
     container = relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative(p, method.path) for p in (*method.modules, *method.holds))
@@ -296,7 +307,7 @@ def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
 
 
 def attribute(base: str, path: str) -> str:
-    """Return the text that accesses `path` from `base`, numbers as indices."""
+    """Return the source that accesses `path` from `base`; parts that are digits become indices."""
     for part in path.split(".") if path else []:
         base += f"[{part}]" if part.isdigit() else f".{part}"
     return base

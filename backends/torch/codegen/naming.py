@@ -1,4 +1,4 @@
-"""Names for the values of a method, and its lines as text: a name is reused once its value has no more readers."""
+"""Names for the values of a method, and its lines as source: a name is reused once its value has no more readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Named = Var | ParamRef
 
 @dataclass(eq=False)
 class Line:
-    """``targets = tree``, a statement, or the returned value; names in `tree` are placeholders at first."""
+    """One statement ``targets = tree``, or without targets the returned expression; names in `tree` are placeholders.
+
+    replaces: the operand whose name the target may reuse.
+    """
 
     targets: list[Named]
     tree: ast.AST
@@ -27,7 +30,11 @@ class Line:
 
 
 class Names:
-    """Names of the values in `lines`, which have placeholders `tokens`; one that passes a loop is called `stream`."""
+    """Chooses the names of the values in `lines`.
+
+    tokens: placeholder of each operand. taken: names that no value gets. stream: name of a value that passes through a
+    loop.
+    """
 
     def __init__(
         self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
@@ -45,7 +52,8 @@ class Names:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names: `stream` for values that pass through a loop, and for values that these replace."""
+        """Return preferred names by operand: `stream` for the value that passes through a loop and for values it
+        replaces."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -55,7 +63,7 @@ class Names:
         return names
 
     def _last_reads(self) -> dict[str, int]:
-        """Map each token to the number of the last line that reads it; loops read the operands that enter them."""
+        """Map each token to the index of the last line that reads it; a loop also reads the operands that enter it."""
         tokens = {*self.tokens.values()}
         last: dict[str, int] = {}
         for i, line in enumerate(self.lines):
@@ -65,7 +73,7 @@ class Names:
         return last
 
     def give(self, o: Named, name: str) -> str:
-        """Choose and return the name of a parameter, `name` if it is free."""
+        """Choose and return the name of a parameter of the method: `name`, numbered if it is taken."""
         token = self.token(o)
         if name == "cache":
             self.names[token] = name
@@ -75,7 +83,7 @@ class Names:
         return self.names[token]
 
     def text(self) -> list[str]:
-        """Return all lines with their final names; the last one returns."""
+        """Return all lines with their final names; the last one is the return statement."""
         out: list[str] = []
         for i, line in enumerate(self.lines):
             out += [f"{new} = {old}" for new, old in self._name_targets(i, line)]
@@ -90,8 +98,10 @@ class Names:
         return out
 
     def _name_targets(self, i: int, line: Line) -> list[tuple[str, str]]:
-        """Choose the names of the results of line `i`; return pairs (new, old) of names to copy before it, because the
-        loop would overwrite values that are read later."""
+        """Choose the names of the results of line `i`, and return pairs (new, old) of names to copy before the line.
+
+        A loop needs a copy if it would overwrite a value that later lines read.
+        """
         copies = []
         entering: Mapping[Operand, Operand] = dict(line.loop)
         for target in line.targets:
@@ -108,7 +118,7 @@ class Names:
         return copies
 
     def _reusable_name(self, old: Operand | None, i: int) -> str | None:
-        """Return the name of `old` if nothing reads `old` after line `i`, else None."""
+        """Return the name of `old` if no line after line `i` reads `old`, else None."""
         token = None if old is None else self.tokens.get(old)
         if token is None or token not in self.names or self.last.get(token, -1) > i:
             return None
@@ -132,7 +142,8 @@ class Names:
 
 
 def _assignment(targets: str, tree: ast.AST) -> str:
-    """Return ``targets = tree``; an `if` statement where one branch of a conditional expression changes nothing."""
+    """Return the source of ``targets = tree``; an `if` statement if one branch of a conditional expression is
+    `targets`."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:
@@ -151,7 +162,7 @@ def _negate(test: ast.expr) -> ast.expr:
 
 
 def unparse(tree: ast.AST) -> str:
-    """Return the source of `tree`, with negative exponents without parentheses."""
+    """Return the source of `tree`; negative exponents have no parentheses (``x ** -0.5``)."""
     return re.sub(r"\*\* \((-[\d.]+)\)", r"** \1", ast.unparse(tree))
 
 

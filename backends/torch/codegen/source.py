@@ -1,4 +1,4 @@
-"""The source of a model: its classes, innermost first, after the snippets that they use."""
+"""The source of a model: the snippets that it uses, then its classes, innermost first."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from .structure import Call, Item, Loop, Method, structure
 
 @dataclass(frozen=True)
 class Source:
-    """A generated module: its `text`, with a class `Model`; the graph's parameters, as `weights`, by state_dict key;
-    and the files of the `kernels` that it imports."""
+    """A generated module.
+
+    text: its source, with a class `Model`. weights: parameters of the graph by state_dict key.
+    kernels: module names of the kernels that it imports.
+    """
 
     text: str
     weights: dict[str, Any]
@@ -38,7 +41,7 @@ class Source:
 
 
 def write_source(lowered: Lowered, package: str = "kernels") -> Source:
-    """Return the Python source of a model, which imports its kernels from `package`."""
+    """Return the source, weights and kernels of a model; the source imports its kernels from `package`."""
     program = lowered.program
     top = structure(program)
     writer = ModelWriter(program)
@@ -59,7 +62,7 @@ def write_source(lowered: Lowered, package: str = "kernels") -> Source:
 
 
 def format_source(text: str) -> str:
-    """Return `text` formatted by ruff, or with surplus blank lines removed if ruff is not installed."""
+    """Return `text` formatted by ruff; if ruff is not installed, only surplus blank lines are removed."""
     if importlib.util.find_spec("ruff") is None:
         return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
     program = Path(sysconfig.get_path("scripts"), "ruff")  # `python -m ruff` starts six times slower
@@ -151,7 +154,8 @@ def _new_cache(method: Method) -> str:
 
 
 def _find_weight(method: Method) -> str:
-    """Return the text of a weight of the module, which gives the cache its dtype and device; or ``like``."""
+    """Return the source of a weight from which the cache takes its dtype and device; ``like`` if the module has
+    none."""
     for path, member in method.holds.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.holds:
@@ -162,7 +166,7 @@ def _find_weight(method: Method) -> str:
 
 
 def _has_parameters(method: Method) -> bool:
-    """Return whether the module or an inner one has parameters; codes of quantized blocks are buffers."""
+    """Return whether the module or an inner one has parameters; codes of quantized blocks do not count."""
     return any(
         "codes" not in member.holds if isinstance(member, Submodule) else not member.constant
         for inner in method.walk()
@@ -171,5 +175,5 @@ def _has_parameters(method: Method) -> bool:
 
 
 def _needs_like(method: Method) -> bool:
-    """Return whether `new_cache` of a module has the parameter `like`, a weight of another module."""
+    """Return whether `new_cache` of a module has the parameter `like` (a weight of another module)."""
     return "like" in re.findall(r"\w+", _new_cache(method))

@@ -1,8 +1,8 @@
-"""Group flat statements into classes: the statements of a scope become a method, equal scopes one class.
+"""Group flat statements into classes: the statements of a scope become a method, and equal methods share a class.
 
-A scope becomes a module if it holds weights and its statements can run as one call; otherwise they stay in the scope
-around it, which then accesses the weights by path. Shared layers, which run the same statements on the same weights
-several times, become several calls of one module.
+A scope becomes a module if it has weights and its statements can run as one call; otherwise they stay in the enclosing
+scope, which accesses the weights by path. Layers that run the same statements on the same weights several times become
+several calls of one module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Sta
 
 @dataclass(eq=False, repr=False)
 class Call:
-    """A call of the method `callee` of the module at `path` on `inputs`; `slots` is its number of states."""
+    """A call of `callee`, the forward of the module at `path`, on `inputs`; `slots` is its number of states."""
 
     path: str
     callee: Method
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(eq=False, repr=False)
 class Loop:
-    """Consecutive calls, each of which reads results of the one before."""
+    """Consecutive calls, each of which reads the results of the previous call."""
 
     calls: list[Call]
     chained: list[int]  # for each result of a call, the index of the next call's input
@@ -51,7 +51,7 @@ Item = Statement | Call | Loop
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """The forward of the module at `path`: its steps, inputs, outputs and members."""
+    """The forward of the module at `path`: its items in order, inputs, outputs and members."""
 
     path: str
     items: list[Item]
@@ -63,7 +63,7 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states: with one, the cache is its state; with several, a tuple."""
+        """Return the number of items with states: with one, the cache is its state; with several, a tuple of states."""
         return len(self.stateful)
 
     @property
@@ -71,23 +71,23 @@ class Method:
         return [i for i in self.items if has_state(i)]
 
     def walk(self) -> Iterator[Method]:
-        """Yield the inner methods, innermost first, then this one."""
+        """Yield the inner methods, innermost first, then this method."""
         for inner in self.modules.values():
             yield from inner.walk()
         yield self
 
 
 def has_state(item: Item) -> bool:
-    """Return whether an item has a cache or state."""
+    """Return whether an item has a cache or state; a statement without results has none."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
 
 
 def structure(program: Program, borrows: bool = False) -> Method:
-    """Group the statements of `program` into methods, and return that of the whole model.
+    """Group the statements of `program` into methods, and return the method of the whole model.
 
-    A weight belongs to the innermost module in its path; if the program `borrows`, to each class that reads it.
+    A weight belongs to the innermost module in its path; with `borrows`, to each class that reads it.
     """
     members: dict[str, Submodule | ParamRef] = {}
     for statement in program.statements:
@@ -122,7 +122,7 @@ class _Builder:
                 self.uses.setdefault(output, set()).add(None)
 
     def method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
-        """Return the method at `path` that runs `statements` and returns `outputs`."""
+        """Return the method of the module at `path`, which runs `statements` and returns `outputs`."""
         groups = self._groups(path, statements)
         order = _sort_groups(groups)
         items: list[Item] = []
@@ -161,11 +161,15 @@ class _Builder:
         return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether no statement outside computes with `v`, which is only returned further: it comes last."""
+        """Return whether statements outside of `mine` only return `v`, without computing with it; then it is the last
+        output."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """Group the statements of `path` by inner module, in order of appearance, unless groups would be cyclic."""
+        """Return pairs (inner module or None, statements) in order of appearance.
+
+        Statements of inner modules that depend on each other in a cycle stay in `path`: each is a group with None.
+        """
         inner = {p for p in self.modules if p != path and inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:
@@ -200,7 +204,7 @@ def _group_by_module(
 
 
 def _runs(statements: list[Statement]) -> list[list[Statement]]:
-    """Split `statements` into equal runs over the same weights: a single run unless they repeat."""
+    """Return `statements` as equal consecutive runs over the same weights; as one run if they do not repeat."""
     keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Submodule, ParamRef)))) for s in statements]
     n = len(keys)
     for size in range(1, n // 2 + 1):
@@ -225,7 +229,7 @@ def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.Di
 
 
 def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
-    """Return the inner modules on a cycle of dependencies."""
+    """Return the inner modules on a cycle of dependencies between `groups`."""
     graph = _dependencies(groups)
     cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
     return {name for c in cycles for i in c if (name := groups[i][0]) is not None}
@@ -239,14 +243,14 @@ def _sort_groups(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """Yield the scopes around `path`, outermost first."""
+    """Yield the scopes around `path`, outermost ("") first; `path` is not included."""
     parts = path.split(".") if path else []
     for i in range(len(parts)):
         yield ".".join(parts[:i])
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
-    """Return whether `path` has a numbered child, as a ModuleList has."""
+    """Return whether a child of `path` has an index as its name, like the children of a ModuleList."""
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
@@ -266,7 +270,7 @@ def _inputs(method: Method) -> list[Var | ParamRef]:
 
 
 def reads(item: Item) -> Iterator[Operand]:
-    """Yield the operands of an item, in order."""
+    """Yield the operands of an item in order; results that one call of a loop passes to the next are left out."""
     if isinstance(item, Loop):
         results: set[Var] = set()
         for call in item.calls:
@@ -277,7 +281,10 @@ def reads(item: Item) -> Iterator[Operand]:
 
 
 def _roll_loops(items: list[Item]) -> list[Item]:
-    """Return `items` with runs of chained calls, of a list of modules or of one module, as loops."""
+    """Return `items` with each run of chained calls replaced by a loop.
+
+    A run calls successive modules of a ModuleList, or one module again and again.
+    """
     users: dict[Var, int] = {}
     for item in items:
         for o in {*reads(item)}:
@@ -293,7 +300,8 @@ def _roll_loops(items: list[Item]) -> list[Item]:
 
 
 def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """Yield runs of `items`: calls of successive modules of a list, calls of one module, or a single item."""
+    """Yield consecutive runs of `items`: calls of successive modules of a list, calls of one module, or a single
+    item."""
     run: list[Item] = []
     for item in items:
         if run and not (isinstance(item, Call) and isinstance(run[-1], Call) and _follows(run[-1].path, item.path)):
@@ -335,7 +343,7 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
 
 
 def _key(method: Method) -> Hashable:
-    """Return a key that is equal for methods that one class can implement."""
+    """Return a hash that is equal for methods that can share a class."""
     number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
 
     def ref(o: Operand) -> Hashable:

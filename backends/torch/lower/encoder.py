@@ -1,4 +1,4 @@
-"""Encoder-decoders: statements that only the encoder needs move into it, because later calls do not run it."""
+"""Encoder-decoders: move statements that only the encoder needs into it, because later forward passes do not run it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from ..program.statements import TOP, Program, Statement, Var, inside
 
 
 def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
-    """Move statements of the model's forward that compute on the encoder's inputs, and that only the encoder reads,
-    into the scope of the encoder; return all `statements` in order."""
+    """Return `statements` in order, those that only the encoder needs moved into its scope.
+
+    They are statements of the model's forward that compute on the encoder's inputs and that only the encoder reads.
+    """
     skipped = {v for v in program.inputs if v.skips}
     scopes = {s.scope.partition(".")[0] for s in statements if not skipped.isdisjoint(s.operands)} - {TOP}
     if len(scopes) != 1:

@@ -1,8 +1,8 @@
 """Convert the names of a graph to identifiers of Python and attributes of `nn.Module`, for all generated code.
 
-Names of graphs come from checkpoints, architecture files and IR text. Most are valid attributes and stay as they are;
-`class` becomes `class_`, `a-b` becomes `a_b`, and attributes of `nn.Module` itself (`forward`, `training`, `type`)
-also get an underscore. Siblings keep distinct names.
+Names of graphs come from checkpoints, architecture files and IR files. Valid attributes stay as they are; `class`
+becomes `class_`, `a-b` becomes `a_b`, and attributes of `nn.Module` itself (`forward`, `training`, `type`) also get an
+underscore. Siblings keep distinct names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ OWN = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of every generated
 
 
 def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
-    """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the old names.
+    """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the old names that
+    changed.
 
-    No name is one of `avoid`. `usual` maps names of top-level modules with one weight, and perhaps a bias, to new ones.
+    Parts in `avoid` get an underscore. `usual` maps top-level modules with only a weight and perhaps a bias to new
+    names.
     """
     paths, inputs = _paths(graph, avoid), argument_names(graph)
     for old, new in _plain_modules(graph, usual or {}).items():
@@ -38,7 +40,7 @@ def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[st
 
 
 def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of `usual` whose module has only a weight and perhaps a bias, and whose new name is free."""
+    """Return the entries of `usual` whose module has a weight, at most a bias as well, and whose new name is free."""
     params, nodes = [*graph.params], graph.nodes
     used = {
         name.partition(".")[0]
@@ -54,7 +56,7 @@ def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
 
 
 def argument_names(graph: Graph) -> dict[str, str]:
-    """Map the inputs of `graph` to names of arguments: `past.0.key` becomes `past_0_key`."""
+    """Map the inputs of `graph` to argument names: `past.0.key` becomes `past_0_key`."""
     return _distinct([*graph.inputs], avoid={*RESERVED, *library(), "last"})
 
 
@@ -65,7 +67,7 @@ def parameter_names(graph: Graph) -> dict[str, str]:
 
 
 def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map every dotted name of `graph` to one whose parts are attributes, or indices of a list."""
+    """Map each dotted name of `graph` to one whose parts are attributes of modules, or indices of a list."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
     tree: dict[str, dict[str, None]] = {}  # the parts below a path, in order of appearance
@@ -96,7 +98,8 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to identifiers; names that are all numbers stay so if `listed`, as a ModuleList."""
+    """Map the names of siblings to identifiers; names that are all indices stay as they are if `listed` (in a
+    ModuleList)."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):

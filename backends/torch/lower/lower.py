@@ -22,7 +22,7 @@ E = TypeVar("E", bound=Emitter)
 
 
 def refusals(node: Node) -> list[str] | None:
-    """Return the reason of each lowering that refuses `node`; None if one accepts it."""
+    """Return the reasons of all lowerings of the op, if each refuses `node`; None if one accepts it."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node)
@@ -34,7 +34,7 @@ def refusals(node: Node) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A `graph` whose ops all have lowerings, and its `program`; `float8_caches`: KV caches are in FP8."""
+    """A graph whose ops all have lowerings, and its program; with `float8_caches` its KV caches are in FP8."""
 
     graph: Graph
     program: Program
@@ -42,10 +42,10 @@ class Lowered:
 
 
 def lower(graph: Graph, float8_caches: bool = False) -> Lowered:
-    """Lower `graph`, the legalized form "model" of the target torch, to a program.
+    """Lower `graph`, which must be legalized to the form "model" of the target torch, to a program.
 
-    The program of a decoder takes an optional cache, which keeps keys, values and states for later calls. With
-    `float8_caches` keys and values are kept in FP8.
+    The program of a decoder takes an optional cache of keys, values and states, which later forward passes continue.
+    With `float8_caches` keys and values are stored in FP8.
     """
     cached = cached_nodes(graph)
     emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached), float8_caches)
@@ -72,8 +72,11 @@ def emit(
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
-    """Emit every node of `graph`: by the entry of `fused` for its op, or, if that is missing or returns None, by the
-    first lowering that accepts the node. `then` is called after each node."""
+    """Emit every node of `graph`, and call `then` after each.
+
+    The entry of `fused` for the node's op emits it; without an entry, or if it returns None, the first lowering that
+    accepts the node does.
+    """
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
@@ -91,9 +94,9 @@ def emit(
 
 
 def takes(graph: Graph) -> Accepts:
-    """Return a function that lists why no lowering accepts a node of `graph`; None if one does.
+    """Return a function that maps a node to the reasons why all lowerings refuse it, or to None if one accepts it.
 
-    The function raises a WeftError for a node whose state cannot be kept.
+    The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded.
     """
     cached = {node.output.name for node in cached_nodes(graph)}
 
@@ -114,8 +117,10 @@ def read_weights(program: Program) -> set[str]:
 
 
 def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
-    """Find the last value before the logits that combines several tokens, [batch, seq, dim], and the scope that reads
-    it; None without one. From there on one token per row suffices."""
+    """Return the last value before the logits that mixes tokens [batch, seq, dim], and the scope of its reader.
+
+    All nodes after it work on one token at a time, outside of layers. None if no node follows it, or without logits.
+    """
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:
@@ -131,14 +136,18 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
 
 
 def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
-    """Select one token of each row of `value` for all that follows, if the optional input ``last`` [batch] is given."""
+    """Replace the operand of `value` by one token of each batch row if the optional input ``last`` [batch] is
+    passed."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
 def live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
-    """Return the statements that the outputs depend on, in order; operands in `given` count as inputs."""
+    """Return the statements that the outputs depend on, in order; operands in `given` count as inputs.
+
+    Without `given`, statements without results are also kept.
+    """
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):

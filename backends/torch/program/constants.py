@@ -11,7 +11,10 @@ from weft.ir.types.dtypes import DType
 
 
 def formula(recipe: Recipe) -> str | None:
-    """Return a Python expression that computes `recipe` on the device of ``{0}``; None without a short one."""
+    """Return a Python expression that computes `recipe` on the device of operand ``{0}``.
+
+    None for other recipes than ALiBi slopes and RoPE frequencies, and for RoPE scalings without a function.
+    """
     if isinstance(recipe, AlibiSlopes):
         return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
     if not isinstance(recipe, RopeFrequencies):
@@ -34,8 +37,8 @@ def formula(recipe: Recipe) -> str | None:
 
 
 def stored_dtype(param: Param, dtype: DType) -> DType:
-    """Return the dtype that a model of `dtype` stores a parameter in: integers and block data keep theirs, constant
-    tables are f32."""
+    """Return the dtype of a parameter in a model of `dtype`: integers and block data keep their dtype, constant tables
+    are f32, and all other parameters have `dtype`."""
     kind = param.type.dtype
     if not kind.is_float or param.recipe.has(Stored):
         return kind

@@ -22,8 +22,8 @@ from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, P
 class Emitter:
     """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is the operand of a value.
 
-    `cached` are the nodes with a KV cache or state, `crosses` the cross-attentions, which cache the encoder's keys and
-    values, and `keys` the nodes that count keys (biases). With `float8_caches` KV caches are in FP8 where possible.
+    cached: nodes with a KV cache or state. crosses: cross-attentions, which cache the encoder's keys and values.
+    keys: nodes of attention biases, whose iotas run over keys. float8_caches: store KV caches in FP8.
     """
 
     calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
@@ -57,11 +57,11 @@ class Emitter:
             self._made[value] = var
 
     def enter(self, node: Node) -> None:
-        """Attribute following statements to `node` and its scope."""
+        """Attribute the statements that follow to `node` and its scope."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
-        """Attribute following statements to no node."""
+        """Attribute the statements that follow to no node, in the scope of the model."""
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
@@ -78,7 +78,8 @@ class Emitter:
         self._made[value] = operand
 
     def give(self, name: str, default: str, type: str) -> Var:
-        """Return the input of the model called `name`; if there is none, add it, optional with the given `default`."""
+        """Return the input of the model called `name`; if there is none, add it with this default and annotation
+        (`type`)."""
         for var in self.program.inputs:
             if var.name == name:
                 return var
@@ -88,25 +89,28 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] as recurrences read it; subclasses zero the padding."""
+        """Return `value` [batch, seq, width] unchanged; emitters whose inputs have padding override it to zero the
+        padding."""
         return value
 
     def padding(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None without padding."""
+        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None if inputs have no
+        padding."""
         return None
 
     def keep_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """Emit the recurrence `node` with its state of `parts` tensors kept in `slot`, and return its result.
+        """Emit the recurrence `node` with its state (`parts` tensors) stored in `slot`, and return its result.
 
-        `text` maps the text of the previous state to the call on `operands`.
+        `text` receives the expression of the previous state and returns the recurrence's expression over `operands`.
         """
         place = f"{{{len(operands)}}}"
         return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return all keys and values that `node` reads: `make` emits them, once for all that share a cache."""
+        """Return all keys and values that `node` attends to. `make` emits them, once for all nodes that share a
+        cache."""
         first = cache_owner(node)
         if first not in self._keys:
             self._keys[first] = make()
@@ -115,7 +119,8 @@ class Emitter:
     # -- heads
 
     def heads(self, value: Value, heads: Any, name: str = "") -> Var:
-        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width], called `name` or like `value`."""
+        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width]; `name` defaults to the name of
+        `value`."""
         count, width = int(heads), self.size_of(value) // heads
         if (by_head := self.known_heads(value, count)) is not None:
             return by_head
@@ -148,9 +153,10 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> Var:
-        """Append a statement in the current scope and return its result, called `name` or like the node's output.
+        """Append a statement in the current scope and return its result; `name` defaults to the node's output.
 
-        `text` is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; see `Statement` for the rest.
+        `text` is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; the other arguments are fields of
+        `Statement` and `Var`.
         """
         return self.many(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
 
@@ -163,7 +169,7 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> tuple[Var, ...]:
-        """Append a statement whose result is a tuple, one value for each of `names`, and return the values."""
+        """Append a statement whose result is a tuple, and return its values, one for each of `names`."""
         resolved = tuple(self[o] if isinstance(o, Value) else o for o in operands)
         default = local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
@@ -174,13 +180,13 @@ class Emitter:
         return results
 
     def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str) -> Var:
-        """Emit a statement before the layers, in the forward of the model, once for each `key`; return its result."""
+        """Emit a statement in the model's forward, before the layers, once for each `key`; return its result."""
         return self.hoist_many(key, text, *operands, names=(name,))[0]
 
     def hoist_many(
         self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...]
     ) -> tuple[Var, ...]:
-        """Emit such a statement with several results, as `many` does."""
+        """Emit a statement with several results before the layers, once for each `key`; return its results."""
         if key not in self._hoisted:
             outer, self.scope = self.scope, TOP
             try:
@@ -191,7 +197,7 @@ class Emitter:
         return self._hoisted[key]
 
     def once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
-        """Emit a statement in an earlier `scope`, once for each `key`, and return its result."""
+        """Emit a statement in `scope` instead of the current one, once for each `key`; return its result."""
         if key not in self._hoisted:
             outer, self.scope, self.node = (self.scope, self.node), scope, None
             try:
@@ -205,8 +211,10 @@ class Emitter:
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """Inline the statements of the current scope that compute `var`: return one text, its placeholders numbered
-        from `first`, and its operands."""
+        """Return an expression that computes `var` with the statements of the current scope inlined, and its operands.
+
+        Placeholders are numbered from `first`. Statements of other scopes and those with a cache are not inlined.
+        """
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -221,7 +229,8 @@ class Emitter:
         return folded if len(s.results) == 1 else f"({folded})[{s.results.index(var)}]", operands
 
     def function(self, stem: str, text: str) -> str:
-        """Add a function to the source of this model and return its name: `stem`, numbered if another has it.
+        """Add a function to the source of this model and return its name: `stem`, with a number if another function has
+        it.
 
         `text` is its source, with ``{name}`` for the name; equal functions are added once.
         """
@@ -234,10 +243,11 @@ class Emitter:
     # -- weights
 
     def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
-        """Return the module, constructed by `init`, whose parameters are `weights`, by attribute name.
+        """Return a module, constructed by `init`, whose parameters are `weights` (attribute name to weight; None is
+        skipped).
 
-        None if no single module can hold them, by their names or because other statements share them: then the
-        statement reads the weights themselves.
+        None if their names are not those of one module in this scope, if the module has other members, or if an earlier
+        statement reads a weight directly: then the statement must read the weights themselves.
         """
         present = {name: w for name, w in weights.items() if w is not None}
         paths = {w.name.removesuffix(f".{name}") for name, w in present.items()}
@@ -261,18 +271,20 @@ class Emitter:
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Return whether `path` contains other names than `params`, so that it cannot be a single module of torch."""
+        """Return whether the graph has more names below `path` than `params`, so that it cannot be a single module of
+        torch."""
         if self._parts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
         return self._parts[path] > len(params)  # a weight in blocks has several tensors
 
     def _inside(self, path: str) -> bool:
-        """Return whether the module at `path` is in the current scope."""
+        """Return whether `path` is strictly below the current scope."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def hold(self, param: Param) -> Operand:
-        """Return the operand of a parameter: a tensor of the module at its path, or the result of its `formula`."""
+        """Return the operand of a parameter: a hoisted result if `formula` can compute it, else a tensor of a
+        module."""
         if (text := formula(param.recipe)) is not None:
             return self.hoist(
                 param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
@@ -284,19 +296,23 @@ class Emitter:
     # -- sizes
 
     def size_of(self, value: Value, axis: int = -1) -> Any:
-        """Return the size of an axis of `value` in generated code: an int, or a named size that prints as its name."""
+        """Return the size of an axis of `value`: an int, or an object that prints as a name in the generated code."""
         return value.shape[axis]
 
     def shape_of(self, value: Value) -> tuple[Any, ...]:
-        """Return the sizes of all axes of `value` in generated code."""
+        """Return the sizes of all axes of `value`, as `size_of` does."""
         return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
 
     def attr(self, node: Node, name: str) -> Any:
-        """Return an attribute of `node` in generated code: a number, or an object that prints as its name."""
+        """Return an attribute of `node`: a number, or an object that prints as a name in the generated code."""
         return node.attrs[name]
 
     def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
-        """Return `size` as text with placeholders from ``{0}`` on, and their operands; axes of `near` are preferred."""
+        """Return an expression for `size` with placeholders from ``{0}`` on, and its operands.
+
+        A symbolic size is read from the first value of `near` that has it as an axis, else computed from the graph
+        inputs.
+        """
         if not isinstance(size, Poly):
             return str(size), []
         for v in near:
@@ -336,7 +352,8 @@ class Emitter:
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
 
     def shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """Return `shape` as comma-separated text, its placeholders numbered from `first`, and its operands."""
+        """Return `shape` as comma-separated expressions, and their operands; see `size`. Placeholders start at
+        `first`."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.size(s, *near)
@@ -346,14 +363,16 @@ class Emitter:
 
 
 def _outer(name: str) -> list[str]:
-    """Return the dotted prefixes of `name`, shortest first."""
+    """Return all dotted prefixes of `name`, shortest first; the last is `name` itself."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def local_name(value: Value) -> str:
-    """Return a variable name for `value`: the last part of its name, or its operand name in its reader if that part
-    is only the name of the op."""
+    """Return a variable name for `value`: the last part of its name.
+
+    If that part is only the name of the op, return the operand name that the first reader gives it.
+    """
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced
@@ -370,5 +389,5 @@ def local_name(value: Value) -> str:
 
 
 def _renumber(text: str, by: int) -> str:
-    """Return `text` with `by` added to the numbers of its placeholders."""
+    """Return `text` with `by` added to the index of each placeholder."""
     return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

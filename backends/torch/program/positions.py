@@ -1,4 +1,4 @@
-"""Positions of the tokens and keys of a call: the first lines of a decoder's forward."""
+"""Positions of the new tokens and of their keys: the first lines of a decoder's forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin(e: Emitter) -> None:
-    """Make `position_ids` and inputs of the encoder optional, and emit the advance of the cache."""
+    """Make `position_ids` and the encoder's inputs optional, and emit the advance of the cache; do nothing without
+    tokens."""
     tokens = tokens_of(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -35,7 +36,8 @@ def begin(e: Emitter) -> None:
 
 
 def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """Return `statements`, with one first that advances the cache if none of them does."""
+    """Return `statements`, preceded by one that advances the cache if they do not contain it; unchanged without a
+    cache."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
@@ -46,7 +48,7 @@ def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
 
 
 def query_positions(e: Emitter) -> Operand:
-    """Return the positions of the tokens of a call, [batch or 1, seq]."""
+    """Return the positions of the new tokens, [batch or 1, seq]."""
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
     first_position(e)  # before `position_ids` is reassigned: it reads the argument
@@ -56,10 +58,10 @@ def query_positions(e: Emitter) -> Operand:
 
 
 def first_position(e: Emitter) -> Var | None:
-    """Emit the position of a call's first token: None at run time if the caller passes positions, which may differ
-    between rows.
+    """Emit and return the position of the first new token, which is None at run time if the caller passes
+    `position_ids`.
 
-    Return None if positions are a required input, or without a cache.
+    Return None (and emit nothing) without a cache, or if `position_ids` is a required input.
     """
     positions = e.give("position_ids", "None", "Tensor | None")
     if e.start is None or not positions.default:
@@ -68,10 +70,10 @@ def first_position(e: Emitter) -> Var | None:
 
 
 def rolling_capacity(node: Node) -> tuple[int, int] | None:
-    """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that stay.
+    """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that it keeps.
 
-    None if the cache keeps all keys: without a window, or if the bias is not computed from distances, or is shared with
-    attentions to other keys.
+    None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or that
+    attentions with another window share.
     """
     window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
     if window is None:
@@ -81,7 +83,8 @@ def rolling_capacity(node: Node) -> tuple[int, int] | None:
 
 
 def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
-    """Return whether `bias` is computed from distances to `position_ids`, and all its readers have this window."""
+    """Return whether `bias` is computed from distances to `position_ids`, and all its readers are causal with this
+    window."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     expected = {"window": window, "keep_first": keep, "causal": True}
@@ -90,7 +93,7 @@ def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
 
 
 def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
-    """Emit the visible positions in a rolling cache of `slots`, `keep` of which stay: [batch or 1, keys]."""
+    """Emit the visible positions of a rolling cache, [batch or 1, keys]; `keep` of its `slots` keep the first keys."""
     positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
     assert e.start is not None
     text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
@@ -98,14 +101,15 @@ def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 
 
 def written_positions(e: Emitter) -> Operand:
-    """Emit the positions of the tokens that a rolling cache stores: tokens after ``last`` are padding."""
+    """Emit the positions at which a rolling cache stores the new tokens; tokens after index ``last`` are padding."""
     positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
     text = "{0} if {1} is None else positions_up_to({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
 
 
 def key_positions(e: Emitter) -> Var:
-    """Emit the positions of the visible keys, [batch or 1, keys]: the tokens of a first call, or all in the cache."""
+    """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens if the cache is empty, else of all
+    keys."""
     positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
@@ -113,7 +117,7 @@ def key_positions(e: Emitter) -> Var:
 
 
 def _fill_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
-    """Return the text and operands of `positions`, or, where that is None, of the next positions after the cache."""
+    """Return the expression and operands of `positions`; at run time None means the positions that follow the cache."""
     tokens = tokens_of(e.graph)
     assert tokens is not None
     if e.start is None:

@@ -25,7 +25,8 @@ MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.lin
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the layout in which `weight` stays; or why it is dequantized, "" for weights never kept in blocks."""
+    """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if it was never to stay in
+    blocks."""
     layout = kept_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -49,14 +50,16 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return a vector of weights, which is never in blocks and so has the dtype of the model; None without one."""
+    """Return a trained float vector (rank 1), which is never in blocks and so has the model's dtype; None without
+    one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
 def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
-    """Return the tensors of a weight in blocks by attribute of its module: codes, scales, and for some layouts more."""
+    """Return the stored tensors of a weight in blocks by attribute of its module: `codes`, `scales`, and for some
+    layouts `tensor_scales` or `offsets`."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
@@ -75,7 +78,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
 
 
 def count_parameters(param: Param) -> int:
-    """Return the number of model parameters in a stored tensor; scales and offsets count as none."""
+    """Return the number of model parameters in a stored tensor; 0 for scales, offsets and integer tables."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
         return math.prod(recipe.item.shape(param.graph.reader))
@@ -83,7 +86,7 @@ def count_parameters(param: Param) -> int:
 
 
 def summary(weights: Iterable[Param]) -> dict[str, int]:
-    """Return the number of weights in blocks among the tensors `weights`, by name of the layout."""
+    """Count the weights in blocks among the tensors `weights`: return their number by name of the layout."""
     counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
@@ -93,14 +96,14 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
 
 
 def list_widened(graph: Graph) -> list[str]:
-    """Return a note, with the reason, for each weight that should stay in blocks but cannot."""
+    """Return a note, with the reason, for each linear weight that was to stay in blocks but is dequantized."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, find_layout(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
 def widens_all(graph: Graph) -> str:
-    """Return why no weight stays in blocks in spite of --keep-blocks; "" if one does."""
+    """Return the reason why no weight stays in blocks in spite of --keep-blocks; "" if at least one does."""
     if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
     return (
@@ -109,7 +112,8 @@ def widens_all(graph: Graph) -> str:
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
-    """Return whether `node`, a linear map or lookup with `weight`, can call a module at `home`."""
+    """Return whether `node` reads `weight` as its weight (in a linear map or lookup) and can call a module at
+    `home`."""
     within = not node.scope or home.startswith(f"{node.scope}.")
     if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs

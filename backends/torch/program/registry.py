@@ -18,7 +18,8 @@ When = Callable[[Node], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of an op: `emit` emits a node; `when` returns why it refuses a node, or None."""
+    """A lowering of an op: `emit` emits a node; `when` returns the reason why it refuses a node, None if it accepts
+    it."""
 
     name: str
     when: When
@@ -29,9 +30,10 @@ LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.to
 
 
 def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops`, tried after earlier ones, or before them if `first`.
+    """Register the decorated function as a lowering of `ops`; lowerings are tried in the order of registration.
 
-    It returns operands for the outputs of the node, or None if it has assigned them in the emitter itself.
+    With `first` it is tried before the present ones. The function returns operands for the outputs of the node, or None
+    if it has assigned them in the emitter itself.
     """
 
     def register(emit: Emit) -> Emit:

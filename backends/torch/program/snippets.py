@@ -67,7 +67,7 @@ class Snippet:
 
 @functools.cache
 def library(package: str = parts.__name__) -> dict[str, Snippet]:
-    """Return all snippets of a package by name, in the order of its files, which are parsed, not imported."""
+    """Return the snippets of a package by name, in the order of its files. The files are parsed, not imported."""
     snippets = {}
     (folder,) = importlib.import_module(package).__path__
     for path in sorted(Path(folder).glob("[a-z]*.py")):
@@ -84,7 +84,7 @@ def library(package: str = parts.__name__) -> dict[str, Snippet]:
 
 
 def names(tree: ast.AST) -> frozenset[str]:
-    """Return the names that `tree` reads or writes, also in annotations that are strings."""
+    """Return all variable names in `tree`, and all strings that are identifiers, because annotations may be strings."""
     read = set()
     for n in ast.walk(tree):
         if isinstance(n, ast.Name):
@@ -102,7 +102,9 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
-    """Return the snippets among the names `wanted` and all that these use, in the order of the library `known`."""
+    """Return the snippets named in `wanted` and all snippets that they use, in the order of the library `known`
+    (default:
+    `library()`). Names that are not snippets are ignored."""
     snippets = library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in snippets]
@@ -115,8 +117,11 @@ def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = N
 
 
 def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
-    """Return the import lines for the names `used` that are in `table`, standard library first; kernels are imported
-    from `package`, "" for none."""
+    """Return the import lines for the names `used`, standard library first; names without an entry in `table` are
+    ignored.
+
+    Kernels are imported from `package`; with "" they are not imported.
+    """
     wanted = {*used}
     needed = {table[n] for n in wanted if n in table}
     if package:
@@ -134,5 +139,5 @@ def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = I
 
 
 def kernels(used: Iterable[str]) -> list[str]:
-    """Return the files of the kernels among the names `used`, sorted."""
+    """Return the sorted module names of the kernels among the names `used`, such as ``shared.codes``."""
     return sorted({KERNELS[n] for n in used if n in KERNELS})

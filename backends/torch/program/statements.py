@@ -1,6 +1,6 @@
 """Statements over named tensors, modules and weights, each in a scope: the representation between graph and Python.
 
-A lowering converts a node to one or a few `Statement`s. Their text is a Python expression with placeholders ``{0}``,
+A lowering converts a node to statements. The `text` of a `Statement` is a Python expression with placeholders ``{0}``,
 ``{1}`` … for the operands. `structure` then groups the statements of a scope into a method, and `source` renders it.
 """
 
@@ -24,9 +24,10 @@ TOP = ""  # the scope of the model itself
 
 @dataclass(eq=False)
 class Var:
-    """The result of a statement or an input of the model: a tensor (of `shape`, if known), or a Python value.
+    """The result of a statement or an input of the model: a tensor or a Python value.
 
-    `name` is its preferred name, `type` its annotation, and `default` the text of its default, "" for none.
+    name: preferred name. shape: None if unknown or not a tensor. type: annotation. default: source of the default, ""
+    for none.
     """
 
     name: str
@@ -38,7 +39,8 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module of torch or of the snippets at `path`, constructed by `init`; `holds` names its parameters."""
+    """A module of torch or of the snippets at `path`; `init` is the expression that constructs it, `holds` names its
+    tensors."""
 
     path: str
     init: str
@@ -47,7 +49,7 @@ class Submodule:
 
 @dataclass(frozen=True)
 class ParamRef:
-    """A tensor at `path` of a module: a parameter; or a `constant`, a buffer that is never trained or cast."""
+    """A tensor at `path` of a module: a parameter, or (if `constant`) a buffer that is never trained or cast."""
 
     path: str
     shape: tuple[Any, ...]  # ints, or named sizes
@@ -57,7 +59,10 @@ class ParamRef:
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """The cache or state of a layer, None in a call without a cache; `init` constructs it for `batch` and `length`."""
+    """The cache or state of a layer, None in a forward without a cache.
+
+    `init` is the expression that constructs it from `batch` and `length`; `type` is its annotation.
+    """
 
     name: str
     init: str
@@ -69,10 +74,11 @@ Operand = Var | Submodule | ParamRef | CacheSlot
 
 @dataclass(eq=False)
 class Statement:
-    """``results = text``, where `operands` fill the placeholders of `text`.
+    """``results = text``, where `operands` fill the placeholders of `text`; without text it only reads its operands in
+    `scope`.
 
-    `replaces` is the index of an operand whose name the (first) result may reuse; `comment` is shown in the source (a
-    new layout). A statement without a text only makes its operands available in its scope.
+    replaces: index of an operand whose name the (first) result may reuse.
+    comment: trailing comment in the source, such as the new layout.
     """
 
     text: str
@@ -100,7 +106,7 @@ class Program:
 
 
 def inside(path: str, scope: str) -> bool:
-    """Return whether `path` is strictly below `scope`."""
+    """Return whether `path` is strictly below `scope`; every path is below ""."""
     return not scope or path.startswith(f"{scope}.")
 
 

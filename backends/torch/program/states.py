@@ -1,4 +1,4 @@
-"""Nodes of a decoder with caches or states, and nodes that count the keys of these attentions."""
+"""Find the attentions and recurrences of a decoder that need a cache or state, and nodes that depend on their keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from weft.passes.analysis.tokens.scores import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
-    """Return the causal self-attentions and recurrences of a model that generates.
+    """Return the causal self-attentions and recurrences of a decoder that can generate with a cache.
 
-    None are returned if the graph has cache operands itself, reads no tokens, or has nodes that run on chosen tokens.
+    The set is empty if the graph has cache operands itself, reads no tokens, is not a decoder or encoder-decoder, or
+    has such a node that runs on tokens chosen from the whole sequence.
     """
     if not _generates(graph) or find_choosing(graph) is not None:
         return set()
@@ -24,8 +25,11 @@ def _generates(graph: Graph) -> bool:
 
 
 def find_choosing(graph: Graph) -> Node | None:
-    """Return the first node of a decoder that needs a cache or state but runs on tokens chosen from the whole sequence,
-    later ones included; None without one."""
+    """Return the first node that needs a cache or state but runs on a subset of the tokens, chosen from the whole
+    sequence.
+
+    None if there is no such node, or if the graph is not a decoder without cache operands.
+    """
     tokens = tokens_of(graph)
     if tokens is None or not _generates(graph):
         return None
@@ -34,10 +38,10 @@ def find_choosing(graph: Graph) -> Node | None:
 
 
 def check_writes(graph: Graph) -> None:
-    """Check that a decoder can generate with a cache.
+    """Check that no node with a cache or state runs on tokens that are chosen from the whole sequence.
 
     Raises:
-        WeftError: naming a node that runs on tokens chosen from the whole sequence.
+        WeftError: naming the first such node.
     """
     node = find_choosing(graph)
     if node is not None:
@@ -48,13 +52,17 @@ def check_writes(graph: Graph) -> None:
 
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
-    """Return the nodes that compute the biases of attentions in `cached`, whose iotas count keys, not tokens."""
+    """Return the nodes that compute the attention biases of `cached`: their iotas run over keys, not over tokens."""
     biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
     return set(bias_makers(graph, biases)) if biases else set()
 
 
 def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
-    """Return the cross-attentions of a decoder with caches: keys and values depend on the encoder's inputs only."""
+    """Return the cross-attentions of a decoder: their queries depend on the decoder's inputs, their keys and values do
+    not.
+
+    The set is empty if `cached` is.
+    """
     if not cached:
         return set()
     decoder_values = _forward_slice(
@@ -71,7 +79,7 @@ def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
 
 
 def encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
-    """Return the inputs of the encoder, if `graph` has cross-attentions `crosses`; else none."""
+    """Return the inputs that only the encoder reads; an empty list without cross-attentions (`crosses`)."""
     if not crosses:
         return []
     return [v for name, v in graph.inputs.items() if name in SOURCE]
