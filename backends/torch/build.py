@@ -33,10 +33,10 @@ NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 class TorchFolder:
     """A folder of the target torch before it is written: the model of `forms` with weights in `dtype`.
 
-    Notes for the user are appended to `notes`.
+    `options` are the target's settings; notes for the user are appended to `notes`.
 
     Raises:
-        WeftError: if the graph has cache operands or cannot generate.
+        WeftError: if the graph has cache operands, or a node with a cache runs on chosen tokens.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
@@ -73,14 +73,14 @@ class TorchFolder:
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return a line for each kind of node of a decode step on a GPU, and one for this CPU."""
+        """Return a line for each kind of node of a decode step on a Hopper GPU, and one for this CPU."""
         import torch
 
         kind = getattr(torch, TORCH_NAMES[self._dtype])
         return [*map(str, explain(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write all files into `folder`; `step` is called with the number of bytes just written."""
+        """Write the code and the weights into `folder`; `step` is called with the number of bytes just written."""
         export.write_code(self._built, folder)
         write_shards(folder, self._weights, step=step)
 
@@ -91,13 +91,13 @@ def _float_bits(name: str) -> int:
 
 
 def _describe_states(graph: Graph) -> dict[str, Any]:
-    """Return the manifest's records of the model's caches and states."""
+    """Return the records of the model's caches and states for the manifest."""
     cached = cached_nodes(graph)
     return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
 
 
 def _states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the states of `node`; windowed attentions have a rolling cache if possible."""
+    """Return the caches or states of `node`; a windowed attention has a rolling cache unless it must keep all keys."""
     room = rolling_capacity(node)
     if room is None:
         return caches(node) or states(node)

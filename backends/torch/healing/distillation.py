@@ -23,7 +23,8 @@ Progress = Callable[[str, int, int], None]
 
 
 class _Divergence(torch.autograd.Function):
-    """Compute Σ KL(p ‖ q) over rows of logits [rows, vocab], p from the teacher and q from the student."""
+    """Compute Σ KL(p ‖ q) over logits [tokens, vocab], p from the teacher and q from the student; only q has a
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean KL divergence from the teacher on the held-back windows before and after, and the number of steps."""
+    """The mean KL divergence from the teacher on the held-back windows, in nats per token, and the number of steps."""
 
     before: float
     after: float
@@ -80,11 +81,13 @@ def distill(
     progress: Progress = lambda stage, done, total: None,
     bf16: bool = False,
 ) -> Outcome:
-    """Train `student` on `windows` [n, context], `batch` of them per step, and restore the state with the least
-    divergence from `teacher` on the windows `held_back`, its scales rounded.
+    """Train `student` on `windows` [n, context], restore its best state, and return the divergence before and after.
 
-    `rate` is the step size of Adam, relative to the size of each parameter. It warms up, and decays to 0 along a cosine
-    after `steps` or `seconds`, whichever is first. With `bf16` the matrix products of the training are in bf16.
+    held_back: windows [n, context] on which the best state has the least divergence from `teacher`; its scales are
+    rounded.
+    batch: windows per step. rate: step size of Adam relative to the size of each parameter; it warms up, then decays to
+    0 along a cosine at `steps` or `seconds`, whichever is first. bf16: matrix products of the training are in bf16.
+    progress: called with ("healing", steps done, `steps`).
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
@@ -116,17 +119,17 @@ def distill(
 
 
 def _size(parameter: Tensor) -> float:
-    """Return the root mean square of a vector, at least 0.01."""
+    """Return the root mean square of a parameter, at least 0.01."""
     return max(float(parameter.detach().square().mean().sqrt()), 1e-2)
 
 
 def _schedule(done: float) -> float:
-    """Return the step size, relative to the largest, after a share `done` of the training."""
+    """Return the step size relative to `rate` when the share `done` (0 to 1) of the training is over."""
     return min(1.0, 0.2 + done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Yield random batches [batch, context] without end; every window occurs once before any repeats."""
+    """Yield random batches [batch, context] without end; each window occurs once before any occurs again."""
     generator = torch.Generator().manual_seed(seed)
     waiting = torch.empty(0, dtype=torch.long)
     while True:
@@ -137,7 +140,7 @@ def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
 
 
 class _Loss:
-    """The divergence of a student from its teacher, computed on as few windows at once as memory requires."""
+    """The divergence of a student from its teacher, computed on `together` windows at once, which limits the memory."""
 
     def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, bf16: bool) -> None:
         self.student, self.teacher, self.bf16 = student.module, teacher, bf16
@@ -154,7 +157,7 @@ class _Loss:
         return logits
 
     def backward(self, windows: Tensor) -> None:
-        """Accumulate the gradient of the mean divergence over the tokens of `windows`."""
+        """Add the gradient of the mean divergence over the tokens of `windows` to the student's gradients."""
         for part in torch.split(windows, self.together):
             with torch.no_grad():
                 wanted = self._forward(self.teacher, part)

@@ -1,4 +1,4 @@
-"""Sample sequences from a model, on which a student trains in addition to real text."""
+"""Sample sequences from a model; a student trains on them in addition to real text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Progress = Callable[[str, int, int], None]
 def continued(
     model: Any, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
 ) -> Tensor:
-    """Continue `prompts` [n, tokens] to sequences [n, length] by tokens drawn from `model`, a decoder.
+    """Return `prompts` [n, tokens] continued to [n, length] by tokens drawn from a decoder at temperature 1.
 
-    The temperature is 1, so that sequences follow the model's own distribution.
+    `progress` is called with ("sampling", length so far, `length`).
     """
     generated: Any = model  # a generated module, which has `new_cache`
     generator = torch.Generator(prompts.device).manual_seed(seed)

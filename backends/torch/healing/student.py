@@ -37,7 +37,7 @@ VECTORS = {
 
 
 class _Product(torch.autograd.Function):
-    """Multiply scales [..., groups] by codes [..., groups, group].
+    """Multiply scales [..., groups] by codes [..., groups, group]; only the scales have a gradient.
 
     The backward pass keeps the codes as integers; autograd would keep them as floats.
     """
@@ -57,7 +57,10 @@ _product: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it 
 
 
 class Dequantized(nn.Module):
-    """Parametrize a weight [..., out, width] by relative changes [..., out, groups] of its scales."""
+    """A parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales.
+
+    The weight is codes · scales · (1 + change), without the padding after `width`.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -73,7 +76,7 @@ class Dequantized(nn.Module):
 
 
 class _EvaluatingReader:
-    """A reader of the tensors of `base`, and of the results of `recipes` on them as further tensors."""
+    """A reader of the tensors of `base`, and of further tensors by key: the results of `recipes` on them."""
 
     def __init__(self, base: TensorReader, recipes: Mapping[str, Recipe]) -> None:
         self.base, self.recipes = base, recipes
@@ -99,8 +102,10 @@ class _EvaluatingReader:
 
 @dataclass
 class Student:
-    """A module of a quantized `graph`, with its trainable parameters by name in the graph: relative changes of
-    `scales`, and `vectors` (norms and biases)."""
+    """A module of a quantized `graph`, with its trainable parameters by name in the graph.
+
+    scales: the parametrization and the relative change of the scales of a weight. vectors: norms and biases.
+    """
 
     graph: Graph
     module: nn.Module
@@ -109,7 +114,8 @@ class Student:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Return all trainable parameters."""
+        """Return all trainable parameters: the changes of scales, then the vectors; a tied weight's change occurs
+        repeatedly."""
         return [change for _, change in self.scales.values()] + list(self.vectors.values())
 
     def counts(self) -> tuple[int, int]:
@@ -118,18 +124,18 @@ class Student:
         return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
 
     def state(self) -> list[Tensor]:
-        """Return a copy of all trainable parameters."""
+        """Return copies of all trainable parameters, for `restore`."""
         return [p.detach().clone() for p in self.trained]
 
     @torch.no_grad()
     def restore(self, state: Iterable[Tensor]) -> None:
-        """Restore the trainable parameters from a `state`."""
+        """Copy `state`, a result of `state()`, into the trainable parameters."""
         for parameter, value in zip(self.trained, state, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
     def round_scales(self) -> None:
-        """Round the changed scales to their stored dtype; from now on changes are relative to the rounded ones."""
+        """Apply the changes, round the scales to their stored dtype, and set the changes to 0."""
         for name, (weight, change) in self.scales.items():
             weight.scales.copy_(torch.from_numpy(_cast_scales(self, name).astype(np.float32)))
             change.zero_()
@@ -162,7 +168,7 @@ class Student:
 
 
 def _cast_scales(student: Student, name: str) -> Array:
-    """Return the current scales of a parameter, clipped and cast to their stored dtype."""
+    """Return the current scales of a weight as an array, clipped and cast to their stored dtype."""
     layout = block_layout(student.graph.params[name].recipe, student.graph.reader)
     assert isinstance(layout, BlockLayout)
     weight, change = student.scales[name]
@@ -172,7 +178,8 @@ def _cast_scales(student: Student, name: str) -> Array:
 
 
 def scaled_params(graph: Graph) -> list[str]:
-    """Return the names of quantized parameters of `graph` whose scales are trained.
+    """Return the names of quantized parameters of `graph` whose scales are trained; those with minima or float codes
+    are not.
 
     If some have codes of less than 8 bits, parameters with 8-bit codes are not trained: they have almost no error to
     compensate, and the noise of their gradients costs more than they gain.
@@ -188,7 +195,7 @@ def scaled_params(graph: Graph) -> list[str]:
 
 
 def vector_params(graph: Graph) -> list[str]:
-    """Return the names of norms and biases of `graph` that are trained."""
+    """Return the names of the norm weights and biases (rank 1) of `graph` that are trained."""
     names: dict[str, None] = {}
     for node in graph.nodes:
         for operand in VECTORS.get(node.op, ()):
@@ -200,8 +207,11 @@ def vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class Dense:
-    """A copy of a graph that reads quantized weights, norms and biases as float tensors; `own` maps the key of each
-    tensor to the names of its parameters. The scales of `scaled` parameters train; `vectors` train directly."""
+    """A copy of a graph that reads quantized weights, norms and biases as float tensors.
+
+    own: names of the parameters that read a tensor, by the tensor's key. scaled: parameters whose scales are trained.
+    vectors: parameters that are trained themselves.
+    """
 
     graph: Graph
     own: Mapping[str, list[str]]
@@ -210,9 +220,10 @@ class Dense:
 
 
 def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> Dense:
-    """Return `graph` with its quantized weights, norms and biases as float tensors.
+    """Return a copy of `graph` that reads its quantized weights, norms and biases as float tensors.
 
-    Only the scales of the parameters `scaled` (by default `scaled_params`) and the `vectors` (`vector_params`) train.
+    scaled: parameters whose scales are trained (default: `scaled_params`). vectors: norms and biases that are trained
+    (default: `vector_params`).
     """
     scales = set(scaled_params(graph) if scaled is None else scaled)
     trained = set(vector_params(graph) if vectors is None else vectors)
@@ -235,9 +246,9 @@ def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[s
 
 
 def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of `graph` on `device`; `forms` are the forms of ``numbers.graph``, see `dense`.
+    """Return the student of `graph` on `device`; `numbers` is the result of `dense`, `forms` are those of its graph.
 
-    A parameter that the forms store in another layout than `graph` is not trained.
+    A parameter that `forms` store in another layout than `graph` is not trained.
     """
     module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[Dequantized, nn.Parameter]] = {}
@@ -256,8 +267,10 @@ def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], devic
 
 
 def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[Dequantized, nn.Parameter]:
-    """Parametrize the weight `attribute` of a module by the codes and scales of `param`; return the parametrization and
-    its parameter, the relative change."""
+    """Parametrize the weight `attribute` of the module `home` by the codes and scales of `param`.
+
+    Return the parametrization and its parameter, the relative change of the scales.
+    """
     recipe, reader = param.recipe, param.graph.reader
     layout = block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)

@@ -1,4 +1,4 @@
-"""A folder of readable PyTorch with the generated model and its scripts, or the same model in process.
+"""Package a generated model: as a folder of readable PyTorch with scripts, or as a module in this process.
 
 Never here: lowerings, kernels.
 """

@@ -23,9 +23,9 @@ HOPPER = (9, 0)  # the default compute capability
 
 @dataclass(frozen=True)
 class Explained:
-    """The implementation of `node`, and of equal nodes in `count` layers, in a decode step: `kernel`, or PyTorch if "".
+    """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "".
 
-    `reason` is why no kernel, or none that fuses more, is used.
+    count: number of layers with an equal node. reason: why no kernel, or none that fuses more nodes, is used.
     """
 
     node: str
@@ -47,10 +47,10 @@ def explain(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explained]:
-    """Return how the decode `step` of `graph` computes each node of its fused graph; equal nodes of several layers are
-    one entry. `report` has the traces of the fusion passes.
+    """Return the implementation of each node in the fused graph of the decode `step`; equal nodes are one entry.
 
-    `capability` is that of a CUDA device, or None for a CPU, where torch runs instead of kernels.
+    graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
+    None for a CPU, where PyTorch runs instead of kernels. Without a step the only entry has the reason for that.
     """
     if step is None:
         return [
@@ -71,7 +71,8 @@ def explain(
 
 
 def _merge_traces(report: Report) -> Trace:
-    """Merge the traces of the passes of the phase fuse-decode: all refusals, and the nearest miss at each value."""
+    """Return the merged traces of the phase fuse-decode: all refusals, and at each value the match that got
+    furthest."""
     trace = Trace()
     for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
         trace.refusals += record.trace.refusals
@@ -82,7 +83,7 @@ def _merge_traces(report: Report) -> Trace:
 
 
 def _explain_unfused(node: Node, trace: Trace) -> str:
-    """Return why `node` is not fused further; "" if nothing was left to fuse."""
+    """Return the reason why `node` is not fused further; "" if there is nothing left to fuse."""
     name, maker = node.output.name, node.required("q").producer if node.op is ops.attention else None
     if reason := next((refused.reason for refused in trace.refusals if refused.at == name), ""):
         return reason
@@ -91,13 +92,14 @@ def _explain_unfused(node: Node, trace: Trace) -> str:
 
 
 def explain_cpu(dtype: torch.dtype) -> str:
-    """Return a line on how this CPU multiplies the few rows of a decode step by weights of `dtype`."""
+    """Return a line on how this CPU multiplies weights of `dtype` in a decode step."""
     reason = rows.refusal(dtype)
     return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
 
 def _explain_choice(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
-    """Return the entry of one choice, without its node; `unfused` is why its node is not fused further."""
+    """Return the entry of one choice, without the node's name; `unfused` is the reason why its node is not fused
+    further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assumed(capability):

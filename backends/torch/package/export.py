@@ -35,10 +35,11 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 
 @dataclass(frozen=True)
 class Built:
-    """A generated model of a `kind` (decoder …), whose weights are still recipes.
+    """A generated model, whose weights are still recipes.
 
-    `keeps`: it takes a cache. `step` is its decode step, and `step_text` the source of that, "" if no kernel would be
-    used. `kernels` are the kernel files that either imports.
+    kind: decoder, encoder or encoder-decoder. keeps: the model takes a cache.
+    step: its decode step. step_text: source of the step, "" if no kernel computes a part of it.
+    kernels: module names of the kernels that the model or the step imports.
     """
 
     kind: str
@@ -51,9 +52,10 @@ class Built:
 
 
 def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
-    """Generate the model of `forms`, the forms of the target torch, and its decode step, if that is one of them.
+    """Generate the model of `forms` (graphs by name), and its decode step if `forms` has one and the model takes a
+    cache.
 
-    With `float8_caches` keys and values are kept in FP8.
+    With `float8_caches` keys and values are stored in FP8.
     """
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
@@ -65,14 +67,14 @@ def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
 
 
 def step_of(forms: Mapping[str, Graph], lowered: Lowered) -> Step | None:
-    """Return the decode step of the model `lowered`; None if it is not among its `forms`."""
+    """Return the decode step of the model `lowered`; None if `forms` has no step."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
     """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
 
-    Trained weights are stored as `dtype`, the others in their `stored_dtype`.
+    Trained weights are stored as `dtype`, all other tensors in their `stored_dtype`.
     """
     reader = built.lowered.graph.reader
     tensors = {
@@ -83,13 +85,13 @@ def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
 
 
 def stored_tensors(built: Built, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """Return `tensors`, the result of `weights`, with their recipes."""
+    """Return the recipe, dtype and shape of each of `tensors`, the result of `weights`."""
     params = built.source.weights
     return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
 
 def write_code(built: Built, folder: Path) -> None:
-    """Write the model into `folder`, with its scripts, its decode step and the kernels that they import."""
+    """Write model.py into `folder`, with its scripts, its decode step and the kernels that they import."""
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
@@ -101,7 +103,7 @@ def write_code(built: Built, folder: Path) -> None:
 
 
 def kernel_files(kernels: Iterable[str]) -> list[str]:
-    """Return the files of `kernels` (module names such as ``shared.launch``) and of all kernels that they import."""
+    """Return the paths of `kernels` (module names such as ``shared.launch``) and of all files they import, sorted."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
         name = queue.pop()
@@ -115,7 +117,8 @@ def kernel_files(kernels: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _find_imports(name: str) -> tuple[str, ...]:
-    """Return the kernel modules that the module `name` imports; cached, as the files do not change while weft runs."""
+    """Return the kernel modules that the module `name` imports; cached, because the files do not change while weft
+    runs."""
     package, imported = name.rpartition(".")[0], list[str]()
     for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -136,5 +139,6 @@ def _path(module: str) -> str:
 
 
 def _is_file(package: str, module: str | None) -> bool:
-    """Return whether the import is of names in a file, ``from .a import f``, not of files, ``from . import a``."""
+    """Return whether `module` is a file of `package` (``from .a import f``), not the package itself (``from . import
+    a``)."""
     return module is not None and (_KERNELS / _path(_join(package, module))).is_file()

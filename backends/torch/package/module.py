@@ -39,11 +39,12 @@ def build_module(
     device: torch.device | str = "cpu",
     float8_caches: bool = False,
 ) -> nn.Module:
-    """Return an `nn.Module` of the form "model" among `forms`, graphs by name as `TorchBackend.forms` describes them.
+    """Return an `nn.Module` that computes ``forms["model"]``; `forms` has the graphs that `TorchBackend.forms`
+    describes.
 
-    Its weights are evaluated from their recipes one by one, in `dtype`, on `device`. With `float8_caches` it keeps keys
-    and values in FP8. Its class is `Model` of a generated Python module, whose source `inspect.getsource` and
-    tracebacks show; it can be pickled.
+    The weights are evaluated from their recipes one by one and are in `dtype` on `device`. With `float8_caches` KV
+    caches are in FP8. The module's class is `Model` of a generated Python module; `inspect.getsource` and tracebacks
+    show its source, and it can be pickled.
 
     Raises:
         WeftError: if a weight cannot be read, or the device does not exist.
@@ -62,11 +63,11 @@ def build_step(
 ) -> Callable[..., torch.Tensor]:
     """Return the decode step of `forms` on the weights of `module`, built by `build_module` with the same arguments.
 
-    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` returns the logits [batch, 1, vocab] of one token of
-    each row. Weights that it packs become views of one tensor, also in the module.
+    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` returns logits [batch, 1, vocab]. The weights that it
+    packs become views of one tensor, also in `module`.
 
     Raises:
-        WeftError: if the model has no decode step.
+        WeftError: if the model has no decode step, or no kernel computes a part of it.
     """
     lowered = lower(forms[MODEL], float8_caches)
     step = step_of(forms, lowered)
@@ -81,12 +82,13 @@ def build_step(
 def state_dict(
     source: Source, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of a generated source by state_dict key; constants keep their own dtype."""
+    """Return the weights of a generated source by state_dict key, on `device`; see `tensor` for their dtypes."""
     return {key: tensor(param, reader, dtype).to(device) for key, param in source.weights.items()}
 
 
 def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
-    """Return a parameter as a CPU tensor: weights in `dtype`; tables, integers and block scales in their own dtype."""
+    """Return a parameter as a CPU tensor in `dtype`; constant tables are f32, integers and block scales keep their
+    dtype."""
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
@@ -102,7 +104,7 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
 
 
 def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Replace the weights of `module` by `tensors`, without copies.
+    """Replace the weights of `module` by `tensors` (by state_dict key), without copies; dtypes may differ.
 
     Raises:
         WeftError: naming a key that is missing, unknown or of another shape.
@@ -122,7 +124,7 @@ def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def run_source(text: str) -> types.ModuleType:
-    """Execute the source `text` as a Python module, and return it; the same module for the same text."""
+    """Execute the source `text` as a Python module, and return the module; the same text returns the same module."""
     name = f"weft_generated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -144,7 +146,8 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Return the pickle reduction of an instance of a generated class, whose class is stored as its source."""
+    """Return the pickle reduction of an instance of a generated class: the source and name of the class, its
+    attributes."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None
@@ -157,10 +160,10 @@ def _rebuild(text: str, name: str) -> Any:
 
 
 def checked_device(device: torch.device | str) -> torch.device:
-    """Return `device` as a `torch.device`.
+    """Return `device` as a `torch.device`, after a check that this PyTorch can use it.
 
     Raises:
-        WeftError: if the device does not exist.
+        WeftError: if it cannot.
     """
     try:
         check_device(str(device), "use device cpu")

@@ -47,11 +47,14 @@ TAKEN = "mamba"  # `generate` passes caches to classes with this in their names 
 
 
 class TransformersFolder:
-    """A folder of the target transformers before it is written: the model of `forms` with weights in `dtype`, of a
-    class called `name`. Notes for the user are appended to `notes`.
+    """A folder of the target transformers before it is written: the model of `forms` with weights in `dtype`.
+
+    length: longest sequence. name: class name ("": derived from the graph's name). Notes for the user are appended to
+    `notes`.
 
     Raises:
-        WeftError: if the graph has cache operands or reads no token ids.
+        WeftError: if the graph has cache operands or quantized weights, does not read token ids, or has a name that
+        transformers reserves.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
@@ -100,16 +103,17 @@ class TransformersFolder:
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return a line for each engine that reads such folders: that it can run the model, or why not."""
+        """Return the lines of `explain_engines`: for each engine that reads such folders, whether it can run the
+        model."""
         return self._explained
 
     @property
     def base(self) -> BaseModel:
-        """Return the base model; of an encoder-decoder, the decoder's."""
+        """Return the base model; for an encoder-decoder, that of the decoder."""
         return self.modeling.bases[0]
 
     def _config_facts(self, length: int) -> dict[str, Any]:
-        """Return the fields of a config other than the sizes of the architecture."""
+        """Return the config fields in addition to the sizes of the architecture; `length` is the longest sequence."""
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
@@ -130,7 +134,7 @@ class TransformersFolder:
         return facts
 
     def _params(self) -> dict[str, Param]:
-        """Return the weights by their keys in the model with a head, or in the base model without one."""
+        """Return the parameters of all stored weights by key."""
         prefix, tied = "" if self._head is None else "model.", tied_weights(self._sides)
         params = {f"{prefix}{key}": param for key, param in whole_weights(self._sides).items()}
         if self._head is not None:
@@ -157,7 +161,8 @@ class TransformersFolder:
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
-        """Return the graph as text, with the folder's tensors as weights, so that weft can load it after training."""
+        """Return the graph in the text format, with the folder's tensors as weights, so that weft can load it after
+        training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
         prefix = "" if self._head is None else "model."
         mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}
@@ -198,7 +203,7 @@ class TransformersFolder:
         }
 
     def _task_facts(self) -> dict[str, Any]:
-        """Return the fields of a config for the labels of a head, as transformers names them."""
+        """Return the config fields for the labels and activation of a task head."""
         meta, facts = self._graph.meta, dict[str, Any]()
         if (names := meta.get("labels")) is not None:
             facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -221,12 +226,12 @@ class TransformersFolder:
 
 
 def _stack_name(node: Node) -> str:
-    """Return the name of the weight ``up`` of a mixture."""
+    """Return the name of the weight ``up`` of a mixture of experts."""
     return node.required("up").name
 
 
 def derive_class_name(name: str) -> str:
-    """Return a class name from the name of a model, without its size, that no engine has an own model for."""
+    """Return a class name from the name of a model without its size, distinct from those of models in engines."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
     joined = "".join(w[0].upper() + w[1:] for w in words)
     if joined in ("", "Model"):  # else its base model would be called ModelModel

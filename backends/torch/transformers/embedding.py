@@ -1,4 +1,4 @@
-"""Write the files by which sentence-transformers pools the hidden states of an encoder into one vector."""
+"""Write the files with which sentence-transformers pools the hidden states of an encoder into one vector."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _TEXT = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
-    """Write into `folder` the modules after the transformer with weights of dtype `kind` (None: as they are read), the
-    prompts, and the longest input in tokens (at most `length`); nothing for a model without pooling.
+    """Write the modules after the transformer, the prompts and the longest input into `folder`; nothing without
+    pooling.
 
-    Without a module Pooling the transformer itself must return the vector, which needs custom code (with a `length`).
-    Custom code does not return the hidden states of layers, so it also pools by itself where a module would read them.
+    `kind` is the dtype of their weights (None: as stored); `length` limits the longest input in tokens. Without a
+    module Pooling, the transformer itself must return the vector, which needs custom code (with a `length`). Custom
+    code does not return the hidden states of layers, so it also pools by itself if a module would read them.
 
     Raises:
         WeftError: if a pass has replaced weights of a module, or custom code would have to exclude prompts from
@@ -99,7 +100,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _modules(graph: Graph) -> Mapping[str, Any]:
-    """Return the records of the modules after the transformer, by folder name."""
+    """Return the records of the modules after the transformer, by folder name; {} without pooling."""
     modules = (graph.meta.get("sentence") or {}).get("modules")
     if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:
         flags = {f"pooling_mode_{name}": name == mode for name in _FLAGS.values()}

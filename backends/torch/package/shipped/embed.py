@@ -24,11 +24,11 @@ except ImportError as error:
 
 @torch.inference_mode()
 def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str | None, normalize: bool) -> Tensor:
-    """Return the vector [dim], float32, of one sequence: the mean of its hidden states, their maximum per feature
-    (max), the first (cls), the last, or the mean with weights 1, 2, … (weighted); None is the output
-    sentence_embedding.
+    """Return the embedding [dim], float32, of one sequence `ids`: the mean of its hidden states, their maximum per
+    feature (max), the first (cls), the last, or the mean with weights 1, 2, … (weighted). With `pooling` None it is
+    the output sentence_embedding, unchanged.
 
-    `outputs` are the names of the model's outputs; `normalize` scales the vector to unit length.
+    `outputs` are the names of the model's outputs; `normalize` scales pooled states to unit length.
     """
     row = torch.tensor([ids], device=next(model.parameters()).device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
@@ -46,7 +46,7 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str |
 
 
 def arguments() -> argparse.Namespace:
-    """Parse the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="what to embed")
     parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")
@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the model, and embed the texts."""
+    """Read the model, and print the embedding of each text or list of ids."""
     facts = read_facts()
     tokenizer = read_tokenizer() if args.texts else None
     said = facts.get("sentence", {})

@@ -36,9 +36,9 @@ def generate(
     source: Tensor | None = None,
     forced: Mapping[int, int] | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], up to position `length`.
+    """Yield the tokens that `choose` draws from logits [1, vocab] after `ids` [1, tokens], up to position `length`.
 
-    An encoder-decoder first reads `source` [1, tokens]; `forced` maps positions to tokens that are returned there.
+    An encoder-decoder first encodes `source` [1, tokens]; `forced` maps positions to tokens that are yielded there.
     """
     cache, step = model.new_cache(1, length), stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
@@ -55,7 +55,7 @@ def generate(
 
 
 def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
-    """Print the text of `tokens` as they come, in complete characters, up to one of `stop`; return their number."""
+    """Print the text of `tokens` in complete characters, up to the first in `stop`; return the number before it."""
     known, printed = list[int](), 0
     for token in tokens:
         if token in stop:
@@ -70,7 +70,7 @@ def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str
 
 
 def arguments() -> argparse.Namespace:
-    """Parse the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
     parser.add_argument("--ids", type=parsed_ids, help="token ids instead, such as 1,15,7; the answer is ids too")
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the model, and continue the prompt."""
+    """Read the model, and print its continuation of the prompt."""
     facts = read_facts()
     if "sound" in facts:
         raise SystemExit("this model reads sound, not text: call it from Python, as load.py says")

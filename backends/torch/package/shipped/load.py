@@ -76,7 +76,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 class Stepper:
     """A decode step from ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]: `few` for batches of
     up to `most` rows, else `whole`. If it `reads` prompts, ids may be [batch, seq], and `last` [batch] selects the
-    tokens whose logits are returned."""
+    token of each batch row whose logits are returned."""
 
     def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
         self.whole, self.few, self.most = whole, few, most
@@ -85,7 +85,7 @@ class Stepper:
         return (self.few if len(ids) <= self.most else self.whole)(ids, positions, cache, *last)
 
     def reads(self, batch: int) -> bool:
-        """Return whether it takes several tokens of each of `batch` rows, if all continue at the same position."""
+        """Return whether ids may be [batch, seq], if all rows of the batch continue at the same position."""
         return batch <= self.most and getattr(self.few, "reads_prompts", False)
 
     def captured_once(self, batch: int) -> bool:
@@ -94,7 +94,7 @@ class Stepper:
 
 
 def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
-    """Return the step of `model`: the decode.py of `folder`, if it exists and helps, or `model` itself."""
+    """Return the decode step of `model`: decode.py of `folder` if it exists and is faster here, else `model` itself."""
     takes = inspect.signature(model.forward).parameters
 
     def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
@@ -108,7 +108,7 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights also."""
+    """Return whether decode.py is faster: kernels run on the model's GPU, or the CPU has memory for packed weights."""
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
         return False
@@ -122,7 +122,7 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
 
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
-    """Read the facts of weft.json. Raises Failure if it cannot be read."""
+    """Return the facts of weft.json in `folder`. Raises Failure if it cannot be read."""
     path = folder / "weft.json"
     try:
         facts = _object(path.read_bytes())
@@ -137,7 +137,7 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path = FOLDER) -> Any:
-    """Read the tokenizer of `folder` with the package `tokenizers`. Raises Failure if either is missing."""
+    """Return the tokenizer of `folder`, read by the package `tokenizers`. Raises Failure if either is missing."""
     path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
     if not path.is_file():
         raise Failure(f"{folder} has no tokenizer.json: {remedy}")
@@ -152,7 +152,7 @@ def read_tokenizer(folder: Path = FOLDER) -> Any:
 
 
 def parsed_ids(text: str) -> list[int]:
-    """Parse token ids such as 1,15,7 of a command line. Raises ArgumentTypeError for anything else."""
+    """Return the token ids in `text`, such as 1,15,7. Raises ArgumentTypeError for anything else."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -160,7 +160,7 @@ def parsed_ids(text: str) -> list[int]:
 
 
 def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
-    """Raise Failure unless `ids` are 1 to `longest` tokens below `vocab`; `what` names them in the message."""
+    """Raise Failure unless `ids` has 1 to `longest` tokens from 0 to `vocab` − 1; `what` names them in the message."""
     if not ids or not 0 <= min(ids) <= max(ids) < vocab:
         raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
     if len(ids) > longest:
@@ -168,7 +168,7 @@ def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
 
 
 def main(name: str, run: Callable[[], None]) -> None:
-    """Run a script by `run`; a failure prints one sentence and exits with status 2."""
+    """Call `run`; a failure prints one sentence, after the script's `name`, and exits with status 2."""
     try:
         run()
     except (Failure, torch.OutOfMemoryError) as failed:
@@ -182,14 +182,14 @@ def main(name: str, run: Callable[[], None]) -> None:
 
 
 def check_torch() -> None:
-    """Raise Failure if this PyTorch is too old."""
+    """Raise Failure if this PyTorch is older than `OLDEST`."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
 
 
 def check_device(device: str, remedy: str = "use --device cpu") -> None:
-    """Raise Failure if this PyTorch has no such device, with the `remedy` if it has no GPU."""
+    """Raise Failure if this PyTorch cannot use `device`; the message ends in `remedy` if there is no GPU."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -204,7 +204,7 @@ def check_device(device: str, remedy: str = "use --device cpu") -> None:
 
 
 def _imported(name: str, folder: Path) -> Any:
-    """Import the module `name` of `folder`. Raises Failure if one of its files is missing."""
+    """Import and return the module `name` of `folder`. Raises Failure if one of its files is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
@@ -243,7 +243,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Parse the JSON object in `text`. Raises ValueError if it is not an object, or has a key twice."""
+    """Return the JSON object in `text`. Raises ValueError for other JSON, or if a key occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(unique_pairs := dict(pairs)) < len(pairs):
@@ -260,7 +260,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
-    """Return the tensor in the bytes `between` two offsets from `start`. Raises ValueError if they do not fit."""
+    """Return the tensor in the bytes `between` two offsets from `start`. Raises ValueError if their size is wrong."""
     (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
     if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):
         raise ValueError(f"{count} numbers are not at its bytes {start + first} to {start + last}")

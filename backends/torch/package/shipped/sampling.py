@@ -16,7 +16,7 @@ def filtered(
 ) -> Tensor:
     """Return scores [batch, vocab]: `logits` divided by `temperature`, −∞ for tokens that must not be drawn.
 
-    Three filters apply in turn: the `top_k` likeliest tokens (0: all); the likeliest that together reach probability
+    Three filters apply in order: the `top_k` likeliest tokens (0: all); the likeliest that together reach probability
     `top_p` (Holtzman et al. 2019, arXiv 1904.09751; the first of equals); and tokens at least `min_p` times as likely
     as the likeliest (Nguyen et al. 2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
     """
@@ -40,7 +40,7 @@ def filtered(
 def draw(
     logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw the next token of each row [batch] by logits [batch, vocab]; temperature 0 takes the likeliest."""
+    """Return the next token of each batch row, [batch], drawn by logits [batch, vocab]; temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(-1)
     p = filtered(logits, temperature, top_k, top_p).softmax(-1)

@@ -1,4 +1,4 @@
-"""Engines and several devices: plans of parallelism, and the engines that can run a model.
+"""Inference engines and several devices: plans of parallelism, and the engines that can run a model.
 
 Never here: source of classes.
 """

@@ -16,7 +16,8 @@ PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later st
 
 
 def pipeline(base: BaseModel) -> dict[str, Any] | str:
-    """Return the modules of the stages with the names of their inputs and outputs; or why the model is one stage.
+    """Return the modules of pipeline stages, each with the names of its inputs and outputs; a reason (str) if there can
+    be only one stage.
 
     Engines replace the modules of other stages by modules that return their first argument, and pass hidden states
     instead of embeddings to later stages. So all computation between the stages must be in modules.
@@ -60,7 +61,8 @@ def _other_operands(call: Call, loop: Loop) -> list[Operand]:
 
 
 def _dependent_values(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
-    """Return the values that depend on the elements of the embeddings, not only on their shape; masks do not."""
+    """Return the values that depend on the elements of the embeddings `embeds`, not only on their shape, except
+    masks."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
     for item in items:
@@ -77,7 +79,8 @@ def _calls(item: Item) -> list[Call]:
 
 
 def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
-    """Return the chain of modules that `items` apply to `value`, and its result; None if they are not such a chain."""
+    """Return the paths of the modules that `items` apply to `value` one after the other, and the result; None if
+    `items` are anything else."""
     paths = []
     for item in items:
         if isinstance(item, Loop) or not item.results:

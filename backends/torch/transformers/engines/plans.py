@@ -1,4 +1,4 @@
-"""Plans of parallelism: the distribution of a model among devices, as transformers and engines read it in a config.
+"""Plans of parallelism: the distribution of a model over devices, as transformers and engines read it in a config.
 
 Names in a plan have ``*`` for layer numbers. Transformers matches them exactly; engines match them as regular
 expressions from the beginning, and use the first match.
@@ -26,8 +26,11 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 
 @dataclass
 class Plans:
-    """The plans of a config by name; the `units` that tensor parallelism divides, with the styles of their modules by
-    path; reasons why parts stay `whole`, by path; and why the model is `one_stage`, "" if it is not."""
+    """The plans of a config, by the name of their field.
+
+    units: modules that are divided together, with their styles by path. whole: reasons for parts that stay undivided.
+    one_stage: the reason why the model is a single pipeline stage, "" if it can have several.
+    """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
     units: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -36,7 +39,7 @@ class Plans:
 
 
 def plans(bases: Sequence[BaseModel]) -> Plans:
-    """Return the plans of tensor, pipeline, expert and data parallelism (FSDP2); an encoder-decoder is one stage."""
+    """Return the plans of tensor, pipeline, expert and data parallelism (FSDP2) of a model, whose sides are `bases`."""
     by_kind: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
     units: dict[str, dict[str, str]] = {}
     reasons: dict[str, str] = {}
@@ -56,13 +59,13 @@ def plans(bases: Sequence[BaseModel]) -> Plans:
 
 
 def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return `plan` with the paths of its parts in the whole model."""
+    """Return `plan` with paths in the whole model instead of the base model `base`."""
     return {base.path + path: style for path, style in plan.items()}
 
 
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
-    """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), its units,
-    and the reasons why other parts stay whole."""
+    """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), the styles
+    of its units, and the reason for each part that is not divided."""
     divided = tensor_units(lowered.graph, lowered.base)
     units, reasons = divided.styles, divided.whole
     for home in lowered.emitter.experts:
@@ -85,7 +88,8 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: Lowered
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the styles of paths with ``*`` for layer numbers, and the units whose style is the same in all layers."""
+    """Return styles by path (with ``*`` for layer numbers), and the units whose modules have one style in all
+    layers."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:
@@ -100,8 +104,10 @@ def _agree_styles(
 
 
 def _order_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
-    """Order `plan` so that the first match of each linear map is its own entry; linear maps that stay whole get an
-    entry if they would match another."""
+    """Return `plan` in an order in which the first match of each linear map is its own entry.
+
+    A linear map that is not divided gets an entry if it would match that of another.
+    """
     linears = dict.fromkeys(LAYER.sub(".0", path) for path in _linears(lowered))
     ordered = dict(plan)
     for _ in range(len(linears) + 1):
@@ -114,7 +120,7 @@ def _order_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
 
 
 def _first(plan: Mapping[str, str], path: str) -> str:
-    """Return the style that engines use for the linear map at `path`."""
+    """Return the style that engines use for the linear map at `path`: that of its first match in `plan`."""
     return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
 
 
@@ -125,12 +131,12 @@ def _linears(lowered: Lowered) -> list[str]:
 
 
 def _reads(lowered: Lowered, weight: str) -> bool:
-    """Return whether the base model reads a weight outside of its module."""
+    """Return whether a statement of the base model reads `weight` itself, not through its module."""
     return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
 def _experts(lowered: Lowered) -> dict[str, str]:
-    """Return the expert-parallel plan, with whole experts on each device."""
+    """Return the expert-parallel plan: each device has some of the experts, undivided."""
     units = {}
     for home in lowered.emitter.experts:
         names = (k for k in lowered.base.weights if k.startswith(f"{home}."))
@@ -139,8 +145,8 @@ def _experts(lowered: Lowered) -> dict[str, str]:
 
 
 def _fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
-    """Return the modules whose weights are gathered when they run (FSDP2); modules after the layers keep the gathered
-    weights until the backward pass."""
+    """Return the FSDP2 plan: modules whose weights are gathered when they run, by path. Modules after the layers keep
+    them gathered until the backward pass."""
     if base.stack is None:
         return {}
     embedding, layers = base.lowered.emitter.embedding, base.stack.path

@@ -19,7 +19,7 @@ BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
 def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
-    """Return the reasons why each engine cannot run the model, by engine; [] if it can."""
+    """Return the reasons why each engine cannot run the model, by engine; an empty list for an engine that can."""
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
@@ -35,7 +35,7 @@ def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
 
 
 def _common(base: BaseModel) -> Iterator[str]:
-    """Yield reasons that apply to all engines with paged caches."""
+    """Yield the reasons that apply to all engines with paged caches."""
     e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
     special = {n.op for n in graph.nodes} & {
@@ -83,8 +83,11 @@ def _for_engines(lowered: Lowered) -> Iterator[str]:
 
 
 def _experts(lowered: Lowered) -> Iterator[str]:
-    """Yield reasons that concern experts: engines replace modules called experts, with stacked weights only, by one
-    kernel, and read its sizes from the config."""
+    """Yield reasons that concern experts.
+
+    Engines replace modules called experts that have stacked weights and no biases by one kernel, and read its sizes
+    from the config.
+    """
     replaced = [
         node
         for node in lowered.graph.nodes
@@ -128,8 +131,10 @@ def _for_paging(lowered: Lowered) -> Iterator[str]:
 
 
 def list_limits(lowered: Lowered, plans: Plans) -> list[str]:
-    """Return the kinds of parallelism that vLLM and SGLang cannot use for a model: they require that the heads of all
-    attentions can be divided, and that the layers can be stages."""
+    """Return the kinds of parallelism that vLLM and SGLang cannot use for a model, with reasons.
+
+    They require that the heads of all attentions can be divided, and that the layers can form stages.
+    """
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     whole = next((scope for scope in attentions if scope not in plans.units), None)
     limits = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
@@ -137,8 +142,11 @@ def list_limits(lowered: Lowered, plans: Plans) -> list[str]:
 
 
 def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: Lowered, plans: Plans) -> list[str]:
-    """Return a line for each engine, for each part that stays whole under tensor parallelism, and for a model that is
-    one stage; `reasons_by_engine` is the result of `refusals`."""
+    """Return the lines of `--explain`; `reasons_by_engine` is the result of `refusals`.
+
+    A line for each engine, for each part that tensor parallelism does not divide, and for a model of one pipeline
+    stage.
+    """
     without = "; without ".join(["", *list_limits(lowered, plans)])
     accepts = {engine: "takes it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
     lines = [f"{engine}: {'; '.join(reasons) or accepts[engine]}" for engine, reasons in reasons_by_engine.items()]

@@ -23,15 +23,18 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 
 @dataclass
 class Units:
-    """Groups of modules that are divided together or not at all: `styles` maps the scope of each to styles by path;
-    `whole` has the reasons why other scopes stay whole."""
+    """Groups of modules that tensor parallelism divides together or not at all.
+
+    styles: for the scope of each group, the style of each module by path. whole: reasons for scopes that stay
+    undivided.
+    """
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
 
 
 def tensor_units(graph: Graph, program: Program) -> Units:
-    """Return the units of the attentions and feed-forwards of `graph`, lowered to `program`."""
+    """Return the groups of modules of the attentions and feed-forwards of `graph`, lowered to `program`."""
     leaves, units = _Leaves(program), Units()
     for node in graph.nodes:
         name = node.scope or node.output.name
@@ -49,7 +52,7 @@ def tensor_units(graph: Graph, program: Program) -> Units:
 
 
 class _Leaves:
-    """The modules of a program that hold parameters of its graph."""
+    """The modules of a program that have parameters of its graph."""
 
     def __init__(self, program: Program) -> None:
         names = {key: param.name for key, param in program.weights.items()}
@@ -57,13 +60,14 @@ class _Leaves:
         self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
 
     def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
-        """Return the path of the module of a `kind` whose weight is `param`, or None."""
+        """Return the path of the module of class `kind` whose weight is `param`; None without one."""
         leaf = self._of.get(param.name) if isinstance(param, Param) else None
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 
 
 def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
-    """Return the styles of the linear maps and norms around the attention `node`, or why it stays whole."""
+    """Return the styles of the linear maps and norms around an attention, by path; a reason (str) if it is not
+    divided."""
     gate, out = _gate(node)
     around = projections(node) if gate is None else _around(node, out)
     if isinstance(around, str):
@@ -95,8 +99,10 @@ def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
 
 
 def _gate(node: Node) -> tuple[Node | None, Node]:
-    """Return the linear map whose activated outputs gate the output of the attention `node` elementwise, and the linear
-    map that reads the product; (None, `node`) without such a gate."""
+    """Return the gate and the output projection of a gated attention; (None, `node`) without such a gate.
+
+    The gate is a linear map whose activated output is multiplied by the attention's output, elementwise.
+    """
     mul = _only_reader(node)
     out = mul and _only_reader(mul)
     if (
@@ -119,8 +125,7 @@ def _gate(node: Node) -> tuple[Node | None, Node]:
 
 
 def _around(node: Node, out: Node) -> Projections | str:
-    """Return the projections of the attention `node`, whose output projection `out` reads it through a gate; or why its
-    operands are not projections."""
+    """Return the projections of `node`, whose output projection is `out`; a reason (str) if its operands have none."""
     branches = {role: branch_of(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
         if isinstance(branch, str):
@@ -131,13 +136,14 @@ def _around(node: Node, out: Node) -> Projections | str:
 
 
 def _only_reader(node: Node) -> Node | None:
-    """Return the only reader of the output of `node`; None if there are several, or it is a graph output."""
+    """Return the only reader of the output of `node`; None with several readers, or for a graph output."""
     readers = [reader for reader, _ in node.output.uses]
     return readers[0] if len(readers) == 1 and not node.output.is_output else None
 
 
 def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
-    """Return the styles of the norms between a projection and the attention, or why they stay whole."""
+    """Return the styles of the norms between a projection and the attention, by path; a reason (str) if they cannot be
+    divided."""
     styles = {}
     for node in branch.between:
         weights = [v for v in node.inputs[1:] if isinstance(v, Param)]
@@ -154,8 +160,10 @@ def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, st
 
 
 def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | str] | None:
-    """Return the path of the feed-forward that ends in the linear map `node`, with its styles, or why it stays whole;
-    None if `node` does not end one."""
+    """Return the path of the feed-forward that ends in the linear map `node`, and its styles by path.
+
+    The styles are a reason (str) if it is not divided. None if no feed-forward ends in `node`.
+    """
     unit = match_feed_forward(node)
     if unit is None or isinstance(unit, str):
         return None

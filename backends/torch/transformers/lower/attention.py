@@ -63,28 +63,30 @@ def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
 
 
 def is_batched(node: Node) -> bool:
-    """Return whether the queries of an attention are [batch, ...] as the inputs of the graph are."""
+    """Return whether the first axis of the queries is the batch axis of a graph input."""
     return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def _is_only_attention(node: Node) -> bool:
-    """Return whether `node` is the only attention in its scope; repetitions with the same weights do not count."""
+    """Return whether `node` is the only attention in its scope; attentions on the same weights count as one."""
     return len(_kinds_in(node)) == 1
 
 
 def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """Return the distinct attentions in the scope of `node`, or `among` these, as keys of `_weights`, in order."""
+    """Return the keys (see `_weights`) of the distinct attentions in the scope of `node`, in order; of those in
+    `among`."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
     return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
-    """Return the nearest parameter of each operand of an attention; the operand itself where there is none."""
+    """Return the nearest parameter of each operand q, k, v; the operand itself if it has none."""
     return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
 
 
 def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand]) -> list[str]:
-    """Return the keyword arguments for softcap, sinks, bias and window; append their operands, note their features."""
+    """Return the keyword arguments for softcap, sinks, bias and window; append their operands and record the
+    features."""
     keywords = []
     if node.attrs["softcap"] is not None:
         attending.features.add("softcap")
@@ -103,7 +105,7 @@ def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands:
 def _inline(
     e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand], keywords: list[str]
 ) -> Operand:
-    """Emit the attention in the module that has its projections."""
+    """Emit the attention in the module that also has its projections, and return its result."""
     q, k, v, *rest = operands
     if node in e.cached:
         assert isinstance(k, Var) and isinstance(v, Var)
@@ -129,7 +131,7 @@ def _inline(
 
 
 def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
-    """Emit the cache update and return all keys and values; paged caches (continuous batching) use `kwargs`."""
+    """Emit the cache update, and return all keys and values; paged caches (continuous batching) read `kwargs`."""
     own = ".self_attention_cache" if e.crosses else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
     outputs = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
@@ -137,7 +139,7 @@ def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tup
 
 
 def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
-    """Emit keys and values of a cross-attention, computed in the first call with a cache."""
+    """Emit keys and values of a cross-attention, which a cache stores in the first forward; return both."""
     if not e.cached:
         return k, v
     assert isinstance(k, Var) and isinstance(v, Var)
@@ -150,7 +152,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
 
 
 def _record(e: ShellEmitter, attending: Attending) -> None:
-    """Record the last statement as `attending`, and pass its softmax to the outer block for transformers."""
+    """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
     statement, node = e.program.statements[-1], attending.node
     e.attending[statement] = attending
     outer = node.scope.rpartition(".")[0]
@@ -159,7 +161,8 @@ def _record(e: ShellEmitter, attending: Attending) -> None:
 
 
 def _find_hidden(node: Node) -> Value:
-    """Return the value [batch, seq, dim] that the queries are computed from in the scope of `node`."""
+    """Return the value [batch, seq, dim] that the queries are computed from in the scope of `node`, else the
+    queries."""
     value = node.required("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
         before = first_operand(value.producer)
@@ -170,6 +173,6 @@ def _find_hidden(node: Node) -> Value:
 
 
 def factor(x: object) -> str:
-    """Return the text of `x` as an operand of a product or power, in parentheses if necessary."""
+    """Return the source of `x` as an operand of a product or power, in parentheses if it is not atomic."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

@@ -1,4 +1,4 @@
-"""Lower embeddings, which a call may pass instead, activations as modules, and biases by distance."""
+"""Lower embeddings (which a caller may pass instead of ids), activations as modules, and biases by distance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULES = {  # modules of torch for activations
 
 @lowers(ops.embedding)
 def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
-    """Emit the embedding of tokens before everything else, unless the call passes `inputs_embeds`."""
+    """Emit the embedding of tokens before all other statements; callers may pass `inputs_embeds` instead."""
     ids, table = node.required("ids"), node.required("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
@@ -41,8 +41,10 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
 
 
 def _scaling(e: ShellEmitter, node: Node) -> Node | None:
-    """Return the scaling that is the only reader of a decoder's embeddings; engines and pipeline stages expect it in
-    the embedding module. None if there is none."""
+    """Return the node that scales a decoder's embeddings and is their only reader; None without one.
+
+    Engines and pipeline stages expect the scaling in the embedding module.
+    """
     readers = [reader for reader, _ in node.output.uses]
     if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
         return None
@@ -53,7 +55,7 @@ def _scaling(e: ShellEmitter, node: Node) -> Node | None:
 
 @lowers(ops.linear)
 def _head(e: ShellEmitter, node: Node) -> Operand | None:
-    """Emit the head as a module of the top scope, because engines have their own module for it."""
+    """Emit the head as a module of the top scope, because engines replace it by their own module."""
     if node is not e.head:
         return None
     weight, bias = node.required("weight"), node.operand("bias")
@@ -70,7 +72,7 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
 
 @lowers(ops.glu)
 def _glu(e: ShellEmitter, node: Node) -> Operand | None:
-    """Emit a gated unit whose activation is a module, as engines expect it."""
+    """Emit a gated unit whose activation is a module, because engines expect one."""
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
     act = _act(e, node, MODULES[node.attrs["activation"]])
@@ -93,7 +95,7 @@ def _activation(e: ShellEmitter, node: Node) -> Operand | None:
 
 
 def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
-    """Return the module of an activation, next to the linear maps around it."""
+    """Return the module of an activation, in the scope of `node`."""
     path = f"{node.scope}.act" if node.scope else "act"
     clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
     return Submodule(f"{path}_fn" if True in clashes else path, init)
@@ -119,20 +121,20 @@ def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
 
 
 def distances(e: ShellEmitter) -> Var:
-    """Emit the distances of all keys from the tokens of a call, once for all layers."""
+    """Emit the distances of all keys from the new tokens, once for all layers."""
     operands = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
     return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *operands, name="distance")
 
 
 @lowers(ops.iota)
 def _iota(e: ShellEmitter, node: Node) -> Operand | None:
-    """Use the positions of an encoder's tokens, which a call may pass."""
+    """Return the positions [seq] of an encoder's tokens, which callers may pass; None for other iotas."""
     return e.emit("{0}[0]", e.positions, name="position_index") if counts_tokens(e, node) else None
 
 
 @lowers(ops.unsqueeze)
 def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
-    """Use the positions of an encoder's tokens as a row [1, seq]."""
+    """Return the positions [1, seq] of an encoder's tokens; None for other operands."""
     iota = node.required("x").producer
     return e.positions if iota is not None and counts_tokens(e, iota) and node.attrs["axes"] == (0,) else None
 
@@ -149,7 +151,8 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
 
 @lowers(ops.affine)
 def _affine(e: ShellEmitter, node: Node) -> Operand | None:
-    """Emit the division of logits by the named soft cap; skip the scaling that `ScaledEmbedding` does."""
+    """Emit the division of logits by the named soft cap; return the operand of the scaling that `ScaledEmbedding`
+    does."""
     if node is e.scaling:
         return e[node.required("x")]
     if node not in e.divided:

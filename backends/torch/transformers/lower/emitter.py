@@ -1,4 +1,4 @@
-"""The emitter of models for transformers: arguments of a call, caches of layers, and masks that layers share."""
+"""The emitter of models for transformers: arguments of the forward, caches of layers, and masks that layers share."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ STANDARD = {  # kinds of layers whose masks transformers makes from a config
 
 @dataclass
 class Mask:
-    """A mask that layers share: its `kind`, its `condition` on the positions of a query ``q`` and a key ``k`` unless
-    the kind is in `STANDARD`, and the statement that computes it."""
+    """A mask that layers share, and the statement that computes it.
+
+    condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD`.
+    """
 
     kind: str
     condition: str
@@ -56,7 +58,8 @@ class Mask:
 
 @dataclass
 class Attending:
-    """The facts of a statement that computes attention: its keyword arguments, and the attributes of its module."""
+    """The facts of a statement that computes attention: the node, source of its scale and head groups, and its
+    features."""
 
     node: Node
     scaling: str
@@ -69,15 +72,15 @@ class Attending:
 
     @property
     def module_facts(self) -> tuple[str, str, bool]:
-        """Return the facts that are attributes of its module."""
+        """Return the facts that are attributes of the module: scale, groups, causality."""
         return self.scaling, self.groups, self.causal
 
 
 class ShellEmitter(Emitter):
-    """Collects the statements of a decoder or an encoder for transformers; `fields` are the fields of its config, and
-    `side` is encoder or decoder, "" for other models.
+    """Collects the statements of a decoder or an encoder for transformers.
 
-    With `apart` each attention is a module of its own.
+    fields: config fields. head: the linear map of the logits. side: encoder or decoder, "" for other models.
+    apart: each attention is a module of its own.
     """
 
     calls_kernels: ClassVar[bool] = False
@@ -139,11 +142,11 @@ class ShellEmitter(Emitter):
         replaces: int | None = None,
         comment: str = "",
     ) -> tuple[Var, ...]:
-        """Append a statement without a comment on its layout, as sizes have names."""
+        """Append a statement, as in the base class, but without `comment`, because sizes have names."""
         return super().many(text, *operands, names=names, shapes=shapes, replaces=replaces)
 
     def _begin(self) -> None:
-        """Emit defaults for omitted arguments of a call; `embed` does this for embeddings."""
+        """Emit defaults for omitted arguments of the forward, except embeddings (see `embed`)."""
         arguments = self.given
         if not self.decodes:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
@@ -168,7 +171,7 @@ class ShellEmitter(Emitter):
             self.program.statements.append(Statement(text, (self.own_past, self.embeds, self.positions), (), TOP))
 
     def _whole_mask(self, value: Value) -> Var:
-        """Return the padding mask of an encoder; all ones by default if ops other than attention read it."""
+        """Return the padding mask of an encoder; if ops other than attention read it, it is all ones by default."""
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
         full = Var("attention_mask", value.shape)
@@ -184,11 +187,11 @@ class ShellEmitter(Emitter):
 
     @property
     def counts(self) -> bool:
-        """Return whether a KV cache counts the tokens; states of recurrences do not."""
+        """Return whether a KV cache counts the tokens; states of recurrences do not count them."""
         return any(caches(node) for node in self.cached)
 
     def embed(self, text: str, module: Operand) -> None:
-        """Emit embeddings of the token ids by `text`, for calls without `inputs_embeds`."""
+        """Emit embeddings of the token ids, for a forward without `inputs_embeds`; `text` is the call of `module`."""
         operands = self.given["inputs_embeds"], self.given["input_ids"], module
         self._first(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
 
@@ -196,12 +199,12 @@ class ShellEmitter(Emitter):
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
     def zero_padding(self, value: Value | Operand) -> Operand:
-        """Emit `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
+        """Emit and return `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
         mask = self.padding()
         return self.emit("shown({0}, {1})", value, mask, replaces=0)
 
     def padding(self) -> Var:
-        """Emit the padding mask [batch, seq] that all recurrences share."""
+        """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
         key = RECURRENT, ""
         if key not in self.masks:
             operands = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
@@ -214,7 +217,7 @@ class ShellEmitter(Emitter):
     def keep_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """Emit a recurrence that keeps its states in the cache of its layer, and return its result."""
+        """Emit a recurrence that stores its states in the cache of its layer, and return its result."""
         states = self.states.setdefault(self.scope, {})
         key = node.op, nearest_param(first_operand(node))
         first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
@@ -231,18 +234,19 @@ class ShellEmitter(Emitter):
         return result
 
     def own(self, cache: str) -> str:
-        """Return the text of the self-attention part of a `cache`, which may also cache the encoder's keys."""
+        """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
         return f"own({cache})" if self.crosses else cache
 
     def hold(self, param: Param) -> Operand:
-        """Return the operand of a parameter; rotary frequencies are computed from the config."""
+        """Return the operand of a parameter; rotary frequencies are hoisted expressions of config fields."""
         recipe = param.recipe
         if not isinstance(recipe, RopeFrequencies) or formula(recipe) is None:
             return super().hold(param)
         return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
 
     def _frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return the text of `formula` with fields of the config instead of literals."""
+        """Return the expression of `formula`, with config fields instead of literals for theta and the rotated
+        width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)
@@ -259,10 +263,10 @@ class ShellEmitter(Emitter):
 
 
 def cross_attentions(graph: Graph) -> set[Node]:
-    """Return the cross-attentions of a decoder.
+    """Return the cross-attentions of a decoder: their keys do not depend on the decoder's inputs.
 
     Raises:
-        WeftError: if the decoder computes attention among the tokens of the source.
+        WeftError: if the decoder computes attention with queries that only depend on the encoder.
     """
     if HIDDEN not in graph.inputs:
         return set()
@@ -281,19 +285,19 @@ def cross_attentions(graph: Graph) -> set[Node]:
 
 
 def _plain(x: float) -> float | int:
-    """Return `x` as an int if it is a whole number."""
+    """Return `x` as an int if it is integral and below 10¹⁵ in magnitude, else unchanged."""
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
 def first_operand(node: Node) -> Value:
-    """Return the first operand of `node`, which must have one."""
+    """Return the first operand of `node`, which must not be None."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
 def nearest_param(value: Value) -> Value:
-    """Return the last parameter that `value` is computed with in its scope; `value` itself if there is none."""
+    """Return the nearest parameter that `value` is computed with in its scope; `value` itself without one."""
     current = value
     while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
         params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
@@ -307,7 +311,7 @@ def nearest_param(value: Value) -> Value:
 
 
 def repeats(graph: Graph, cached: set[Node]) -> bool:
-    """Return whether layers share weights, so that one module has several states."""
+    """Return whether layers share weights, so that one module has several caches or states."""
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:
@@ -319,7 +323,7 @@ def repeats(graph: Graph, cached: set[Node]) -> bool:
 
 
 def only_embedded(graph: Graph, ids: Value) -> bool:
-    """Return whether a single embedding reads the token ids; ops that read only their shape do not count."""
+    """Return whether one embedding is the only reader of the token ids, apart from ops that read their shape (iota)."""
     return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
@@ -328,7 +332,7 @@ OVERRIDES: dict[Op, Lower] = {}
 
 
 def lowers(*ops: Op) -> Callable[[Lower], Lower]:
-    """Register a function as the lowering of `ops`; where it returns None, the lowering of target torch is used."""
+    """Register a function as the lowering of `ops`; if it returns None, the lowering of the target torch is used."""
 
     def register(lower: Lower) -> Lower:
         OVERRIDES.update(dict.fromkeys(ops, lower))

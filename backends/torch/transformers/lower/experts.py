@@ -1,4 +1,4 @@
-"""Lower mixtures of experts to modules with stacked weights, and the chosen experts of each token."""
+"""Lower mixtures of experts: a module with stacked weights, called on the chosen experts of each token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
 
 
 def home_of(node: Node) -> str:
-    """Return the path of the experts' module: that of their weights if all share one, else in the scope of the node."""
+    """Return the path of the experts' module: the module that has all their weights, if it is in the scope of `node`,
+    else ``experts`` in that scope."""
     homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
     (home, *rest) = homes
     inside = home.startswith(f"{node.scope}.") if node.scope else bool(home)
@@ -40,7 +41,10 @@ def home_of(node: Node) -> str:
 
 
 def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
-    """Add the stacked weights to the program under the names of transformers, gate and up as one; return the names."""
+    """Add the stacked weights to the program under the names of transformers, and return the names.
+
+    Gate and up are one weight, gate_up_proj.
+    """
     names = []
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
@@ -57,7 +61,8 @@ def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
 
 
 def stacks(node: Node, home: str) -> dict[str, Recipe]:
-    """Return recipes of a mixture's stacked weights, by operand, from the stored tensors of the module at `home`."""
+    """Return recipes of a mixture's operands (up, gate, down and biases) from the stacked tensors of the module at
+    `home`."""
     recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
         up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")
@@ -78,7 +83,7 @@ def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
 
 
 def _class(e: ShellEmitter, node: Node) -> str:
-    """Return the source of the class of a mixture's experts, with ``{name}`` for its name."""
+    """Return the source of the class of experts of `node`, with ``{name}`` for its name."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
     up = node.required("up")
     experts, hidden, dim = e.shape_of(up)
@@ -128,7 +133,7 @@ def _class(e: ShellEmitter, node: Node) -> str:
 
 
 def _gate(e: ShellEmitter, node: Node, gated: bool) -> list[str]:
-    """Return the lines of the method that computes a gate or activation that torch has no module for."""
+    """Return the lines of a method that computes the gate or activation, for those without a module in torch."""
     limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], activation(node.attrs["activation"])
     if not gated:
         return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]

@@ -32,11 +32,12 @@ REGISTERED = (attention, dense, experts, relative)  # modules whose import regis
 
 @dataclass
 class Lowered:
-    """A decoder or an encoder, alone or as a `side` of an encoder-decoder: the programs of its base model and of its
-    head.
+    """A decoder or an encoder, lowered to the programs of its base model and of its head.
 
-    `graph` is the side's graph, `whole` the model's. `hidden` are the hidden states, which the head reads. `masks` is
-    the source of the function that computes the masks of all layers, "" if a function of transformers does."""
+    whole, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
+    hidden: the hidden states that the head reads. masks: source of the function that computes the masks of all layers,
+    "" if a function of transformers does.
+    """
 
     whole: Graph
     graph: Graph
@@ -50,19 +51,19 @@ class Lowered:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map the parameters of the side to their names in the whole graph."""
+        """Map the parameters of `graph` to their names in `whole`."""
         within = {name: f"{self.side}.{name}" for name in self.graph.params}
         return {name: path if path in self.whole.params else name for name, path in within.items()}
 
     @property
     def tied(self) -> dict[str, str]:
-        """Map weights of the head to the weights of its base model that they are tied to."""
+        """Map keys of the head's weights to the keys of the base model's weights that they are tied to."""
         weights = {} if self.head is None else self.head.weights
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
 
 def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
-    """Lower `forms`, the forms of the target: the model, or its decoder and its encoder, which share their fields."""
+    """Lower `forms` (graphs by name), and return one element for a model, or a decoder and its encoder."""
     fields = Fields()
     sides: list[Lowered] = []
     for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
@@ -114,7 +115,7 @@ def _with_task(
     masks: str,
     functions: dict[str, str],
 ) -> Lowered:
-    """Split the program of a graph with a task head: statements after the outputs of the base model are the head's."""
+    """Split the program of a graph with a task head: statements after the base model's outputs belong to the head."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
@@ -136,7 +137,8 @@ def _with_task(
 
 
 def _unlike(lowered: Lowered) -> bool:
-    """Return whether one class would serve attentions that differ in attributes of their modules."""
+    """Return whether attentions of one class differ in attributes of their modules, so that they need modules of their
+    own."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in structure(lowered.base).walk():
         for item in method.items:
@@ -147,11 +149,11 @@ def _unlike(lowered: Lowered) -> bool:
 
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return the hidden states of a base model, and the linear map from them to logits; None for a model without
-    logits.
+    """Return the hidden states of a base model, and the linear map from them to logits (None for a model without
+    logits).
 
     Raises:
-        WeftError: if logits are not the result of a linear map.
+        WeftError: if logits are not an elementwise function of a linear map's result.
     """
     value, task = graph.outputs.get("logits"), graph.meta.get("task")
     if value is None or task is not None:
@@ -168,7 +170,7 @@ def _head(graph: Graph) -> tuple[Value, Node | None]:
 
 
 def _downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
-    """Return the statements that depend on `source`."""
+    """Return the statements that depend on `source`, in order."""
     dependent, downstream = {source}, []
     for s in statements:
         if not dependent.isdisjoint(o for o in s.operands if isinstance(o, Var)):

@@ -1,4 +1,4 @@
-"""Masks of softmax attention: one for each set of visible keys, computed once for all layers."""
+"""Masks of softmax attention: one for each set of visible keys, shared by all layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
     """Return the mask of an attention; attentions with the same visible keys share it.
 
     Raises:
-        WeftError: if a cross-attention does not see the whole source.
+        WeftError: if a cross-attention has a window or pattern.
     """
     if node in e.crosses:
         return _source_mask(e, node)
@@ -35,7 +35,7 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
 
 
 def _source_mask(e: ShellEmitter, node: Node) -> Var:
-    """Emit the padding mask of the source."""
+    """Emit and return the padding mask of the encoder's tokens."""
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
     text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
@@ -45,7 +45,7 @@ def _source_mask(e: ShellEmitter, node: Node) -> Var:
 
 
 def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
-    """Return the kind of an attention's mask, and its condition other than causality, "" for kinds of transformers."""
+    """Return the kind of an attention's mask, and a condition on positions q and k ("" for a kind of transformers)."""
     a = node.attrs
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
         return FULL if a["causal"] else BOTH, ""
@@ -66,8 +66,10 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
 
 
 def finish_masks(e: ShellEmitter) -> str:
-    """Set the text of all masks' statements, once all are known; return the source of the function that they call, ""
-    if it is one of transformers."""
+    """Set the expressions of all mask statements at the end, and return the source of the function that they call.
+
+    "" if they call a function of transformers.
+    """
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
@@ -86,8 +88,10 @@ def finish_masks(e: ShellEmitter) -> str:
 
 
 def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
-    """Return the source of the function `name` that computes all masks of a model; if it `decodes`, positions count
-    from the first token that is not padding."""
+    """Return the source of the function `name` that computes all masks of a model.
+
+    In a decoder (`decodes`), positions count from the first token that is not padding.
+    """
     lines = [
         f"def {name}(",
         "    config: Any,",

@@ -16,7 +16,7 @@ Axis = tuple[Value, int]
 class Axes:
     """Classes of axes of the values of `graph` that must have equal sizes, and the names of the classes.
 
-    Only axes of known size belong to classes: ``batch`` and ``seq`` have names already.
+    Only axes of known size above 1 belong to classes: ``batch`` and ``seq`` already have names.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -29,7 +29,7 @@ class Axes:
     # -- classes
 
     def same(self, a: Axis | None, b: Axis | None) -> None:
-        """Merge the classes of two axes, if both sizes are known and equal."""
+        """Merge the classes of two axes if both sizes are known, above 1 and equal; None is ignored."""
         if a is None or b is None or self.number(a) != self.number(b) or self.number(a) is None:
             return
         a, b = self._root(a), self._root(b)
@@ -51,7 +51,7 @@ class Axes:
     # -- names
 
     def name(self, axis: Axis | None, name: Size) -> bool:
-        """Name the class of `axis` if it has no name; return whether it got one."""
+        """Name the class of `axis` and return True; do nothing and return False if it already has a name."""
         if axis is None or self.number(axis) is None or (root := self._root(axis)) in self._names:
             return False
         self._names[root] = name
@@ -62,8 +62,8 @@ class Axes:
         return None if axis is None or self.number(axis) is None else self._names.get(self._root(axis))
 
     def deduce(self, values: dict[str, int]) -> None:
-        """Derive names of further classes from sums (split, concat) and products (reshape) of named ones; `values` has
-        the value of each field."""
+        """Derive names of further classes from sums (split, concat) and products (reshape) of named classes, until no
+        more can be derived; `values` has the value of each field."""
         changed = True
         while changed:
             changed = False
@@ -74,7 +74,8 @@ class Axes:
                     changed |= self._deduce_product(node, values)
 
     def _deduce_sum(self, node: Node) -> bool:
-        """Name the total as the sum of its parts, or one part as the total minus the others; return whether it did."""
+        """Name the total as the sum of its parts, or a part as the total minus the other parts; return whether a name
+        is new."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
@@ -87,8 +88,8 @@ class Axes:
         return self.name((parts[part_names.index(None)], axis), total + rest * -1)
 
     def _deduce_product(self, node: Node, values: dict[str, int]) -> bool:
-        """Name the last axis of one side as the product of the last two of the other, or a factor as the quotient;
-        return whether it did."""
+        """Name the merged axis of a reshape as a product of two axes, or one of those as a quotient; return whether a
+        name is new."""
         x, y = node.required("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
@@ -111,7 +112,7 @@ class Axes:
 
 
 def last(value: Value | None, axis: int = -1) -> Axis:
-    """Return an axis of `value`, which is not None, by an index from the end."""
+    """Return the axis of `value` at a negative index `axis`."""
     assert value is not None
     return value, len(value.shape) + axis
 
@@ -129,7 +130,7 @@ def _factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
 
 
 def _match_broadcast(axes: Axes, node: Node) -> None:
-    """Match operands, which broadcast, with the output, axis by axis from the last."""
+    """Match the operands of an elementwise or rowwise op with its output, axis by axis from the last."""
     traits = node.op.traits
     if not traits.intersection((Trait.ELEMENTWISE, Trait.ROWWISE, Trait.NORM, Trait.COMPARES)):
         return
@@ -187,7 +188,7 @@ def _moe(axes: Axes, node: Node) -> None:
 
 
 def _reshape(axes: Axes, node: Node) -> None:
-    """Match the leading axes that the reshape keeps."""
+    """Match the leading axes whose sizes the reshape keeps."""
     x, y = node.required("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
         if a != b:
@@ -221,7 +222,7 @@ def _unsqueeze(node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _slice(node: Node) -> Iterator[tuple[int, int]]:
-    """Yield all axes except the sliced one."""
+    """Return pairs of equal axes of x and the output: all axes except the sliced one."""
     x = node.required("x")
     cut = node.attrs.get("axis", -1) % len(x.shape)
     return ((a, a) for a in range(len(x.shape)) if a != cut)
@@ -267,7 +268,7 @@ RULES: dict[Op, Callable[[Axes, Node], None]] = {
 
 
 def params_of(graph: Graph) -> Iterator[Param]:
-    """Yield the parameters that nodes read, in order."""
+    """Yield the parameters that nodes read, each once, in order of their first reader."""
     seen: set[Param] = set()
     for node in graph.nodes:
         for value in node.inputs:

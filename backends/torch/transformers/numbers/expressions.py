@@ -43,7 +43,7 @@ def _quotient(a: Name | int, b: Name | int) -> Name | int:
 
 
 def expression(size: Size) -> str:
-    """Return `size` as a Python expression, its names as fields of the config."""
+    """Return `size` as the source of a Python expression, whose names are read from the config."""
     if isinstance(size, int):
         return str(int(size))
     text = ""

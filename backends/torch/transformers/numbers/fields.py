@@ -1,4 +1,4 @@
-"""The fields of a config: the sizes and other numbers of an architecture, each with a name."""
+"""The fields of a config: the sizes and float attributes of an architecture, each with a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from weft.ir.types.sizes import Poly
 
 @dataclass
 class Fields:
-    """The fields and their values, in order of first use; `side` is the side of the model that is being named."""
+    """The config fields and their values, in order of first use; `side` is the side of the model that is being
+    named."""
 
     values: dict[str, Any] = field(default_factory=dict)
     side: str = ""
@@ -19,7 +20,8 @@ class Fields:
     def name(self, role: str, value: Any, kind: str = "") -> str:
         """Return the field for a `role`: an existing one with this value, or a new one.
 
-        If the field of the role has another value, the new name has the prefix encoder or `kind`, or a number.
+        If the field called `role` has another value, the name gets the prefix encoder or `kind`, or a number at the
+        end.
         """
         words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
         candidates = [role, *(f"{word}_{role}" for word in words if word)]
@@ -31,5 +33,5 @@ class Fields:
                 return name
 
     def size(self, role: str, value: int, kind: str = "") -> Poly:
-        """Return the field for a `role` as an expression; see `name`."""
+        """Return the field for a `role` as a symbolic size; see `name`."""
         return sizes.sym(self.name(role, value, kind))

@@ -38,7 +38,8 @@ COUNTS = {
 
 
 class Names:
-    """Expressions over `fields`, which are added here, for the sizes of axes and the attributes of nodes of `graph`."""
+    """Expressions over config fields for the sizes of axes and the attributes of nodes of `graph`; `fields` is
+    extended."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = Axes(graph), fields, dict[tuple[Node, str], Size]()
@@ -58,12 +59,12 @@ class Names:
         self._attrs[node, attr] = size
 
     def size(self, value: Value, axis: int) -> Name | Size:
-        """Return the size of an axis, as a `Name` if its class has a name."""
+        """Return the size of an axis: a `Name` if it is an expression over fields, else the size itself."""
         size, named = value.shape[axis], self.axes.name_of((value, axis % len(value.shape)))
         return Name(size, named) if isinstance(named, Poly) else size
 
     def attr(self, node: Node, attr: str) -> Any:
-        """Return an attribute of `node`, as a `Name` if it has a name."""
+        """Return an attribute of `node`: a `Name` if it is an expression over fields, else its value."""
         value, named = node.attrs[attr], self._attrs.get((node, attr))
         return Name(value, named) if isinstance(named, Poly) else value
 
@@ -72,7 +73,7 @@ class Names:
 
 
 def _tokens(axes: Axes, fields: Fields) -> None:
-    """Name the vocabulary, the width of the residual stream, and the tables of token types."""
+    """Name the vocabulary, the width of the residual stream, and the number of token types."""
     roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
         if node.op is ops.embedding and isinstance(table := node.required("table"), Param):
@@ -112,14 +113,14 @@ def _attentions(axes: Axes, fields: Fields) -> None:
 
 
 def heads_of(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """Return the numbers of query heads and of key/value heads of an attention, as expressions."""
+    """Return the numbers of query heads and of key/value heads of an attention, as expressions over `fields`."""
     kind, heads, kv_heads = kind_of(node), node.attrs["heads"], node.attrs["kv_heads"]
     queries = fields.size("num_attention_heads", heads, kind)
     return queries, fields.size("num_key_value_heads", kv_heads, kind)
 
 
 def kind_of(node: Node) -> str:
-    """Return the kind of an attention (cross, local or global), the prefix of fields that differ between kinds."""
+    """Return the kind of an attention (cross, local or global): a prefix of fields that differ between kinds."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
@@ -171,7 +172,7 @@ def _recurrences(axes: Axes, fields: Fields) -> None:
 
 
 def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """Return the numbers of heads and of groups of a recurrence, as expressions."""
+    """Return the numbers of heads and of groups of a recurrence, as expressions over `fields`."""
     role = "mamba" if node.op is ops.ssd else "linear"
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
     named = fields.size(f"{role}_num_heads", heads) if heads > 1 else 1
@@ -181,7 +182,7 @@ def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def _remaining_widths(axes: Axes, fields: Fields) -> None:
-    """Name the remaining widths after the linear maps or parameters that have them."""
+    """Name the remaining sizes after the linear maps or parameters that have them."""
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
             weight = node.operand("weight") if node.op is ops.linear else None
@@ -215,8 +216,10 @@ def _name_attributes(names: Names, node: Node) -> None:
 
 
 def after_head(graph: Graph) -> dict[Node, str]:
-    """Map the scaling nodes after the linear map of the logits to fields of configs: logits times a scale, then
-    cap · tanh(logits / cap). {} if other ops follow."""
+    """Map the nodes between the linear map of the logits and the logits to config fields.
+
+    These nodes may be a scale, then cap · tanh(x / cap); the result is {} with any other op.
+    """
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:
@@ -237,7 +240,7 @@ def after_head(graph: Graph) -> dict[Node, str]:
 
 
 def _place(node: Node) -> str:
-    """Return a prefix for fields of a norm or an attention; the same for repeated runs of one module."""
+    """Return a prefix for fields of a norm or an attention; repeated runs of one module have the same."""
     local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return kind_of(node) if node.op is ops.attention else local
 
@@ -259,7 +262,10 @@ def _name_rotated(names: Names, node: Node) -> None:
 
 
 def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
-    """Return the attention that reads `value`, also through up to `depth` unary ops, and the operand's name."""
+    """Return the attention that reads `value`, perhaps through up to 1 + `depth` other ops, and the operand's name.
+
+    None if no attention does.
+    """
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name

@@ -1,4 +1,4 @@
 """Costs of a model on several devices, from its graph and its plans: memory and communication of each device.
 
-Never here: the plans themselves (`shell`), loading, running.
+Never here: the plans themselves (`engines`), loading, running.
 """

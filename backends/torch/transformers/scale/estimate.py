@@ -1,4 +1,4 @@
-"""Costs of a model on several devices: memory of each, bytes between them, the bubble of the pipeline."""
+"""Costs of a model on several devices: memory of each, bytes between them, and the pipeline bubble."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from .traffic import Collective, collectives
 
 @dataclass(frozen=True)
 class StageCost:
-    """The costs of one device of a stage: bytes of its weights, of the cache of one token and of `Parallel.tokens`
-    tokens, and of recurrent states; `flops` are those of the whole stage for `Parallel.tokens` tokens."""
+    """The costs of one device of a pipeline stage, in bytes.
+
+    layers: first layer of the stage and the one after its last. cache: KV cache of `Parallel.tokens` tokens.
+    state: recurrent states of a sequence. flops: operations of the entire stage for `Parallel.tokens` tokens.
+    """
 
     layers: tuple[int, int]
     weights: int
@@ -35,8 +38,11 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The costs of a model divided by `split`, in `dtype`, for one sequence of `tokens` tokens: of a device of each
-    stage, the collectives of a token, and the share of time in which a stage waits (bubble)."""
+    """The costs of a model divided by `split`, for one sequence of `tokens` tokens.
+
+    stages: costs of a device of each pipeline stage. collectives: communication per token.
+    bubble: share of the time in which a device waits for other stages.
+    """
 
     split: Split
     dtype: str
@@ -46,7 +52,7 @@ class Parallel:
     bubble: float
 
     def json(self) -> dict[str, Any]:
-        """Return all costs as plain data; bytes of collectives are for one token."""
+        """Return all costs as JSON-compatible data; bytes of collectives are per token."""
         data = asdict(self)
         data["split"]["devices"] = self.split.devices
         for collective, entry in zip(self.collectives, data["collectives"], strict=True):
@@ -63,10 +69,12 @@ def estimate(
     item: int,
     tokens: int,
 ) -> Parallel:
-    """Return the costs of `split` for the stored `tensors` of a folder; an activation element takes `item` bytes.
+    """Return the costs of `split` for the stored `tensors` of a folder, and a sequence of `tokens` tokens.
+
+    `item` is the size of an activation in bytes, and `dtype` its name.
 
     Raises:
-        WeftError: naming a part that cannot be divided in this way.
+        WeftError: naming a part that `split` cannot divide.
     """
     check(split, base, plans)
     lowered = base.lowered
@@ -105,7 +113,8 @@ def estimate(
 
 
 def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
-    """Return the elements that a device caches of one and of `tokens` tokens; of divided attention, its own heads."""
+    """Return the number of elements that a device caches of one token and of `tokens` tokens; attentions in `plans` are
+    divided among `tp` devices."""
     per_token = total = 0
     for node in nodes:
         for width, window in cache_sizes([node]):
@@ -116,7 +125,9 @@ def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[
 
 
 def bubble(work: Sequence[int], microbatches: int) -> float:
-    """Return the share of time in which a device waits, for stages with the given `work` per microbatch and a number of
-    `microbatches` (GPipe, Huang 2019, arXiv 1811.06965): (p − 1) / (m + p − 1) for p equal stages."""
+    """Return the share of time in which a device waits for other stages, whose `work` is that of one microbatch.
+
+    (p − 1) / (m + p − 1) for p equal stages and m `microbatches` (GPipe, Huang 2019, arXiv 1811.06965).
+    """
     busy, slowest = sum(work), max(work)
     return 1 - microbatches * busy / (len(work) * (busy + (microbatches - 1) * slowest)) if busy else 0.0

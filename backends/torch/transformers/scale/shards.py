@@ -15,7 +15,7 @@ PREFIX = "model."  # of keys of the base model in a model with a head
 
 
 def shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the number of elements of the tensor `key` on the device with the largest shard."""
+    """Return the number of elements of the tensor `key` with `shape` on the device with the largest shard."""
     degree, axis = divided_axis(key, len(shape), split, plans)
     if axis is None:
         return math.prod(shape)
@@ -23,7 +23,7 @@ def shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[
 
 
 def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]) -> tuple[int, int | None]:
-    """Return the number of devices that share the tensor `key`, and the divided axis; None if it is replicated."""
+    """Return the number of devices that share the tensor `key`, and its divided axis (None if it is replicated)."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
     whole_experts = plans.get("base_model_ep_plan", {}) if split.ep > 1 else {}
@@ -41,7 +41,7 @@ def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[
 
 
 def with_vocabulary(plans: Mapping[str, Mapping[str, Any]], lowered: Lowered) -> dict[str, dict[str, Any]]:
-    """Return `plans` with the entry that transformers adds for an embedding called embed_tokens."""
+    """Return a copy of `plans` with the entry that transformers adds for an embedding called embed_tokens."""
     extended = {name: dict(plan) for name, plan in plans.items()}
     tensor = extended.get("base_model_tp_plan", {})
     if tensor and lowered.emitter.embedding == "embed_tokens":

@@ -21,8 +21,12 @@ EXAMPLE = "tp=8,ep=8,pp=2"
 
 @dataclass(frozen=True)
 class Split:
-    """Degrees of parallelism: `tp` devices share the linear maps of a layer, `ep` the experts, `pp` the layers;
-    `microbatches` pass through the stages. If `ep` is larger than `tp`, ep / tp groups have separate sequences."""
+    """Degrees of parallelism.
+
+    tp: devices that share the linear maps of a layer. ep: devices that share the experts; if it is larger than `tp`,
+    there are ep / tp groups of devices with sequences of their own. pp: pipeline stages. microbatches: number per
+    forward pass.
+    """
 
     tp: int = 1
     ep: int = 1
@@ -35,10 +39,10 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Split:
-        """Parse ``tp=8,ep=8,pp=2``.
+        """Return the degrees in `text`, such as ``tp=8,ep=8,pp=2``; a degree that is not given is 1.
 
         Raises:
-            WeftError: for an unknown name, a name given twice, or a value that is not a whole number from 1.
+            WeftError: for an unknown name, a name given twice, or a value that is not an integer from 1 to 10⁶.
         """
         names, degrees = [f.name for f in fields(cls)], dict[str, int]()
         for part in text.split(","):
@@ -93,7 +97,7 @@ def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], na
 
 
 def _tensor_parts(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the count, kind and path of each part that tensor parallelism divides."""
+    """Yield (count, kind, path) of each part that tensor parallelism divides; experts only if `experts` is set."""
     weights = lowered.base.weights
     for node in lowered.graph.nodes:
         if node.op is ops.attention and node.scope in plans.units:
@@ -111,7 +115,8 @@ def _tensor_parts(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tup
 
 
 def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
-    """Yield the number of experts, their hidden width and the path of each mixture of `graph`."""
+    """Yield the number of experts, their hidden width and the path of their module for each mixture of experts of
+    `graph`."""
     for node in graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required("up").shape)

@@ -13,7 +13,7 @@ from .shards import PREFIX
 
 @dataclass(frozen=True)
 class Stages:
-    """`count` pipeline stages with equal numbers of layers, one more in the first stages if some remain, as
+    """`count` pipeline stages with equal numbers of layers; the first stages have one more if some remain, as
     transformers divides them from 5.24 on."""
 
     lowered: Lowered
@@ -21,15 +21,15 @@ class Stages:
     count: int
 
     def layers(self, stage: int) -> range:
-        """Return the indices of the layers of a stage."""
+        """Return the indices of the layers of stage number `stage`, from 0."""
         number = len(self.base.stack or ())
         each, rest = divmod(number, self.count)
         start = stage * each + min(stage, rest)
         return range(start, start + each + (stage < rest))
 
     def of_path(self, path: str) -> int:
-        """Return the stage of the module at `path` in the base model: the first for the embedding, the last for modules
-        outside of the layers."""
+        """Return the stage of the module at `path` in the base model: the first for the embedding, the last for other
+        modules outside of the layers."""
         layer = self._layer(path)
         if layer is not None:
             return next(s for s in range(self.count) if layer in self.layers(s))
@@ -37,7 +37,8 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def of_key(self, key: str) -> list[int]:
-        """Return the stages that hold the tensor `key`; a table tied to the head is on the first and the last."""
+        """Return the stages that store the tensor `key`; an embedding table tied to the head is on the first and the
+        last."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
@@ -45,7 +46,8 @@ class Stages:
         return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
 
     def of_nodes(self) -> dict[Node, int]:
-        """Return the stage of each node; nodes between layers belong to the layer before them."""
+        """Return the stage of each node; a node between layers belongs to the first stage, a node of the head to the
+        last."""
         stages, current = {}, 0
         for node in self.lowered.graph.nodes:
             layer = self._layer(node.scope)

@@ -20,10 +20,9 @@ SEND, BROADCAST = "send", "broadcast"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective on `size` bytes per token among `degree` devices of the `group` tp, ep or pp, for the result of
-    `path`.
+    """A collective among `degree` devices of the `group` tp, ep or pp, for the result of `path` in pipeline `stage`.
 
-    `size` is that of the whole tensor: the sum, the gathered result, or all that one device sends.
+    size: bytes per token of the full tensor: the sum, the gathered result, or everything that one device sends.
     """
 
     kind: str
@@ -35,14 +34,16 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Return the bytes that a device sends with optimal algorithms: an all-reduce among n devices is a
-        reduce-scatter and an all-gather, each of (n − 1) / n of the tensor."""
+        """Return the bytes per token that a device sends with optimal algorithms.
+
+        An all-reduce among n devices is a reduce-scatter and an all-gather, each of (n − 1) / n of the tensor.
+        """
         share = (self.degree - 1) / self.degree
         return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
 
 def collectives(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
-    """Return the collectives of a forward pass with elements of `item` bytes, ordered by stage."""
+    """Return the collectives of a forward pass, ordered by stage; an element of an activation has `item` bytes."""
     messages = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
     messages += _vocabulary(lowered, plans, split, stages, item)
     if split.pp > 1:
@@ -69,8 +70,11 @@ def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: 
 
 
 def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Yield the collectives of whole experts: an all-reduce if all devices have the same tokens; else two all-to-alls,
-    to the experts and back, in which devices with the same tokens send a share each, and an all-gather of these."""
+    """Yield the collectives of expert parallelism.
+
+    If all devices have the same tokens: one all-reduce. Else two all-to-alls (to the experts and back), in which
+    devices with the same tokens send a share each, and an all-gather of these shares.
+    """
     if split.ep == 1:
         return
     for node in (n for n in lowered.graph.nodes if n.op is ops.moe):

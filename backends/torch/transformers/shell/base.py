@@ -1,4 +1,4 @@
-"""The classes of a base model: a whole model, or one side of an encoder-decoder."""
+"""The classes of a base model: an entire model, or the encoder or decoder of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ OUTPUTS = {  # outputs without a field in classes of transformers; the texts bec
 
 @dataclass
 class BaseModel:
-    """The classes of a base model, written by `writer`: `method` is the forward of its class `name`, which returns a
-    `returned`; `stack` are its layers, with the classes `blocks`."""
+    """The classes of a base model.
+
+    name: its own class. returned: the class of its outputs. method: its forward. stack: its layers, None without a
+    list.
+    blocks: the class of each layer.
+    """
 
     lowered: Lowered
     name: str
@@ -37,32 +41,33 @@ class BaseModel:
 
     @property
     def path(self) -> str:
-        """Return its path in the whole base model, with a dot at the end; "" for a model with one side."""
+        """Return the path in the whole base model, with a trailing dot; "" for a model that is not an
+        encoder-decoder."""
         return f"{self.lowered.side}." if self.lowered.side else ""
 
     @property
     def count_field(self) -> str:
-        """Return the field of a config with the number of its layers."""
+        """Return the config field with the number of layers."""
         return self.writer.count_field
 
     @property
     def block_types(self) -> str:
-        """Return the field of a config with the class of each layer."""
+        """Return the config field with the class of each layer."""
         return f"{'encoder_' * self.is_second}block_types"
 
     @property
     def is_second(self) -> bool:
-        """Return whether its fields have the prefix encoder: it is the encoder of an encoder-decoder."""
+        """Return whether it is the encoder of an encoder-decoder, whose config fields have the prefix encoder."""
         return self.lowered.side not in ("", DECODER)
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kind of each of its caches."""
+        """Return the kind of each cache, in order of cache numbers."""
         return cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
     def tells_kinds(self) -> bool:
-        """Return whether a config must list the kinds of its caches: by default, transformers assumes that all layers
+        """Return whether the config must list the kinds of caches: by default, transformers assumes that all layers
         have the config's window, and SGLang that none has."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
@@ -70,7 +75,7 @@ class BaseModel:
 
     @property
     def inner(self) -> dict[str, Method]:
-        """Return the methods of its classes, except its own and classes that it reuses from the other side."""
+        """Return the methods of inner classes by class name, without classes that another base model already has."""
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
 
     @property
@@ -79,19 +84,20 @@ class BaseModel:
 
     @property
     def own_outputs(self) -> dict[str, str]:
-        """Return its outputs for which no class of transformers has a field, with their meanings."""
+        """Return the outputs for which no class of transformers has a field, with their meanings."""
         return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
 
     @property
     def own(self) -> Class:
-        """Return its own class."""
+        """Return the class of the base model itself."""
         return self.writer.classes[self.name]
 
 
 def base_model(lowered: Lowered, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
-    """Write the classes of a base model of the architecture called `name`, with a config of class `config`.
+    """Write the classes of the lowered model called `name`, and return them; `config` is the name of the config class.
 
-    `usual` is the most common standard deviation of initial weights. Classes of the base models `others` are reused.
+    `usual` is the most common standard deviation of initial weights. Equal classes of the base models `others` are
+    reused.
     """
     e, program = lowered.emitter, lowered.base
     top, title = structure(program), f"{name}{TITLES[lowered.side]}"
@@ -116,7 +122,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
 
 
 def plain_output(lowered: Lowered) -> str:
-    """Return the name of the class of transformers for the outputs of a base model."""
+    """Return the class of transformers for the outputs of a base model."""
     if lowered.emitter.crosses:
         return "BaseModelOutputWithPastAndCrossAttentions"
     if "pooler_output" in lowered.base.outputs:
@@ -125,7 +131,7 @@ def plain_output(lowered: Lowered) -> str:
 
 
 def finish_classes(base: BaseModel) -> None:
-    """Rewrite the lines of all classes so that methods read sizes from attributes or from the config."""
+    """Rewrite the lines of all classes of `base`, in place, to read sizes from attributes or from the config."""
     for c in base.classes:
         members = {
             line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
@@ -135,13 +141,14 @@ def finish_classes(base: BaseModel) -> None:
 
 
 def initial_values(base: BaseModel, usual: float) -> list[str]:
-    """Return the lines of ``_init_weights`` for the classes of a base model."""
+    """Return the lines of ``_init_weights`` for the classes of a base model, experts included."""
     methods, weights = {**base.inner, base.name: base.method}, base.lowered.base.weights
     return [*initial_lines(methods, weights, usual), *experts_lines(base.lowered.emitter.experts, weights, usual)]
 
 
 def own_facts(base: BaseModel) -> list[str]:
-    """Return the attributes of the class of a base model that list the outputs for transformers to record."""
+    """Return the attribute of a base model's class that lists the outputs for transformers to record; [] without
+    any."""
     blocks = sorted(set(base.blocks))
     recorded = [f'"hidden_states": {_recorders(dict.fromkeys(blocks, 0))}'] if blocks else []
     attending: dict[str, dict[str, int]] = {}
@@ -155,7 +162,7 @@ def own_facts(base: BaseModel) -> list[str]:
 
 
 def _recorders(places: dict[str, int], always: bool = False) -> str:
-    """Return the text of the recorders of outputs at the given index of each class."""
+    """Return the source of the recorders; `places` maps class names to the index of the recorded output."""
     if len(places) == 1 and not always:
         return next(iter(places))
     entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]
@@ -163,7 +170,7 @@ def _recorders(places: dict[str, int], always: bool = False) -> str:
 
 
 def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
-    """Return the attributes of all classes of an architecture that declare their capabilities to transformers."""
+    """Return the attributes, common to all classes of a model, that declare its capabilities to transformers."""
     bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]
     features = set().union(*(facts.features for e in emitters for facts in e.attending.values()))

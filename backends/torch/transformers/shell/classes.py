@@ -24,7 +24,7 @@ PAST = "past_key_values"
 
 
 class ShellBody(Writer):
-    """Writes the forward of one method, which passes on the cache and further arguments."""
+    """Writes the forward of one method, which passes the cache and keyword arguments to inner modules."""
 
     trains = False
     stream = "hidden_states"
@@ -53,7 +53,7 @@ class ShellBody(Writer):
         return self._cache_number(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
 
     def _cache_number(self, offset: int, first: str = "layer_idx") -> str:
-        """Return the text of the cache number `first` + `offset`; only the offset in the top method."""
+        """Return the source of the cache number `first` + `offset`; in the top method only the offset."""
         if self.top:
             return str(offset)
         return f"{first} + {offset}" if offset else first
@@ -107,8 +107,11 @@ class ShellBody(Writer):
 
 @dataclass(frozen=True)
 class WrittenClass:
-    """A class as `written`; whether its constructor takes a cache number (`indexed`), whether its forward takes a cache
-    and keyword arguments (`takes`), and the lines that initialize its weights (`drawn`)."""
+    """A class with the facts that decide whether another base model can use the same class.
+
+    indexed: the constructor takes a cache number. takes: the forward takes a cache and keyword arguments.
+    drawn: lines that initialize its weights.
+    """
 
     written: Class
     indexed: bool
@@ -117,7 +120,8 @@ class WrittenClass:
 
 
 class ShellWriter(ClassWriter):
-    """Writes the classes of a base model for transformers, whose own class is called `top` and returns a `returned`."""
+    """Writes the classes of a base model for transformers; its own class is called `top` and returns the class
+    `returned`."""
 
     body: type[Writer]
 
@@ -142,31 +146,31 @@ class ShellWriter(ClassWriter):
 
     @property
     def kinds(self) -> str:
-        """Return the property of a config with the class of each layer."""
+        """Return the name of the config property that lists the class of each layer."""
         return self.table.lower()
 
     # -- caches
 
     def numbers(self, method: Method) -> CacheNumbers:
-        """Return the numbers of the caches of a method."""
+        """Return the cache numbers of a method, computed once."""
         if method not in self._numbers:
             self._numbers[method] = cache_numbers(method, self.emitter, self.stack if method.path == TOP else None)
         return self._numbers[method]
 
     def offsets(self, method: Method) -> dict[object, int]:
-        """Map each statement and call of a method to the number of its first cache within the method."""
+        """Map each statement and call of a method to the number of its first cache, relative to the method."""
         return self.numbers(method).first
 
     def takes_number(self, method: Method) -> bool:
-        """Return whether calls pass the number of its first cache to a method, as layers share its weights."""
+        """Return whether callers pass the number of the first cache to a method, because layers share its weights."""
         return self.emitter.shared and self.numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
-        """Return whether the constructor of a class takes the number of its first cache."""
+        """Return whether the constructor of a method's class takes the number of its first cache."""
         return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
 
     def is_layer(self, path: str) -> bool:
-        """Return whether the module at `path` is a layer."""
+        """Return whether the module at `path` is a layer of the stack."""
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
 
     def is_stack(self, loop: Loop) -> bool:
@@ -205,11 +209,12 @@ class ShellWriter(ClassWriter):
         return name
 
     def _initial_lines(self, name: str, method: Method) -> list[str]:
-        """Return the lines that initialize the weights of a class."""
+        """Return the lines of ``_init_weights`` for a class."""
         return initial_lines({name: method}, self.weights, self.usual)
 
     def _rename(self, name: str, method: Method) -> str:
-        """Rename a class whose `name` another base model has for a different class, and return the new name."""
+        """Rename a class to a fresh name, because another base model has a different class called `name`; return the
+        new name."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
         while fresh in self.known or fresh in self.names.values():
             fresh = f"{new}{sum(n.startswith(new) for n in (*self.known, *self.names.values())) + 1}"
@@ -299,8 +304,11 @@ FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 
 
 def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
-    """Rewrite ``config.x`` in the `lines` of a method, in place: to ``self.x``, which `init` then sets, or to
-    ``self.config.x`` if x is in `taken`, or `taken` is None."""
+    """Replace ``config.x`` in the `lines` of a method, in place, and add the attributes it reads to its constructor
+    `init`.
+
+    The replacement is ``self.x``; it is ``self.config.x`` if x is in `taken`, or `taken` is None.
+    """
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
     attributes = [] if taken is None else [name for name in used if name not in taken]
     from_config = [name for name in used if name not in attributes]

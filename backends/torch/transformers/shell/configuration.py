@@ -19,7 +19,7 @@ TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 class Property(NamedTuple):
-    """A property of a config: its name, type, docstring and lines."""
+    """A property of a config class, with the lines of its getter."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class Property(NamedTuple):
 
 @dataclass
 class Configuration:
-    """A config: the `text` of its class, its `fields` for config.json, and the `plans` of parallelism."""
+    """A config: the source of its class, its `fields` for config.json, and the `plans` of parallelism."""
 
     text: str
     fields: dict[str, Any]
@@ -39,8 +39,10 @@ class Configuration:
 def write_configuration(
     modeling: Modeling, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
 ) -> Configuration:
-    """Return the config of the model called `name`, whose file name ends in `stem`; `more` are fields other than the
-    sizes of the architecture."""
+    """Return the config of the model called `name`, whose file name ends in `stem`.
+
+    `more` are fields in addition to the sizes of the architecture.
+    """
     lowered = modeling.bases[0].lowered
     fields: dict[str, Any] = dict(lowered.fields.values)
     layers, tables, properties = dict[str, Any](), list[str](), list[Property]()
@@ -79,8 +81,8 @@ def _annotation(value: Any) -> str:
 
 
 def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
-    """Return the fields that describe the layers, the lines of tables for several classes of layers, and the properties
-    that depend on the number of layers."""
+    """Return the config fields that describe the layers, the lines of tables of layer classes, and the properties that
+    depend on the number of layers."""
     stack, count = base.stack, base.count_field
     if stack is None:
         single = _fixed_kinds(base)
@@ -107,13 +109,13 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
 
 
 def _counting(base: BaseModel) -> int | None:
-    """Return the number of the recurrent cache that must count tokens; None if a KV cache does."""
+    """Return the number of the recurrent cache that must count tokens; None if a KV cache counts them."""
     e = base.lowered.emitter
     return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
 
 
 def _fixed_kinds(base: BaseModel) -> Property | None:
-    """Return the property with the kinds of the caches of a model without a list of layers; None if it needs none."""
+    """Return the property with the kinds of the caches of a model without a list of layers; None if none is needed."""
     kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(base.kinds)]
     if not base.tells_kinds:
         return None
@@ -121,7 +123,7 @@ def _fixed_kinds(base: BaseModel) -> Property | None:
 
 
 def _each(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
-    """Return the expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
+    """Return an expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
     e = base.lowered.emitter
     inside = {n: block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
     if len(inside) == 1:
@@ -132,7 +134,7 @@ def _each(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
 
 
 def _types(base: BaseModel, stack: Stack, each: str) -> list[str]:
-    """Return the lines of the property `layer_types`."""
+    """Return the lines of the property `layer_types`; `each` is the expression of the kinds of the layers' caches."""
     parts = [_strings(part) if part else "" for part in around(base.method, base.lowered.emitter, stack)]
     kinds = " + ".join(filter(None, (parts[0], each, parts[1])))
     if (counting := _counting(base)) is None:
@@ -146,7 +148,7 @@ def _strings(kinds: Sequence[str]) -> str:
 
 
 def _period(names: Sequence[str]) -> list[str]:
-    """Return the shortest prefix of `names` whose repetition yields them."""
+    """Return the shortest prefix of `names` that yields them by repetition; the last repetition may be incomplete."""
     for size in range(1, len(names) + 1):
         if all(names[i] == names[i % size] for i in range(len(names))):
             return [*names[:size]]
@@ -154,6 +156,6 @@ def _period(names: Sequence[str]) -> list[str]:
 
 
 def states_each(lowered: Lowered) -> int:
-    """Return the largest number of states that the recurrences of a layer keep."""
+    """Return the largest number of states of the recurrences of a layer; 0 without recurrences."""
     scopes = lowered.emitter.states.values()
     return max((sum(n for _, n in states.values()) for states in scopes), default=0)

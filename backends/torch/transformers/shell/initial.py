@@ -16,13 +16,16 @@ RANGE = 0.02  # the default of transformers
 
 
 def initializer_range(weights: Iterable[Param]) -> float:
-    """Return the most common standard deviation of initial weights."""
+    """Return the most common standard deviation of normally initialized `weights`; 0.02 without any."""
     deviations = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
     return deviations.most_common(1)[0][0] if deviations else RANGE
 
 
 def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines for weights that transformers initializes otherwise; `methods` are by class name."""
+    """Return the lines of ``_init_weights`` for weights whose initialization is not transformers' default.
+
+    `methods` are by class name, `weights` by path; `usual` is the most common standard deviation.
+    """
     lines = []
     for name, method in methods.items():
         class_lines: list[str] = []
@@ -45,7 +48,8 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
 
 
 def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines for the stacked weights of mixtures; `experts` maps paths to classes."""
+    """Return the lines of ``_init_weights`` for the stacked weights of experts; `experts` maps module paths to class
+    names."""
     lines = []
     for kind in dict.fromkeys(experts.values()):
         home = next(path for path, name in experts.items() if name == kind)
@@ -58,7 +62,7 @@ def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usua
 
 
 def _module_default(module: Submodule, leaf: str, usual: float) -> str | None:
-    """Return transformers' default initialization of the weight `leaf` of a module; None if it has none."""
+    """Return transformers' default initialization of the weight `leaf` of a module; None without a default."""
     kind = module.init.partition("(")[0]
     if kind in ("nn.Linear", "nn.Embedding", "ScaledEmbedding"):
         return f"normal_({{}}, std={usual!r})" if leaf == "weight" else "zeros_({})"
@@ -68,7 +72,10 @@ def _module_default(module: Submodule, leaf: str, usual: float) -> str | None:
 
 
 def _initialize(param: Param, usual: float) -> str | None:
-    """Return a call of `transformers.initialization` for a weight ``{}``; None to leave it as it is."""
+    """Return the source of a call of `transformers.initialization` for the weight ``{}``; None to leave it as it is.
+
+    The initialization of weights read from a checkpoint is unknown: matrices are normal with deviation `usual`.
+    """
     recipe = param.recipe
     match recipe:
         case Normal():
@@ -92,7 +99,7 @@ def _initialize(param: Param, usual: float) -> str | None:
 
 
 def _initialize_parts(recipe: Concat) -> str | None:
-    """Return the call for a concatenation of normal parts with equal parameters; None for others."""
+    """Return the call for a concatenation of normal parts with the same mean and deviation; None for all others."""
     alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
     if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
         return None
@@ -104,7 +111,8 @@ FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softpl
 
 
 def _expression(recipe: Recipe) -> str | None:
-    """Return an expression for initial values computed from random ones, shaped as ``{0}``; None without one."""
+    """Return an expression for random initial values with the shape of ``{0}``; None for recipes without an
+    expression."""
     match recipe:
         case Uniform():
             return f"torch.empty_like({{0}}).uniform_({recipe.low!r}, {recipe.high!r})"

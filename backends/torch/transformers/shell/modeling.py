@@ -1,4 +1,4 @@
-"""The source of modeling_*.py: classes of layers, a base model, and heads, after the functions that they use."""
+"""The source of modeling_*.py: functions, then classes of layers, base models and heads."""
 
 from __future__ import annotations
 
@@ -81,14 +81,17 @@ IMPORTS = snippets.IMPORTS | {
 
 @dataclass
 class Modeling:
-    """A generated file: its `text`, and its base models, a decoder before its encoder."""
+    """A generated file: its source, and its base models, a decoder before its encoder."""
 
     text: str
     bases: list[BaseModel]
 
 
 def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
-    """Return the Python source of the model called `name`, whose file name ends in `stem`, with its base models."""
+    """Return the source of the model called `name`, whose file name ends in `stem`, with its base models.
+
+    `sides` is the lowered model, or the lowered decoder and encoder.
+    """
     config, bases = f"{name}Config", list[BaseModel]()
     usual = initializer_range([p for side in sides for p in side.base.weights.values()])
     for side in sides:
@@ -142,13 +145,14 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
 
 
 def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
-    """Return the weights of the whole base model by key; weights that both sides read occur once, tables twice."""
+    """Return the weights of the whole base model by key; a weight that both sides read occurs once, constant tables
+    twice."""
     tied = tied_weights(sides, head=False)
     return {key: param for key, param, _ in _weights_by_key(sides) if key not in tied}
 
 
 def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
-    """Map the parameters of the graph to the keys of their weights in the whole model."""
+    """Map the parameters of the graph to the keys of their weights in the model with its head."""
     head, keys = sides[0].head, dict[str, str]()
     for key, _, name in _weights_by_key(sides):
         keys.setdefault(name, f"model.{key}" if head is not None else key)
@@ -158,7 +162,8 @@ def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
 
 
 def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
-    """Map keys of tied weights to the keys they share, in the base model or in the model with its `head`."""
+    """Map keys of tied weights to the keys whose tensor they share, in the model with its `head` or in the base
+    model."""
     above = sides[0].head
     keys, prefix = keys_by_name(sides), "" if above is None else "model."
     trained = [(f"{prefix}{key}", name) for key, param, name in _weights_by_key(sides) if not is_table(param)]
@@ -170,12 +175,12 @@ def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
 
 
 def is_table(param: Param) -> bool:
-    """Return whether a parameter is stored as a buffer."""
+    """Return whether a parameter is stored as a buffer: a constant or an integer tensor."""
     return param.recipe.constant or not param.type.dtype.is_float
 
 
 def _weights_by_key(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]]:
-    """Yield key, parameter and name in the graph of each weight of the base models, the encoder first."""
+    """Yield (key, parameter, name in the graph) of each weight of the base models, the encoder first."""
     for side in reversed(sides):
         for key, param in side.base.weights.items():
             in_graph = side.graph.params.get(param.name) is param
@@ -194,21 +199,24 @@ def _shares_embedding(sides: Sequence[Lowered]) -> bool:
 
 
 def _generate_masks(base: BaseModel) -> str:
-    """Return the function that computes masks before a compiled call, "" for the one of transformers.
+    """Return the name of the function that computes masks before a compiled forward; "" for that of transformers.
 
-    That one computes a mask for each kind in a config, but a model with one mask computes it itself.
+    Transformers' function computes a mask for each kind in a config, but a model with one mask computes it itself.
     """
     return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.tells_kinds else ""
 
 
 def _forgets(base: BaseModel) -> bool:
-    """Return whether a decoder with cross-attention has caches other than full ones."""
+    """Return whether a decoder with cross-attention has caches other than full KV caches."""
     return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
 
 
 def _head(lowered: Lowered, config: str, base: BaseModel) -> dict[str, Any] | None:
-    """Return the template fields of a head: lines of its constructor (init) and of its forward (lines), its classes,
-    and the outputs of the base model that it reads (inputs)."""
+    """Return the template fields of a head; None without a head.
+
+    init, lines: lines of its constructor and of its forward. classes: its inner classes.
+    inputs: outputs of the base model that it reads.
+    """
     if lowered.head is None:
         return None
     method = structure(lowered.head)
@@ -239,10 +247,10 @@ TASKS = {  # task -> suffix of its class, class of its outputs, and the argument
 
 
 def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return the entry of `task` in `TASKS`; None for a model without a task.
+    """Return the entry of `task` in `TASKS`; None if `task` is None.
 
     Raises:
-        WeftError: if transformers has no such class.
+        WeftError: if transformers has no class for the task.
     """
     if task is not None and task not in TASKS:
         raise WeftError(f"target transformers writes no models for {task}; it does for {', '.join(TASKS)}")
@@ -250,7 +258,7 @@ def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
 
 
 def _library() -> dict[str, Snippet]:
-    """Return the snippets of all models, and of models for transformers."""
+    """Return all snippets for transformers by name: those of the target torch, except imported names, and its own."""
     return {name: part for name, part in library().items() if name not in IMPORTS} | library(own_snippets.__name__)
 
 

@@ -15,7 +15,7 @@ NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 class Stack:
     """The list of modules at `path` whose `calls` are the layers of a model, in order.
 
-    `caches` is the number of caches in each layer, where a layer may also have 0 instead of 1; None if layers differ.
+    caches: number of caches in each layer; if it is 1, some layers may have none. None if layers differ otherwise.
     """
 
     path: str
@@ -27,7 +27,8 @@ class Stack:
 
 
 def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
-    """Return the layers of the model `top`: its longest loop over a complete list of modules; None if it has none."""
+    """Return the layers of the model `top`: its longest loop over a complete list of modules; None without such a
+    loop."""
     loops = [item for item in top.items if isinstance(item, Loop)]
     fitting = []
     for loop in loops:
@@ -40,7 +41,8 @@ def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
 
 
 def loop_single_layers(top: Method, program: Program) -> None:
-    """Replace the call of a list's only module by a loop, because a config may ask for more layers."""
+    """Replace the call of the only module of a ModuleList by a loop, in place, because a config may ask for more
+    layers."""
     shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
     for i, item in enumerate(top.items):
         stem, _, number = item.path.rpartition(".") if isinstance(item, Call) else ("", "", "")
@@ -60,8 +62,12 @@ def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
 
 @dataclass
 class CacheNumbers:
-    """The numbers of the caches of a method: `first` maps each statement with a cache, and each call, to its first
-    number; `own` is the number of caches of self-attention, `source` of cross-attention, which share numbers."""
+    """The numbers of the caches of a method.
+
+    first: first number of each statement with a cache, and of each call. own: number of self-attention caches and
+    states.
+    source: number of cross-attention caches, which share the numbers of self-attention caches.
+    """
 
     first: dict[object, int] = field(default_factory=dict)
     own: int = 0
@@ -72,7 +78,8 @@ class CacheNumbers:
         return max(self.own, self.source)
 
     def add(self, item: object, own: int, source: int) -> None:
-        """Assign the next numbers to `item`, which has `own` and `source` caches."""
+        """Assign the next numbers to `item`, which has `own` self-attention caches and `source` cross-attention
+        caches."""
         if own and source:
             self.own = self.source = self.count
         self.first[item] = self.own if own or not source else self.source
@@ -80,8 +87,11 @@ class CacheNumbers:
 
 
 def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -> CacheNumbers:
-    """Return the numbers of the caches of a method: one for each attention, and one for all recurrences of a module
-    until one repeats. Each layer of the `stack` has at least one number."""
+    """Return the cache numbers of a method: one for each attention, one for all recurrences of a module until one
+    repeats.
+
+    Each layer of the `stack` has at least one number.
+    """
     numbers = CacheNumbers()
     states: set[int] = set()
     shared = 0
@@ -110,17 +120,18 @@ def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -
 
 
 def keeps(statement: Statement) -> bool:
-    """Return whether a statement has a cache or state."""
+    """Return whether a statement with results has a cache or state."""
     return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
 def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:
-    """Return the statements of a method, without inner methods, that compute attention, with their facts."""
+    """Return the attention statements of a method, without inner methods, and the facts of each."""
     return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
 
 
 def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> list[str]:
-    """Return the kind of each cache of a method, in order; layers of the `stack` without a cache have `NO_CACHE`."""
+    """Return the kind of each cache of a method, by cache number; a layer of the `stack` without a cache has
+    `NO_CACHE`."""
     numbers = cache_numbers(method, e, stack)
     kinds = [NO_CACHE] * numbers.count
     for item, first in numbers.first.items():
@@ -133,7 +144,7 @@ def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> 
 
 
 def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
-    """Return the kinds of the caches before and after those of the stack."""
+    """Return the kinds of the caches before the stack, and of those after it."""
     place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
     before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
     return cache_kinds(before, e), cache_kinds(after, e)

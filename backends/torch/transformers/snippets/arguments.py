@@ -1,4 +1,4 @@
-"""Arguments of a call that a model does not declare: the cache under a newer name, and those of attention functions."""
+"""Arguments of a forward that a model does not declare: the cache under a newer name, and attention arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED = {  # objects that other functions read, or that have no meaning here
 
 
 def check_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise a TypeError that names the tensors, caches and other objects that nothing reads."""
+    """Raise a TypeError that names the tensors, caches and other objects in `kwargs` that nothing reads."""
     read = (bool, int, float, str, type(None), PAGES)
     given = kwargs | kwargs.get("kwargs", {})  # as transformers calls stages of a pipeline
     unread = [name for name, value in given.items() if name not in PASSED and not isinstance(value, read)]
@@ -27,8 +27,8 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 
 
 def cache_of(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the cache of a call, which transformers passes as `cache` from 5.24 on; earlier versions pass paged caches
-    under that name to attention functions. Raise a TypeError for two caches, or one that is not of transformers."""
+    """Return the cache; transformers passes it as `cache` from 5.24 on, earlier versions pass paged caches under that
+    name to attention functions. Raise a TypeError for two caches, or one that is not of transformers."""
     cache = None if isinstance(kwargs.get("cache"), PAGES) else kwargs.pop("cache", None)
     if cache is not None and past_key_values is not None:
         raise TypeError("give one cache, as past_key_values or as cache")

@@ -1,4 +1,4 @@
-"""Caches of decoders with cross-attention: keys and values of the encoder's output, next to their own."""
+"""Caches of decoders with cross-attention: keys and values of the encoder's output, and of the decoder's tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from transformers import Cache, EncoderDecoderCache
 
 
 def own(cache: Cache | None) -> Cache | None:
-    """Return the self-attention part of a cache."""
+    """Return the self-attention part of a cache; a cache without cross-attention is returned as it is."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
 def crossed(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values of the source, [batch, kv_heads, source, width], computed in the first call only."""
+    """Return keys and values of the source, [batch, kv_heads, source, width], computed by `make` in the first call."""
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):
@@ -30,8 +30,8 @@ def crossed(
 
 
 def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
-    """Return the tokens that a decoder reads to predict `labels` [batch, seq]: `start`, then all but the last; -100,
-    which no loss counts, becomes `pad`.
+    """Return the tokens that a decoder reads to predict `labels` [batch, seq]: `start`, then all but the last label;
+    the value -100, which no loss counts, becomes `pad`.
 
     Raises:
         ValueError: if `start` is None.
@@ -44,6 +44,6 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """Return the sum of the router losses of an encoder, one per row, and a decoder; None without any."""
+    """Return the sum of the router losses of an encoder (mean over batch rows) and a decoder; None without any."""
     known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None
