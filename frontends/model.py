@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 class Model(Displayable):
     """A graph with its weights, and the source that it was read from.
 
-    `spec` and `seed` are the arguments that requested it, `files` the files it was read from (those of `adapters`
-    included), `stamps` their state at that time. `settings` describe the architecture and hold only while the graph
-    still computes it. `tokenizer` writes the tokenizer's files into a folder. `unread` are checkpoint keys that nothing
-    reads, `ignored` keys known to be useless, `idle` those of the ignored that an export keeps because transformers
-    asks for them. `left_out` are the parts of the source that the graph lacks, `without` the names of those that the
-    user accepted although they change the outputs. `random_init` states that the weights are the declared random
-    initialization, not a checkpoint's. `pipeline` lists the passes applied since the graph was read, `provenance` is
-    the record of a model folder about earlier steps. `notes` are remarks for the user about the reading. `adapters` are
-    the folders of the PEFT adapters merged into the weights. `family` is the family that a folder was read as if it
-    differs from its config's.
+    spec, seed: arguments that requested it. files: files it was read from, adapters included. stamps: state of the
+    files.
+    settings: the architecture; valid only while the graph still computes it.
+    tokenizer: function that writes the tokenizer's files into a folder.
+    unread: checkpoint keys that nothing reads. ignored: keys that no model needs. idle: ignored keys that an export
+    keeps, because transformers asks for them.
+    left_out: parts of the source that the graph lacks. without: names of parts that the user accepted to lack.
+    random_init: the weights are the declared random initialization, not a checkpoint's.
+    pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
+    notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
+    family: the family that a folder was read as, if it differs from its config's.
     """
 
     graph: Graph
@@ -60,7 +61,7 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return remarks for the user: the notes of the reading, then a line per part that is left out.
+        """Return remarks for the user: the notes, then a line per part of the source that is left out.
 
         Raises:
             WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
@@ -71,7 +72,7 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """Return the SHA-256 of every file of the model, by file name; reading stops once `abandoned()` is true."""
+        """Return the SHA-256 of every file of the model, by file name; once `abandoned()` is true, stop reading."""
         return {self._label(path): sha256(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
@@ -89,13 +90,14 @@ class Model(Displayable):
         return path if path is not None and path.exists() else None
 
     def _label(self, path: Path) -> str:
-        """Return the name of a file in records; files of adapters are called `adapter0/…`, as their names repeat."""
+        """Return the name of a file in records; files of adapters are called `adapter0/…`, because their names
+        repeat."""
         adapter = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
         return path.name if adapter is None or not path.name.startswith("adapter_") else f"adapter{adapter}/{path.name}"
 
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each string in `texts`, by the tokenizer whose files `write` writes into a folder."""
+    """Return the token ids of each of `texts`, by the tokenizer whose files `write` writes into a folder."""
     from weft.backends.runtime.text.tokenizer import Tokenizer
 
     with scratch_folder() as folder:

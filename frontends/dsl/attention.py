@@ -24,9 +24,9 @@ _HIDDEN = -1e3  # the score of a hidden key, which softmax maps to 0
 class BlockSparse:
     """Block-sparse attention with blocks of `block` tokens: a field `sparse` of the `Attention` of encoders.
 
-    A block sees itself, `sides` blocks on each side, and the `first` first and `last` last blocks, whose own queries
-    see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times, and sequences
-    of at most `dense` tokens see all keys, as in the op `block_sparse_attention`.
+    Visible to a block are itself, `sides` blocks on each side, and the `first` first and `last` last blocks, whose own
+    queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times, and
+    sequences of at most `dense` tokens use dense attention, as in the op `block_sparse_attention`.
     """
 
     block: int
@@ -56,9 +56,9 @@ class BlockSparse:
 class LightningIndex:
     """A selection of keys for each query: a field `index` of `MLA` (DeepSeek-V3.2, 2025: DeepSeek sparse attention).
 
-    Selected are the `top_k` keys with the largest scores Σ_h w_h · max(q_h·k, 0), as in the op `lightning_index`; a
-    positive factor of the scores would change nothing. `rope` rotates queries and keys. Parameters: ``q.weight``
-    [heads·head_dim, q_rank or dim], applied to the input of the attention's query projection, ``k.weight``
+    The `top_k` keys with the largest scores Σ_h w_h · max(q_h·k, 0) are selected, as in the op `lightning_index`. The
+    scores have no scale, because it would not change the selection. `rope` rotates queries and keys. Parameters:
+    ``q.weight`` [heads·head_dim, q_rank or dim], applied to the input of the attention's query projection, ``k.weight``
     [head_dim, dim], ``k_norm``, and ``weights.weight`` [heads, dim] for w.
     """
 
@@ -77,7 +77,10 @@ class LightningIndex:
             self.rope.recipe(self.head_dim)
 
     def __call__(self, x: Value, source: Value) -> Value:
-        """Map x [batch, seq, dim] and the queries' `source` [batch, seq, width] to a bias [batch, 1, seq, seq]."""
+        """Map x [batch, seq, dim] and the queries' `source` [batch, seq, width] to a bias [batch, 1, seq, seq].
+
+        It is −∞ for keys that are not selected.
+        """
         q, weights = linear(source, self.heads * self.head_dim, "q"), linear(x, self.heads, "weights")
         k = named(self.norm, "k_norm")(linear(x, self.head_dim, "k"))
         if self.rope is not None:
@@ -239,7 +242,8 @@ class Attention:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _projections(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Return queries, keys and values [batch, seq or keys, heads·d], normalized and rotated."""
+        """Return queries, keys and values [batch, seq or keys, heads·d], normalized and rotated; keys are made from
+        `source`."""
         kv, has_own_kv = self.groups, self.share_kv is None
         projected = {"q": self._project(x, self.heads * d, "q")}
         if has_own_kv:
@@ -270,14 +274,17 @@ class Attention:
         return ops.mul(joined, param(f"{name}.weight", (x.width,), fill(1.0)), name=f"{name}_scaled")
 
     def _normalize_heads(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
-        """Normalize each head of x [batch, seq, heads·d]."""
+        """Return x [batch, seq, heads·d] with each head normalized by `norm`; `name` is the scope of its parameters."""
         split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads), name=f"{name}_heads")
         return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")
 
 
 def _append_marks(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
-    """Append one feature per head to q [batch, seq, heads·d] and k [batch, seq, kv_heads·d], so that the key cache
-    records the provided ``chosen`` [batch, seq]: 1 in queries, and in keys `mark` for tokens that are not chosen."""
+    """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head.
+
+    It is 1 in queries; in keys it is `mark` for tokens that are not in the provided ``chosen`` [batch, seq], else 0. So
+    the key cache records the chosen tokens.
+    """
     chosen = provided("chosen")
     assert chosen is not None
     by_head = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]

@@ -48,8 +48,8 @@ class Block:
     - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
 
     `residual_scale` multiplies the output of each sublayer (Granite); `weighted_residual` multiplies the residual
-    before each addition by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge). `dropout` is the
-    probability of dropping an element of a sublayer's output in training.
+    before each addition by a parameter [dim] such as ``attn_residual_weight`` (Doge). `dropout` is the probability of
+    dropping an element of a sublayer's output in training.
     """
 
     attn: Layer | None
@@ -165,9 +165,10 @@ class AdaptedBlock:
 
 @module
 class ShortcutBlock:
-    """Two pre-norm blocks of `attn` and `ffn`, with `moe` in parallel to everything after the first attention
-    (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash): n = N(x + attn₁(N(x))), y = moe(n) + the output of the rest of
-    both blocks.
+    """Two pre-norm blocks of `attn` and `ffn`, with `moe` in parallel to all sublayers after the first attention.
+
+    It computes moe(n) + the output of the rest of both blocks, with n = N(x + attn₁(N(x))) (Cai 2024, ScMoE, arXiv
+    2404.05019; LongCat-Flash).
 
     Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, ``first.ffn``, ``second.…``,
     and ``moe``.
@@ -197,18 +198,19 @@ class ShortcutBlock:
 
 @module
 class MixtureOfDepths:
-    """A `block` that runs on the tokens a router selects: x + σ(r)·(block(x) − x) for those, x for all other tokens
-    (Raposo 2024, arXiv 2404.02258).
+    """A `block` that runs only on tokens that a router selects (Raposo 2024, arXiv 2404.02258).
 
-    r = x · ``router.weight`` [1, dim]. With `capacity`, the router selects that number of tokens with the largest r in
+    Selected tokens become x + σ(r)·(block(x) − x), all other tokens stay x, with r = x · ``router.weight`` [1, dim].
+
+    With `capacity`, the router selects that number of tokens with the largest r in
     each sequence, and `block` runs on them only: [batch, capacity, dim], in order, at their original positions. A
     sequence must have at least `capacity` tokens. This form is for training and cannot generate, since the selection
     depends on later tokens. Without `capacity`, a token is selected if r > 0, and `block` runs on all tokens, but its
-    attention sees only selected ones; nothing else in it may mix tokens. The parameters are the same. Windows and
+    attention sees only selected tokens; no other op in it may mix tokens. The parameters are the same. Windows and
     biases by distance count selected tokens with `capacity`, all tokens without.
 
     `aux_loss` λ, which needs a capacity, adds λ · the mean binary cross-entropy of σ(r) as a prediction of the
-    selection to the graph output ``aux_loss``, to make both agree (section 3.5 of the paper).
+    selection to the graph output ``aux_loss``, so that σ(r) predicts it (section 3.5 of the paper).
     """
 
     block: Layer
@@ -261,7 +263,7 @@ def _weigh(x: Value, y: Value, r: Value) -> Value:
 
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
-    """Apply `block` to `rows`, the rows of x at the indices `chosen`, with their original positions provided."""
+    """Return `block` of `rows`, the tokens of x at the indices `chosen`, with their original positions provided."""
     graph = current().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)

@@ -1,7 +1,7 @@
 """Emission of nodes by modules: scopes from field names, parameters on first use, values provided by outer modules.
 
-While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name
-of its field there ("attn", "layers.3") as its scope. `named` and `scope` override it.
+While a graph is being built (`building`), every module call runs in a frame. A module called by another module gets the
+name of its field there ("attn", "layers.3") as its scope; `named` and `scope` override it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STD = 0.02  # default of `normal`
 
 @dataclass
 class _Frame:
-    """A running call of a module: names of its `children` by id, and of modules created during the call (`inline`)."""
+    """A running call of a module, with the names of modules in its fields and of modules created in it, by id."""
 
     module: Any
     name: str
@@ -78,7 +78,7 @@ def current() -> _Builder:
 
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
-    """Emit module calls inside the block into `graph`; `seed` goes into the random initialization of its parameters.
+    """Emit module calls inside the block into `graph`; `seed` selects the random initialization of its parameters.
 
     At the end of the block, contributed values become further outputs (see `contribute`).
     """
@@ -93,7 +93,7 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
-    """Return the graph of `model` called on `inputs` by name and type; `model` returns a value or a dict of outputs."""
+    """Return the graph of `model`, called on `inputs` (types by name); `model` returns a value or a dict of outputs."""
     return trace_as(model, inputs, seed, name, "output")
 
 
@@ -122,8 +122,8 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
     """Convert a class to a module: a frozen dataclass whose ``__call__`` emits ops in its own scope.
 
     A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
-    the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own name (`own_name`) for
-    its value and parameters, as `linear` does.
+    the same field twice shares them. A `leaf`, such as `linear`, emits in the scope of its caller and uses its own name
+    (`own_name`) for its value and parameters.
     """
 
     def declare(c: type[T]) -> type[T]:
@@ -149,7 +149,7 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
 
 
 def _creation_site(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return the file and line that create a module; None for code of weft itself, except its presets."""
+    """Return the file and line that create a module; None for code of weft itself, except presets."""
     while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
         frame = frame.f_back  # dataclasses.replace
     if frame is None:
@@ -192,7 +192,7 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 
 def _record_origin(module: Any, graph: Graph, name: str) -> None:
-    """Record in `graph.origins` that `module` creates the nodes of the current scope, or those called `name` in it."""
+    """Record in `graph.origins` that `module` created the nodes of the current scope, or only node `name`."""
     place = getattr(module, "__weft_made__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
@@ -207,7 +207,7 @@ def _location(builder: _Builder) -> str:
 
 
 def spell(module: Any) -> str:
-    """Return the Python call that creates `module`, without settings at their defaults, repetitions in lists folded."""
+    """Return the Python call that creates `module`, without default fields; repeated list entries are folded."""
     fields = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in fields)})"
 
@@ -251,7 +251,7 @@ def _name_of(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return `module` to be called under `name` instead of its field's name: ``named(self.norm, "attn_norm")(x)``."""
+    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -285,7 +285,7 @@ def shared_attrs(module: Any, op: Op) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Init:
-    """An `Init` whose repr is the call that creates it."""
+    """An `Init` (`make`) whose repr is the call that creates it (`text`)."""
 
     text: str
     make: Init = field(compare=False)
@@ -348,7 +348,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """Return the parameter with the values of `recipe`, which reads no weights (position tables): one in the graph."""
+    """Return the parameter with the values of `recipe`, which reads no weights; equal recipes share one parameter."""
     graph = current().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:
@@ -372,7 +372,7 @@ def providing(**facts: Value) -> Iterator[None]:
 
 
 def provided(name: str) -> Value | None:
-    """Return the value that an enclosing module provides under `name` (``positions``, ``key_mask``), or None."""
+    """Return the value that an enclosing module provides under `name` (such as ``positions``); None without one."""
     return current().facts.get(name)
 
 
@@ -384,7 +384,7 @@ def contribute(output: str, value: Value) -> None:
 
 
 def keep(name: str, *values: Value) -> None:
-    """Store `values` under `name` for modules that run later (`kept`); the same name again replaces them."""
+    """Store `values` under `name` for modules that run later (see `kept`), in place of earlier values of this name."""
     current().stored[name] = values
 
 

@@ -54,7 +54,7 @@ class GatedDeltaNet:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Return the width of all keys and the width of all values."""
+        """Return the width of all key heads together, and that of all value heads."""
         return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
 
     def __call__(self, x: Value) -> Value:
@@ -74,7 +74,7 @@ class GatedDeltaNet:
         return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
 
     def _unit(self, x: Value, factor: float, name: str) -> Value:
-        """Apply RMSNorm without weight to each head of x [batch, seq, n·head_dim], and multiply by `factor`."""
+        """Normalize each head of x [batch, seq, n·head_dim] by an RMSNorm without weight, and multiply by `factor`."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
         normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
         return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)

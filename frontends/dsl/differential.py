@@ -15,9 +15,9 @@ from .rotary import RoPE
 
 @module
 class DifferentialAttention:
-    """The difference of two softmax attentions, which cancels what both attend to (Ye 2024, Differential Transformer).
+    """The difference of two softmax attentions, which cancels common noise (Ye 2024, Differential Transformer).
 
-    Head h of the first half and head h of the second attend to the same pair of values, and
+    Head h of the first half and head h of the second attend to the same pair of values, with
     y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}), λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. The norm is over a pair of
     values, without weights. `lambda_init` is λ₀; the paper uses `lambda_of` the layer. Parameters: ``q``, ``k``, ``v``
     and ``o.weight`` as in `Attention`, ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim].
@@ -73,7 +73,7 @@ class DifferentialAttention:
         return linear(ops.reshape(scaled, shape=(batch, seq, self.heads * d)), x.width, "o", self.bias)
 
     def _weight(self, d: int) -> Value:
-        """Return λ [1]."""
+        """Return the factor λ [1] of the second attention; `d` is the head dimension."""
 
         def exponential(i: int) -> Value:
             q, k = (param(f"lambda_{name}{i}", (d,), normal(0.1)) for name in "qk")
@@ -84,14 +84,13 @@ class DifferentialAttention:
 
 @module
 class ScoredKeysAttention:
-    """Attention with an extra score per key, computed from its value: dynamic mask attention (Shi 2025, Doge,
-    arXiv 2508.02124) for sequences short enough that its top-k mask hides nothing.
+    """Attention with an extra score per key, computed from its value (Shi 2025, Doge, arXiv 2508.02124).
 
     The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one extra score per key/value head,
     with ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The extra score is cached as one more
     feature of its key. Parameters: ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key
-    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys; in longer
-    sequences the authors keep the top-k keys.
+    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys: it equals the
+    paper's dynamic mask attention for sequences whose keys are not more than its top-k.
     """
 
     heads: int
@@ -150,8 +149,8 @@ class MixtureOfAttention:
     Each of `experts` projects to queries of `kv_heads` heads, which attend to keys and values that all experts share;
     the outputs of the best `k` experts of a token are summed, weighted by a softmax over their logits. All experts are
     computed, with weight 0 for experts that are not selected. Parameters: ``q.weight`` and ``o.weight``, whose rows
-    (columns) are those of key/value head 0 of every expert, then of head 1, …; ``k``, ``v``, ``router.weight``
-    [experts, dim] and ``bias`` [dim].
+    (columns of ``o.weight``) are those of key/value head 0 of every expert, then of head 1, …; ``k``, ``v``,
+    ``router.weight`` [experts, dim] and ``bias`` [dim].
     """
 
     experts: int

@@ -82,8 +82,10 @@ class GatedMLP:
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
-        """Return a gated MLP with the parameter count of an MLP of `hidden`: width ⌊2/3 · hidden⌋, rounded up to a
-        multiple of `multiple`."""
+        """Return a gated MLP with about the parameter count of an MLP of width `hidden`.
+
+        Its width is ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`.
+        """
         return cls(-(-(2 * hidden // 3) // multiple) * multiple, activation, bias)
 
     def __call__(self, x: Value) -> Value:
@@ -96,7 +98,8 @@ class GatedMLP:
 
 
 def _excess_over_quantile(x: Value, share: float) -> Value:
-    """Return max(x − c, 0), c the `share`-quantile of a normal distribution with the mean and deviation of x's rows."""
+    """Return max(x − c, 0) for x [..., width], where c is the `share`-quantile of a normal distribution with the mean
+    and deviation of x over the last axis."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
@@ -225,7 +228,7 @@ class MoE:
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` instead, if given."""
+        """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` if given, else x."""
         combine = self._combine(x if routed_by is None else routed_by)
         if self.latent is None:
             y = self._mix_all(x, combine)
@@ -305,7 +308,7 @@ def _limit(capacity: int | float) -> dict[str, Any]:
 
 
 def _noise_input(logits: Value) -> Value:
-    """Add and return the next graph input ``router_noise.{i}``, with the type of `logits`."""
+    """Return a new graph input ``router_noise.{i}`` with the next free i and the type of `logits`."""
     graph = current().graph
     count = sum(name.startswith("router_noise.") for name in graph.inputs)
     return graph.add_input(f"router_noise.{count}", logits.type)

@@ -54,13 +54,14 @@ class HeadTransform:
 class TaskHead:
     """A head that computes scores for a `task` (`TASKS`) from the last hidden states of a model.
 
-    `labels` are the label names, or their number; None means one for each token of the vocabulary (fill-mask). `pool`
-    selects the vector of a sequence that is scored: the first token, the last, the mean, the `pooler` output, the last
-    token with the id `token`, the first concatenated with the mean from `skip` on (first+mean), or the mean of the
-    scores of all tokens (late); None scores each token. `transform` comes before the output linear, which has a bias
-    with `bias` and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of
-    transformers. `output` is the name of the scores, `also` a further head (BERT's pretraining has two). `start` is the
-    token before the sequence for a decoder that reads the same sequence as its encoder (BART).
+    labels: the label names, or their number; None means one for each token of the vocabulary (fill-mask).
+    pool: vector of a sequence that is scored: the first token, the last, the mean, the `pooler` output, the last token
+    with the id `token`, the first concatenated with the mean from `skip` on (first+mean), or the mean of the scores of
+    all tokens (late); None scores each token.
+    transform: module before the output linear, which has a bias with `bias` and the embedding's weight with `tied`.
+    problem_type: one of `PROBLEMS`, as in configs of transformers.
+    output: name of the scores. also: a second head (BERT's pretraining has two).
+    start: token before the sequence for a decoder that reads the same sequence as its encoder (BART).
     """
 
     task: str
@@ -100,7 +101,7 @@ class TaskHead:
 
     @property
     def count(self) -> int | None:
-        """Return the number of scores per sequence or token; None means the size of the vocabulary."""
+        """Return the number of scores per sequence or token; None for the size of the vocabulary."""
         return FIXED.get(self.task) or (len(self.labels) if isinstance(self.labels, tuple) else self.labels)
 
     def __call__(
@@ -167,7 +168,8 @@ class TaskHead:
 
 
 def _mean(x: Value, mask: Value | None) -> Value:
-    """Return the mean [batch, width] over tokens of x [batch, seq, width] with nonzero `mask` [batch, seq], or all."""
+    """Return the mean of x [batch, seq, width] over tokens with nonzero `mask` [batch, seq], or over all; [batch,
+    width]."""
     if mask is None:
         return ops.mean(x, axes=(1,))
     weights = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)

@@ -56,11 +56,12 @@ class ParallelHybrid:
 
 @module
 class MemoryBlock:
-    """A recurrent layer fed by a transformer block that also reads the embeddings (Zamba2, Glorioso 2024).
+    """A recurrent layer that also reads the output of a transformer block over x and the embeddings (Zamba2, Glorioso
+    2024).
 
-    x + mamba(N(x + W ffn(N(attn(N([x, e])))))) with the embeddings e of the model, or x + mamba(N(x)) without `attn`.
-    `attn` reads twice the width and must return dim features (``Attention(..., out_dim=dim)``). Norms are called
-    ``norm``, ``attn_norm`` and ``ffn_norm``, W ``link.weight`` [dim, dim].
+    It computes x + mamba(N(x + W ffn(N(attn(N([x, e])))))), with the embeddings e of the model, or x + mamba(N(x))
+    without `attn`, which reads twice the width and must return dim features (``Attention(..., out_dim=dim)``). Norms
+    are called ``norm``, ``attn_norm`` and ``ffn_norm``, W is ``link.weight`` [dim, dim].
     """
 
     mamba: Layer
@@ -121,7 +122,8 @@ class LightningAttention:
 
 @module
 class NormedResidual:
-    """A block whose residual is the normalized input: n = N(x), then α n + β f(n), for `attn` then `ffn` (MiniMax-01).
+    """A block whose residual is the normalized input (MiniMax-01): α n + β f(n) with n = N(x), for f = `attn`, then
+    `ffn`.
 
     Norms are called ``attn_norm`` and ``ffn_norm``; `attn_scales` and `ffn_scales` are (α, β).
     """

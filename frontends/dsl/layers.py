@@ -1,4 +1,4 @@
-"""Layers with parameters: linear maps, embeddings, normalizations, positions that are added."""
+"""Layers with parameters: linear maps, embeddings, normalizations, absolute positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False,
 
 
 def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", init: Init | None = None) -> Value:
-    """Look up `ids` [...] in the table ``name.weight`` [rows, dim], and return the rows [..., dim].
+    """Return the rows of the table ``name.weight`` [rows, dim] at `ids` [...], as [..., dim].
 
     ``embedding(ids, table)`` with a table value creates no parameter.
     """
@@ -34,7 +34,10 @@ def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", 
 
 
 def positions(x: Value) -> Value:
-    """Return positions [batch, seq] of the tokens of x [batch, seq, ...]: as provided, or the input position_ids."""
+    """Return the positions [batch, seq] of the tokens of x [batch, seq, ...].
+
+    They are the value provided as ``positions``, else the graph input position_ids.
+    """
     positions = provided("positions")
     if positions is not None:
         return positions
@@ -44,13 +47,14 @@ def positions(x: Value) -> Value:
 
 
 def is_causal(causal: bool | None = None) -> bool:
-    """Return `causal`; for None, return whether the enclosing model is causal (a decoder is, an encoder is not)."""
+    """Return `causal`; if it is None, return whether the enclosing model is causal (a decoder is, an encoder is
+    not)."""
     return provided("bidirectional") is None if causal is None else causal
 
 
 @module(leaf=True)
 class RMSNorm:
-    """The norm x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); `weight` False leaves the weight out."""
+    """The norm x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); with `weight` False there is no weight."""
 
     eps: float = 1e-6
     weight: bool = True
@@ -70,7 +74,7 @@ class RMSNorm:
 
 @module(leaf=True)
 class LayerNorm:
-    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` or `bias` False leaves that parameter out."""
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` and `bias` False omit that parameter."""
 
     eps: float = 1e-5
     weight: bool = True
@@ -113,7 +117,7 @@ class LearnedPositions:
 
 
 def _add_positions(x: Value, table: Value, offset: int, name: str) -> Value:
-    """Add the rows of `table` at the positions of x [batch, seq, dim]; position 0 is row `offset`."""
+    """Return x [batch, seq, dim] plus the rows of `table` at its positions; position 0 is table row `offset`."""
     rows = positions(x)
     rows = ops.affine(rows, plus=offset, name=f"{name}_rows") if offset else rows
     return ops.add(x, ops.embedding(rows, table, name=name), name=f"{name}_added")
@@ -121,7 +125,7 @@ def _add_positions(x: Value, table: Value, offset: int, name: str) -> Value:
 
 @module(leaf=True)
 class Sinusoidal:
-    """Sinusoidal positions: x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017).
+    """Sinusoidal positions: x + p, with p[pos, 2i] = sin(pos/10000^(2i/d)) and p[pos, 2i+1] the cosine (Vaswani 2017).
 
     The table covers `length` positions. If not `interleaved`, all sines come before all cosines. The first position is
     `offset` (2 in M2M-100 and XGLM). `inclusive` divides 2i by d − 2, so that the last frequency is 1/10000

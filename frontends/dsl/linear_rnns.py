@@ -21,7 +21,8 @@ _LOWEST = -1e30  # an exponent below all that occur
 
 
 def _rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial rates such that a is between 0.9 and 0.999 if the gate is 1 (De 2024, section 2.4)."""
+    """Return initial values of ``rate``, so that the decay a is between 0.9 and 0.999 at gate 1 (De 2024, section
+    2.4)."""
     low, high = (-math.log(a) / _MAX_RATE for a in (0.999, 0.9))
     return Map(Uniform(shape, low, high, name, seed), "inverse_softplus")
 
@@ -83,9 +84,9 @@ class RWKVTimeMix:
     """The attention-free mixer of RWKV-4 (Peng 2023): a weighted mean of values that decays with distance.
 
     x and the previous token are mixed by ``k.mix``, ``v.mix`` and ``r.mix`` [dim], and projected to k, v and r by
-    ``k.weight``, ``v.weight`` and ``r.weight`` [width, dim]. σ(r) times Σ e^(k_s − (t − 1 − s) e^decay) v_s +
-    e^(k_t + first) v_t, divided by the sum of its weights, passes ``out.weight`` [dim, width]; ``decay`` and ``first``
-    are [width]. `width` defaults to dim.
+    ``k.weight``, ``v.weight`` and ``r.weight`` [width, dim]. The sum Σ e^(k_s − (t − 1 − s) e^decay) v_s + e^(k_t +
+    first) v_t, divided by the sum of its weights and multiplied by σ(r), passes ``out.weight`` [dim, width]; ``decay``
+    and ``first`` are [width]. `width` defaults to dim.
     """
 
     width: int | None = None
@@ -141,9 +142,10 @@ class MLSTM:
 
     q and k [heads·d] are projected by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the
     input and forget gates by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. States
-    C and n decay by σ(f) and add e^i k vᵀ and e^i k; Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by √d and m the
-    largest log weight of a token, passes a norm on each head with ``norm.weight`` [v_dim], is multiplied by σ(x W) with
-    ``gate.weight`` [v_dim, dim], and passes ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
+    C and n decay by σ(f) and add e^i k vᵀ and e^i k. The output is Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by
+    √d and m the largest log weight of a token. It passes a norm on each head with ``norm.weight`` [v_dim], is
+    multiplied by σ(x W) with ``gate.weight`` [v_dim, dim], and passes ``out.weight`` [dim, v_dim]. `qk_dim` defaults to
+    dim/2, `v_dim` to dim.
     """
 
     heads: int
@@ -206,7 +208,7 @@ class RWKV6TimeMix:
     ``r.mix_up`` [dim, mix_rank]. The decay is w = exp(−exp(``decay`` + tanh(u A) B)), u another mixture (``w.mix`` …)
     and A and B ``decay_down`` [decay_rank, dim] and ``decay_up``. S_t = diag(w_t) S_{t−1} + k_t v_tᵀ; the output
     (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ r_t is normalized on each head (``norm.weight``, ``norm.bias``), multiplied by
-    silu(g) and passes ``out.weight``. With `static`, mixtures use ``r.mix``, … alone and the decay is
+    silu(g) and passes ``out.weight``. With `static`, mixtures use only ``r.mix``, … and the decay is
     exp(−exp(``decay``)).
     """
 
@@ -251,10 +253,11 @@ class RWKV6TimeMix:
 
 @module
 class RWKV7TimeMix:
-    """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state with a decay per key feature, from which each
-    token removes the value at one key and to which it adds a value at another.
+    """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state with a decay per key feature.
 
-    x and the previous token b are mixed, x + (b − x) ⊙ ``r.mix`` and so on. r, k and v are linear maps of the mixtures;
+    Each token removes the value at one key from the state, and adds a value at another key. x and the previous token b
+    are
+    mixed: x + (b − x) ⊙ ``r.mix``, likewise for k, v and the gates. r, k and v are linear maps of the mixtures;
     the decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate
     a = σ(x A B + bias) with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``.
     With c = k ⊙ ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
@@ -372,19 +375,19 @@ class SLSTM:
 
 
 def _delay(x: Value) -> Value:
-    """Return x [batch, seq, dim] delayed by one token, with zeros at the first."""
+    """Return x [batch, seq, dim] delayed by one token; the first token becomes 0."""
     taps = Interpolate(Literal((1.0, 0.0), (1, 2)), x.width, 1.0)
     return ops.causal_conv(x, constant_param("shift.weight", (x.width, 2), taps), name="before")
 
 
 def _mix(x: Value, before: Value, name: str) -> Value:
-    """Return before + mix ⊙ (x − before), with the parameter ``name.mix`` [dim]."""
+    """Return before + mix ⊙ (x − before), with the parameter ``name.mix`` [dim]; all values are [batch, seq, dim]."""
     mix = param(f"{name}.mix", (x.width,), fill(0.5))
     return ops.add(before, ops.mul(ops.sub(x, before), mix), name=f"{name}_mixed")
 
 
 def _weigh(scores: Value, v: Value, heads: int) -> Value:
-    """Multiply each head of v [batch, seq, heads·d] by the sum over that head of `scores` [batch, seq, heads·d]."""
+    """Return v [batch, seq, heads·d] with each head multiplied by the sum of `scores` [batch, seq, heads·d] over it."""
     split = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
     return ops.reshape(ops.mul(ops.sum(split[0], axes=(3,), keepdims=True), split[1]), shape=v.shape, name="weighed")
 

@@ -17,18 +17,20 @@ from .rotary import RoPE, Temperature
 
 @module
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, 2024), over the latent itself if `absorbed`, else over all heads.
+    """Multi-head latent attention (DeepSeek-V2, 2024), computed on the latent itself if `absorbed`, else on all heads.
 
     Keys and values of all `heads` are projected from one latent of `rank` features per token; in addition, all heads
-    share a rotary key of `rope_dim` features. With `absorbed`, only these two are cached. Parameters: ``q.weight``
-    [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and
-    ``q_up.weight``; the last rope_dim rows of every head are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
-    ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
-    ``o.weight`` [dim, heads·v_head_dim]. Without `rope` there is no rotation (Kimi Linear). `scale` defaults to
+    share a rotary key of `rope_dim` features. With `absorbed`, only the latent and the rotary key are cached.
+    Parameters:
+    ``q.weight`` [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight``
+    and ``q_up.weight``; the last rope_dim features of every head are rotated. ``kv_down.weight`` [rank + rope_dim,
+    dim], ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
+    ``o.weight`` [dim, heads·v_head_dim]. With `rope` None nothing is rotated (Kimi Linear). `scale` defaults to
     1/√(head_dim + rope_dim); `temperature` as in `Attention`.
 
-    `index` selects the keys that a query attends to, from the latent of queries if there is one. `keep_index` stores
-    the selection under a name, and `share_index` reads the selection of an earlier layer (GLM-5, 2026).
+    `index` selects the keys that a query attends to; it reads the latent of queries if `q_rank` is set, else x.
+    `keep_index` stores the selection under a name, and `share_index` reads the selection of an earlier layer (GLM-5,
+    2026).
     """
 
     heads: int
@@ -81,7 +83,7 @@ class MLA:
         return linear(y, x.width, "o")
 
     def _index_bias(self, x: Value, source: Value) -> Value | None:
-        """Return the bias [batch, 1, seq, seq] that hides keys outside a query's selection; None without an index."""
+        """Return the bias [batch, 1, seq, seq] that masks keys outside a query's selection; None without an index."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -90,7 +92,8 @@ class MLA:
         return bias
 
     def _queries(self, x: Value) -> tuple[Value, Value]:
-        """Return the parts of queries: plain [batch, seq, heads·head_dim] and rotary [batch, seq, heads·rope_dim]."""
+        """Return the two parts of queries: unrotated [batch, seq, heads·head_dim] and rotary [batch, seq,
+        heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
@@ -102,10 +105,12 @@ class MLA:
 
 @module
 class RelativeAttention:
-    """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
+    """Attention with relative keys and values (Shaw 2018).
 
-    r = clip(j − i, ±`clip`). Parameters: ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if
-    `values`, ``values`` [2·clip + 1, d], shared by the heads. `causal` as in `Attention`.
+    The scores are q_i·(k_j + w_K[r])/√d, the output is Σ_j α_ij (v_j + w_V[r]), with r = clip(j − i, ±`clip`).
+    Parameters:
+    ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if `values`, ``values`` [2·clip + 1, d],
+    which the heads share. `causal` as in `Attention`.
     """
 
     heads: int
@@ -131,7 +136,7 @@ class RelativeAttention:
 
 @module
 class LinearAttention:
-    """Linear attention Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), φ = elu + 1 (Katharopoulos 2020).
+    """Linear attention (Katharopoulos 2020): y_n = Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), with φ = elu + 1.
 
     Its state has constant size. `rope` rotates φ in the numerator only (Su 2021). Parameters: ``q``, ``k``, ``v`` and
     ``o.weight``, with biases if `bias`. `causal` as in `Attention`.
@@ -167,7 +172,7 @@ class LinearAttention:
 class FourierMixing:
     """The real part of the Fourier transform of x along tokens and along features (Lee-Thorp 2021, FNet).
 
-    It has no parameters. Padding takes part like any token.
+    It has no parameters, and treats padding like all other tokens.
     """
 
     def __call__(self, x: Value) -> Value:
@@ -181,10 +186,12 @@ class FourierMixing:
 class DisentangledAttention:
     """Attention with scores of content to content, content to position and position to content (He 2020, DeBERTa).
 
-    score_ij = (q_i·k_j + q_i·K_r + k_j·Q_r) / √(d · terms), r the row of i − j in the `RelativeTable` of the encoder,
-    K and Q projections of its vectors. `to_position` enables the term with K, `from_position` the term with Q.
-    Parameters: ``q``, ``k``, ``v`` and ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if
-    `shared`. Keys and K have biases with `key_bias`, all other projections always. Not causal.
+    score_ij = (q_i·k_j + q_i·K_r + k_j·Q_r) / √(d · terms), where r is the row for i − j in the encoder's
+    `RelativeTable`, and K and Q are projections of its vectors. `to_position` enables the term with K, `from_position`
+    the term with Q.
+    Parameters: ``q``, ``k``, ``v``, ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if
+    `shared`.
+    ``k`` and ``pos_k`` have biases only with `key_bias`, all other projections always. Not causal.
     """
 
     heads: int
@@ -214,7 +221,7 @@ class DisentangledAttention:
         return linear(y, x.width, "o", True)
 
     def _bias(self, q: Value, k: Value, scale: float) -> Value | None:
-        """Return the scores with positions [batch, heads, seq, seq]; None if both terms are disabled."""
+        """Return the position terms of the scores, [batch, heads, seq, seq]; None if both terms are disabled."""
         if not (self.to_position or self.from_position):
             return None
         table, index = provided("relative_table"), provided("relative_rows")
@@ -280,7 +287,7 @@ def _add_bias(q: Value, name: str) -> Value:
 
 
 def head_products(x: Value, vectors: Value, heads: int) -> Value:
-    """Return the products [batch, heads, seq, rows] of x [batch, seq, width] and vectors [rows, width], per head."""
+    """Return x vectorsᵀ per head, [batch, heads, seq, n], for x [batch, seq, width] and vectors [n, width]."""
     (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
     heads_first = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
     return ops.matmul(heads_first, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
@@ -288,8 +295,9 @@ def head_products(x: Value, vectors: Value, heads: int) -> Value:
 
 @module
 class TransientGlobalAttention:
-    """Attention to nearby tokens and to global tokens, which every layer computes as normalized sums over blocks
-    (Guo 2021, LongT5, arXiv 2112.07916).
+    """Attention to nearby tokens and to global tokens (Guo 2021, LongT5, arXiv 2112.07916).
+
+    A global token is the normalized sum of the tokens of a block; every layer computes its own.
 
     The encoder's `TransientGlobals` defines window and blocks. Parameters: ``q``, ``k``, ``v`` [heads·head_dim,
     dim], ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `scale` defaults to 1/√head_dim. Not causal.
@@ -364,20 +372,20 @@ class SpanConvAttention:
         return linear(ops.concat(y, mixed, axis=2), x.width, "o", bias=True)
 
     def _span(self, x: Value, width: int) -> Value:
-        """Return a linear map [batch, seq, width] of the depthwise convolution of x [batch, seq, dim]."""
+        """Return a linear map, [batch, seq, width], of the depthwise convolution of x [batch, seq, dim]."""
         weight = param("depthwise.weight", (x.width, self.conv), uniform(self.conv**-0.5))
         near = self._neighbours(x, ops.iota(weight, axis=1))
         y = ops.sum(ops.mul(near, ops.transpose(weight, axes=(1, 0))), axes=(2,), name="depthwise")
         return linear(y, width, "span", bias=True)
 
     def _neighbours(self, x: Value, taps: Value) -> Value:
-        """Return neighbours [batch, seq, conv, width] of each token of x [batch, seq, width], zeros past the ends."""
+        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width], with zeros past the ends."""
         zeros = _zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)
 
 
 def _zeros(x: Value, rows: int) -> Value:
-    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]."""
+    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]; `rows` is a number of tokens."""
     zero_row = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
     return ops.expand(zero_row, shape=(x.shape[0], rows, x.shape[2]))

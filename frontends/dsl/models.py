@@ -1,4 +1,4 @@
-"""Complete models: the decoder, which predicts the next token, and the encoder, which computes features."""
+"""Complete models: the decoder, which predicts the next token, and the encoder, which computes hidden states."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _stack(model: Decoder | Encoder) -> list[Any]:
 
 
 def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """Return embeddings [batch, seq, dim] of `ids` by `table`, with the model's token types, positions and norm."""
+    """Return the embeddings [batch, seq, dim] of `ids` in `table`, plus token types and positions, normalized."""
     x = embedding(ids, table)
     if isinstance(model, Encoder) and model.mask_scaling is not None:
         x = model.mask_scaling(x, ids)
@@ -82,7 +82,7 @@ def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | No
 
 @contextlib.contextmanager
 def sequential_positions(x: Value) -> Iterator[None]:
-    """Provide the positions 0, 1, … of the rows of x [batch, seq, ...] to modules called inside."""
+    """Provide the positions 0, 1, … of the tokens of x [batch, seq, ...] to modules called inside the block."""
     indices = ops.iota(x, axis=1, name="position_index")
     row = ops.unsqueeze(indices, axes=(0,), name="position_row")
     consecutive = ops.expand(row, shape=x.shape[:2], name="position_ids")
@@ -94,9 +94,10 @@ def sequential_positions(x: Value) -> Iterator[None]:
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """Apply the layers to x [batch, seq, dim]; store x and the output of every layer as ``hidden_states``.
+    """Apply the layers to x [batch, seq, dim] and return the result; keep x and each layer's output as
+    ``hidden_states``.
 
-    Layers are provided with the model's `position_bias`, x as ``embedded``, and each with its value of `per_layer`.
+    Layers are provided with the model's `position_bias`, x as ``embedded``, and layer i with ``per_layer[i]``.
     """
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
@@ -120,7 +121,8 @@ def _embedding_table(model: Decoder | Encoder) -> Value:
 
 
 def max_length(model: Decoder | Encoder) -> int | None:
-    """Return the length of the longest sequence: the context, else the length of the position table; None if open."""
+    """Return the length of the longest sequence: the context, else the length of the position table; None without
+    limit."""
     return model.context or (None if model.positions is None else model.positions.length)
 
 
@@ -144,8 +146,8 @@ class Decoder(Displayable):
     `context` is the length of the longest sequence. `position_bias` is added to the scores of every self-attention
     without its own `bias`. `per_layer` computes a further embedding for every layer, which its `PerLayerInput` reads.
     `spread` maps x to the streams between layers, `gather` maps them back to x (`SpreadStreams`, `GatherStreams`).
-    `head_transform` is applied between the final norm and the head. With a `head`, the model scores sequences or their
-    tokens, in one pass without caches, and does not predict a next token.
+    `head_transform` is applied between the final norm and the head. With a `head`, the model scores sequences or tokens
+    in one pass without caches, and does not predict a next token.
     """
 
     vocab: int
@@ -235,9 +237,10 @@ class Decoder(Displayable):
 
 @module
 class MaskScaling:
-    """A scaling of embeddings by (1 − `trained`)/(1 − share of mask tokens), with 0 for the mask token `token`.
+    """A scaling of embeddings by (1 − `trained`)/(1 − share of mask tokens); the mask token `token` itself becomes 0.
 
-    It compensates a share of mask tokens that differs from training, where 80 % of 15 % were masked (Rives 2021, ESM).
+    It compensates for a share of mask tokens that differs from training, where 80 % of 15 % were masked (Rives 2021,
+    ESM).
     """
 
     token: int
@@ -305,7 +308,7 @@ class Encoder(Displayable):
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
     ) -> dict[str, Value]:
-        """Map inputs [batch, seq] to outputs by name (see `graph`); attention_mask is 0 for hidden tokens."""
+        """Map inputs [batch, seq] to outputs by name (see `graph`); attention_mask is 0 for masked tokens."""
 
         facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
         with sequential_positions(input_ids), providing(**facts):
@@ -332,7 +335,8 @@ class Encoder(Displayable):
         return outputs
 
     def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
-        """Return the IR graph: i64[batch, seq] inputs input_ids, attention_mask, and maybe token_type_ids.
+        """Return the IR graph, with i64[batch, seq] inputs input_ids, attention_mask, and token_type_ids if a module
+        reads it.
 
         Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] with a `pooler`, sentence_embedding
         [batch, dim] with `sentence`, and the outputs of the head.

@@ -1,4 +1,5 @@
-"""Relative positions: biases of attention scores, vectors of distances, and the keys of local and global attention."""
+"""Relative positions: biases of attention scores, tables of distance vectors, and keys of local and global
+attention."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _NUDGE = 1e-5  # rounding may make the logarithm of the last distance slightly t
 
 
 def _shared_positions(x: Value) -> Value:
-    """Return the positions of the tokens of x: [1, seq] if all batch rows have the same, else [batch, seq]."""
+    """Return the positions of the tokens of x: [1, seq] if all batch rows have the same positions, else [batch,
+    seq]."""
     row = provided("position_row")
     return positions(x) if row is None else row
 
@@ -52,9 +54,9 @@ class ALiBi:
 class T5Bias:
     """A learned bias per head and bucket of the distance (Raffel 2020): ``weight`` [buckets, heads].
 
-    Half of the buckets are for exact distances, the rest grow logarithmically up to `max_distance`; if not causal, half
-    of all are for later keys. As `bias` of `Attention`, every layer has its own table; as `position_bias` of `Decoder`
-    or `Encoder`, which needs `heads`, all layers share one.
+    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; if not causal,
+    half of all buckets are for later keys. As `bias` of `Attention`, every layer has its own table; as `position_bias`
+    of `Decoder` or `Encoder`, which needs `heads`, all layers share one.
     """
 
     buckets: int = 32
@@ -81,8 +83,9 @@ class T5Bias:
 class RelativeTable:
     """Learned vectors of relative positions, which all layers share: ``weight`` [2·span, dim], normalized by `norm`.
 
-    Row span + r is for a key r tokens before its query, −span ≤ r < span. With `max_distance`, distances above span/2
-    share rows, on a logarithmic scale up to it (He 2021, arXiv 2006.03654). A field `relative` of `Encoder`.
+    Table row span + r is for a key r tokens before its query, −span ≤ r < span. With `max_distance`, distances above
+    span/2 share table rows on a logarithmic scale up to `max_distance` (He 2021, arXiv 2006.03654). A field `relative`
+    of `Encoder`.
     """
 
     span: int
@@ -97,7 +100,10 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq] for x [batch, seq, dim]."""
+        """Return the table and its row index per query and key, for x [batch, seq, dim].
+
+        ``relative_table`` is [2·span, dim], ``relative_rows`` [1, seq, seq].
+        """
         row = provided("position_row")
         if row is None:
             raise WeftError("a table of relative positions belongs in an Encoder")
@@ -109,7 +115,7 @@ class RelativeTable:
         return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
 
     def _bucket(self, signed_distance: Value, exact: int, farthest: int) -> Value:
-        """Map signed distances above `exact` to a logarithmic scale up to `farthest`; return all distances."""
+        """Return `signed_distance` with magnitudes above `exact` mapped to a logarithmic scale up to `farthest`."""
         distance = ops.abs(signed_distance)
         ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
         rate = (exact - 1) / math.log((farthest - 1) / exact)
@@ -124,9 +130,9 @@ class RelativeTable:
 class SinusoidalDistances:
     """Vectors of relative positions that are sines and cosines of the distance (Dai 2019, Transformer-XL).
 
-    The first half of a vector are the sines of distance/10000^(2i/d), the second half the cosines; distances are
-    clipped to ±`clamp`. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention`
-    distinguishes keys of the same and of other segments (Yang 2019, XLNet). A field `relative` of `Encoder`.
+    The first half of a vector is sin(distance/10000^(2i/d)), the second half the cosines; distances are clipped to
+    ±`clamp`. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention` distinguishes keys
+    of the same and of other segments (Yang 2019, XLNet). A field `relative` of `Encoder`.
     """
 
     clamp: int | None = None
@@ -136,9 +142,10 @@ class SinusoidalDistances:
         need_whole(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq] for x [batch, seq, dim].
+        """Return the table and its row index per query and key, for x [batch, seq, dim].
 
-        The rows of the table are for the distances 0, 1, … and then 0, −1, …
+        ``relative_table`` is [2·seq, dim], for the distances 0, 1, … and then 0, −1, …; ``relative_rows`` is [1, seq,
+        seq].
         """
         row = provided("position_row")
         if row is None or x.width % 2:
@@ -184,12 +191,13 @@ class TransientGlobals:
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return the values that `TransientGlobalAttention` reads, for x [batch, seq, dim].
+        """Return the values that `TransientGlobalAttention` reads, by name, for x [batch, seq, dim].
 
         Queries are in runs of `window` tokens; the keys of a run are 3 · window tokens and all global tokens.
-        ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block. ``run_queries`` [runs · window] and
-        ``run_keys`` [runs, keys]: indices of tokens; global tokens are numbered after them. ``run_mask``
-        [batch · runs, keys] and ``run_bias`` [batch · runs, heads, window, keys].
+
+        - ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block
+        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: indices of tokens; global tokens are numbered
+        after them - ``run_mask`` [batch · runs, keys], ``run_bias`` [batch · runs, heads, window, keys]
         """
         row, mask = provided("position_row"), provided("key_mask")
         if row is None or mask is None:
@@ -239,7 +247,7 @@ class TransientGlobals:
         """Return the bias [batch · runs, heads, window, keys] of the keys of each run.
 
         Keys are tokens at offsets `near` [3 · window] from the start of a run, then all `blocks` [globals];
-        `of_query` [batch · runs, window] are the blocks of the queries.
+        `query_blocks` [batch · runs, window] are the block indices of the queries.
         """
         rows, window = query_blocks.shape
         queries, keys = ops.unsqueeze(indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))

@@ -16,7 +16,7 @@ from weft.ir.types import TensorType, dtypes
 
 @dataclass(frozen=True)
 class State:
-    """A state of `scan`: its `shape` without the batch axis, and the value that fills it before the first token."""
+    """A state of `scan`: its `shape` without the batch axis, and its `initial` value before the first token."""
 
     shape: tuple[int, ...]
     initial: float = 0.0
@@ -28,7 +28,7 @@ Declared = State | Sequence[int]
 def scan(
     step: Callable[..., Any], *inputs: Value, state: Declared | Mapping[str, Declared], name: str | None = None
 ) -> Any:
-    """Run ``step(state, *inputs)`` on one token after the other; return its outputs of all tokens.
+    """Run ``step(state, *inputs)`` on one token after the other, and return its outputs for all tokens.
 
     `inputs` are [batch, seq, ...]; the step receives each as [batch, ...], with the state [batch, ...] after the
     previous token. It returns the new state and an output [batch, ...], or a tuple of outputs, computed with any ops
@@ -37,7 +37,7 @@ def scan(
     step takes and returns a tuple of states. States are f32.
 
     The result is an output [batch, seq, ...], or a tuple of outputs. A model that generates stores the state between
-    calls. ::
+    decode steps. ::
 
         def step(h, a, b):
             h = a * h + b
@@ -100,7 +100,7 @@ def _state(declared: Declared) -> State:
 
 
 def _names(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
-    """Return the names of states, then of `count` inputs: the parameter names of `step`, if it has one for each."""
+    """Return the names of the states, then of `count` inputs; with a parameter of `step` for each, its name."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [p.name for p in inspect.signature(step).parameters.values() if p.kind in kinds]

@@ -22,9 +22,10 @@ BLOCKS = 512  # of a `Temperature`
 class RoPE(RopeScaling):
     """Rotary positions (Su 2021): pair k of each head is rotated by position · theta^(−2k/dim).
 
-    `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
-    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn, llama3,
-    longrope, proportional, with `factor`, `original` (context before extension) and the constants of `RopeScaling`.
+    `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs adjacent
+    features (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn,
+    llama3, longrope, proportional, with `factor`, `original` (context before extension) and the constants of
+    `RopeScaling`.
     Scalings that depend on the sequence length (dynamic, longrope) are fixed for the `length` a model is compiled for.
     `amplitude` multiplies the rotated features (YaRN's attention temperature). All layers with equal settings share one
     table of frequencies.
@@ -63,7 +64,7 @@ class RoPE(RopeScaling):
         return RopeFrequencies(dim, self.theta, **self.settings)
 
     def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:
-        """Rotate x [batch, seq, heads·d] by its positions."""
+        """Return x [batch, seq, heads·d], rotated by the positions of its tokens; `name` is the name of the node."""
         options = {"heads": heads, "interleaved": self.interleaved, "amplitude": self.amplitude}
         return ops.rope(x, *self.angles(x, x.width // heads), **options, name=name)
 

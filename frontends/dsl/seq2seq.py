@@ -39,8 +39,8 @@ class EncoderDecoder(Displayable):
             Decoder(37_000, 512, 6, Block(attn, ffn, norm, "post", cross=CrossAttention(8)), positions=Sinusoidal(512)),
         )
 
-    Both use the same embedding unless `share_embeddings` is False; with `tie_embeddings` it is also the weight of the
-    output head. The encoder may be an `AudioEncoder` (Whisper), which shares no embedding.
+    Encoder and decoder share one embedding unless `share_embeddings` is False; with the decoder's `tie_embeddings` it
+    is also the weight of the output head. The encoder may be an `AudioEncoder` (Whisper), which shares no embedding.
     """
 
     encoder: Encoder | AudioEncoder
@@ -62,9 +62,9 @@ class EncoderDecoder(Displayable):
     def __call__(self, *inputs: Value) -> Any:
         """Map the inputs of the encoder, then input_ids [batch, seq], to logits [batch, seq, vocab].
 
-        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (tokens with mask 0 are not
-        attended to), an audio encoder the inputs of its stem. If the decoder has a head, both read the same sequence:
-        the inputs are its ids and mask [batch, seq], the result is a dict of outputs by name.
+        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (0 masks a token), an audio
+        encoder the inputs of its stem. If the decoder has a head, encoder and decoder read the same sequence: the
+        inputs are its ids and mask [batch, seq], the result is a dict of outputs by name.
         """
         head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}
@@ -110,7 +110,7 @@ class EncoderDecoder(Displayable):
 
 
 def _shift_right(ids: Value, start: int) -> Value:
-    """Shift `ids` [batch, seq] right by one token: insert the token `start` in front, and drop the last."""
+    """Return `ids` [batch, seq] shifted right by one: the token `start`, then all but the last token."""
     index = ops.iota(ids, axis=1)
     is_later = ops.cast(ops.cast(index, to=dtypes.bool_), to=ids.type.dtype)  # 0 for the first, else 1
     previous = ops.gather(ids, ops.sub(index, is_later), axis=1)

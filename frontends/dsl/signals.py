@@ -31,11 +31,12 @@ class ImageEncoder(Displayable):
     `registers` without positions (Darcet 2023), then the patches of `patch` × `patch`. `layers` and `block` as in
     `Encoder`. `embed_norm` normalizes the input of the layers (CLIP), `final_norm` their output.
 
-    `pooler` adds a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
-    given (CLIP); attention, a learned query that attends to all tokens by the attention of `pooler_block`, then its
-    norm and feed-forward (SigLIP); or none. `projection` adds image_embeds, that output mapped to this width; 0 adds it
-    as is. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix``
-    [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
+    `pooler` adds a second output. dense: tanh(W x₀ + b) of the first token. first: that token, through `pool_norm` if
+    given (CLIP). attention: a learned query attends to all tokens by the attention of `pooler_block`, then its norm and
+    feed-forward (SigLIP).
+    `projection` adds image_embeds, that output mapped to this width; 0 adds it unchanged. Parameters:
+    ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix`` [prefix_tokens,
+    dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -104,7 +105,7 @@ class ImageEncoder(Displayable):
         return outputs if self.head is None else outputs | self.head(x, pooled=outputs.get("pooler_output"))
 
     def _repeat_tokens(self, tokens: Value, batch: sizes.Size) -> Value:
-        """Repeat `tokens` [n, dim] for every image of the batch: [batch, n, dim]."""
+        """Return `tokens` [n, dim] repeated for every image of the batch, [batch, n, dim]."""
         return ops.expand(ops.unsqueeze(tokens, axes=(0,)), shape=(batch, *tokens.shape))
 
     def _pool(self, x: Value, batch: sizes.Size) -> Value:
@@ -180,7 +181,7 @@ class GroupNorm:
 
 @module
 class Convolution:
-    """A convolution over time to `channels`, then a `norm` and an activation; `norm_last` swaps norm and activation."""
+    """A convolution over time to `channels`, then a `norm` and an activation; with `norm_last` the norm comes last."""
 
     channels: int
     kernel: int
@@ -208,8 +209,7 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """Positions relative to neighbouring frames: x + act(convolution of x), with padding set to 0 before
-    (Baevski 2020, wav2vec 2.0)."""
+    """Positions relative to adjacent frames: x + act(convolution of x, 0 at padding) (Baevski 2020, wav2vec 2.0)."""
 
     kernel: int
     groups: int = 1
@@ -230,18 +230,18 @@ class PositionalConvolution:
 
 
 def _zero_padding(x: Value) -> Value:
-    """Set x [batch, seq, dim] to 0 at padding, if a mask is provided."""
+    """Return x [batch, seq, dim] with 0 at padding, or x itself if no mask is provided."""
     mask = provided("key_mask")
     return x if mask is None else mask_fill(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
 
 
 @module
 class ConvolvedBlock:
-    """A `block` in parallel to a convolution of its input: N(block(x) + act(conv(x))), for tokens of an encoder
+    """A `block` in parallel to a convolution of its input, N(block(x) + act(conv(x))), in an encoder of tokens
     (He 2020, the first layer of DeBERTa-v2). Padding is set to 0 before the convolution.
 
-    Parameters: the parameters of `block` under their own names, ``conv.weight`` [dim, dim / groups, kernel],
-    ``conv.bias``, ``conv_norm``.
+    Parameters: those of `block` under their own names, ``conv.weight`` [dim, dim / groups, kernel], ``conv.bias``,
+    ``conv_norm``.
     """
 
     block: Layer
@@ -267,12 +267,12 @@ class ConvolvedBlock:
 
 @module
 class SoundStem:
-    """The map from audio to the frames that layers read: `convolutions`, a `norm`, a linear if `projects`, positions.
+    """The map from audio to frames: `convolutions`, a `norm`, a linear map if `projects`, positions.
 
     The input is a waveform [batch, samples], or with `bins` a spectrogram [batch, bins, frames], of exactly `length`
-    frames if given. `seen` selects the frames that attention reads, given a mask of the input's padding: all, frames
-    whose first sample is not padding (start; Moonshine), or frames without any padding (whole; wav2vec 2.0).
-    `positions` are learned, or a `PositionalConvolution`.
+    frames if given. `positions` are learned, or a `PositionalConvolution`. `seen` selects the frames that attention
+    reads, given a mask of the input's padding: all, frames whose first sample is not padding (start; Moonshine), or
+    frames without any padding (whole; wav2vec 2.0).
     """
 
     convolutions: Sequence[Convolution]
@@ -318,7 +318,7 @@ class SoundStem:
         return types if self.seen == "all" else {**types, mask: TensorType(dtypes.i64, (batch, length))}
 
     def __call__(self, sound: Value, dim: int) -> Value:
-        """Map sound [batch, samples] or [batch, bins, frames] to [batch, frames, dim], before positions are added."""
+        """Map sound [batch, samples] or [batch, bins, frames] to [batch, frames, dim], without positions."""
         x = ops.unsqueeze(sound, axes=(2,)) if self.bins is None else ops.transpose(sound, axes=(0, 2, 1))
         for layer in self.convolutions:
             x = layer(x)
@@ -326,7 +326,7 @@ class SoundStem:
         return linear(x, dim, "project", bias=True) if self.projects else x
 
     def frame_mask(self, mask: Value, x: Value) -> Value:
-        """Return the mask i64[batch, frames] of the frames x [batch, frames, dim], given `mask` [batch, samples]."""
+        """Return the mask i64[batch, frames] (0: masked) of the frames x, given `mask` [batch, samples]."""
         last = self.receptive_field - 1 if self.seen == "whole" else 0
         return ops.gather(mask, ops.affine(ops.iota(x, axis=1), by=self.stride, plus=last), axis=1, name="frame_mask")
 
@@ -395,5 +395,5 @@ class AudioEncoder(Displayable):
 
 
 def max_frames(encoder: AudioEncoder) -> int | None:
-    """Return the largest number of frames: the context, else the length of the position table; None if open."""
+    """Return the largest number of frames: the context, else the length of the position table; None without a limit."""
     return encoder.context or (None if encoder.positions is None else encoder.positions.length)

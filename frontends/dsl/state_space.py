@@ -18,18 +18,19 @@ DECAYS = 1.0, 16.0  # range of the initial −A of Mamba-2's heads
 
 
 def step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial values softplus⁻¹(Δ) of a step's bias, Δ log-uniform in `STEPS`."""
+    """Return initial values softplus⁻¹(Δ) of a step's bias, with Δ log-uniform in `STEPS`."""
     return Map(Map(Uniform(shape, *STEPS, name, seed), "exp"), "inverse_softplus")
 
 
 def _arange_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial log(−A) of S4D-Real: A is −1, −2, … over the states of a channel (Gu 2022, arXiv 2206.11893)."""
+    """Return initial log(−A) of S4D-Real, with A = −1, −2, … over the states of a channel (Gu 2022, arXiv
+    2206.11893)."""
     channels, states = shape
     return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
 
 
 def random_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial values log(−A), −A uniform in `DECAYS`."""
+    """Return initial values log(−A), with −A uniform in `DECAYS`."""
     return Map(Uniform(shape, *DECAYS, name, seed), "log")
 
 
@@ -81,7 +82,7 @@ class Mamba:
         return ops.concat(*outputs, axis=2, name="heads_joined")
 
     def _scan(self, u: Value, rank: int) -> Value:
-        """Run `selective_scan` on u [batch, seq, channels], with step, B and C projected from u."""
+        """Return `selective_scan` of u [batch, seq, channels], with step (of `rank`), B and C projected from u."""
         inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:

@@ -21,7 +21,7 @@ class PerLayerEmbedding:
     """An embedding of `width` for every layer: (embedding of the token · √width + N(x W / √dim)) / √2 (Gemma 3n).
 
     Parameters: ``table.weight`` [vocab, layers · width], ``projection.weight`` [layers · width, dim], ``norm.weight``.
-    Token ids from `vocab` on use the embedding of token 0.
+    Token ids of at least `vocab` use the embedding of token 0.
     """
 
     vocab: int
@@ -33,7 +33,7 @@ class PerLayerEmbedding:
         need_modules(self, "norm")
 
     def __call__(self, x: Value, ids: Value, layers: int) -> list[Value]:
-        """Return an embedding [batch, seq, width] for each of `layers`, from embeddings x [batch, seq, dim] and ids."""
+        """Return `layers` embeddings [batch, seq, width], from x [batch, seq, dim] and its token `ids` [batch, seq]."""
         shape = (*x.shape[:2], layers, self.width)
         is_known = ops.cast(ops.less(ids, ops.affine(ids, by=0, plus=self.vocab)), to=ids.type.dtype)
         rows = embedding(ops.mul(ids, is_known), self.vocab, layers * self.width, "table")
@@ -96,7 +96,8 @@ class SplitFeedForward:
 
 @module
 class LayerWithInput:
-    """A `block`, then `ffn` with its own residual, then x + per_layer(x); all times ``scalar`` [1] if `scalar`."""
+    """A `block`, then `ffn` with its own residual, then x + per_layer(x); with `scalar`, times the parameter ``scalar``
+    [1]."""
 
     block: Block
     ffn: Layer | None = None
@@ -124,7 +125,7 @@ class LayerWithInput:
 
 
 def _root_mean_square(x: Value, least: float = 0.0) -> Value:
-    """Return √mean(x²) [..., 1] over the last axis, with the mean clipped to at least `least`."""
+    """Return √mean(x²) [..., 1] over the last axis; `least` is the lower bound of the mean."""
     mean = ops.mean(ops.square(x), axes=(len(x.shape) - 1,), keepdims=True)
     return ops.sqrt(mean if least == 0 else ops.clip(mean, low=least))
 
@@ -161,9 +162,9 @@ class SpreadStreams:
 
 @module
 class GatherStreams:
-    """The mean of the first stream and all other streams times W, scaled to the norm of the first.
+    """The inverse of `SpreadStreams`: the mean of the first stream and of W times each other stream.
 
-    Shapes are the inverse of `SpreadStreams`; its own parameters have the same names.
+    The other streams are scaled to the norm of the first. The parameters have the same names as in `SpreadStreams`.
     """
 
     def __call__(self, x: Value) -> Value:
@@ -181,10 +182,11 @@ class AltUpLayer:
     """A layer over streams [batch, seq, streams, dim]: it predicts all, computes stream `active`, and corrects all.
 
     Stream `active` passes a sandwich block of `attn` and `ffn` with a low-rank map of `laurel_rank` in parallel to the
-    attention (LAuReL); `per_layer` is added to all streams except the first. Parameters: ``router_norm``,
-    ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams], ``correction.weight``
-    [streams, streams], with `scale_output` ``output_scale`` [dim], ``laurel_left.weight``, ``laurel_right.weight``,
-    ``laurel_norm`` and the norms of a sandwich block.
+    attention (LAuReL); `per_layer` is added to all streams except the first.
+
+    Parameters: ``router_norm``, ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams],
+    ``correction.weight`` [streams, streams], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm``, the
+    norms of a sandwich block, and with `scale_output` ``output_scale`` [dim].
     """
 
     attn: Attention

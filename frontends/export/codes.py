@@ -1,4 +1,4 @@
-"""Codes of quantized weights that exports store instead of dequantized values."""
+"""Codes of quantized weights, which exports store instead of dequantized values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Codes:
-    """A quantized matrix [..., out, in], or a stack of them, whose rows consist of entire blocks of `layout`."""
+    """The codes of a quantized matrix [..., out, in] (or a stack), whose rows consist of entire blocks of `layout`."""
 
     recipe: Recipe
     layout: BlockLayout
@@ -66,7 +66,7 @@ class Codes:
 
 
 def check_weights(weights: str) -> None:
-    """Raise WeftError unless `weights` names a way to store quantized weights."""
+    """Raise WeftError unless `weights` is a way to store quantized weights ("auto", "codes" or "float")."""
     if weights not in WEIGHTS:
         raise WeftError(f"--weights {weights!r} is not known; an export takes {', '.join(WEIGHTS)}")
 
@@ -79,11 +79,13 @@ def choose_codes(
     note: Callable[[str], None],
     aside: Collection[str] = (),
 ) -> dict[str, Codes]:
-    """Return the codes to store, by tensor name: those of weights that a pass quantized, none if `weights` is "float".
+    """Return the codes to store, by tensor name.
 
-    `refusal` returns the reason why a format does not support a tensor's codes, or "". If it refuses some, "auto"
-    stores no codes at all. "codes" stores all that are not refused, blocks of the source's checkpoint included. `note`
-    reports tensors written as floats. Tensors in `aside` never store codes and do not count as refused.
+    weights: "auto" stores the codes of weights that a pass quantized, and none if `refusal` refuses some; "codes"
+    stores all that are not refused, blocks of the source's checkpoint included; "float" stores none.
+    refusal: returns the reason why a format cannot store a tensor's codes, or "". note: reports tensors written as
+    floats.
+    aside: tensors that never store codes and do not count as refused.
 
     Raises:
         WeftError: if "codes" has nothing to store, or "float" does not change anything.
@@ -122,19 +124,22 @@ def choose_codes(
 
 
 def _layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` over entire rows of the file's tensors, and the layout of its codes or the reason for none."""
+    """Return `recipe` over entire rows of the file's tensors, and the layout of its codes.
+
+    The layout is a reason (str) if there is none.
+    """
     rows = _by_rows(in_file(recipe), reader)
     return rows, block_layout(rows, reader)
 
 
 def counted_layouts(stored: Mapping[str, Codes]) -> str:
-    """Return the number of weights per stored layout, for a note."""
+    """Return the number of weights per stored layout, as a phrase for a note."""
     counts = Counter(str(codes.layout) for codes in stored.values())
     return ", ".join(f"{count} as {layout}" for layout, count in sorted(counts.items()))
 
 
 def shortened(keys: Collection[str]) -> str:
-    """Return the first of `keys`, and the number of the rest, for a note."""
+    """Return the first of `keys` and the number of remaining keys, as a phrase for a note."""
     first = list(keys)[:SHOWN]
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 

@@ -30,7 +30,7 @@ from .matching import Match, check_exportable, match
 class Candidate:
     """The model that a `family` builds from a `config`.
 
-    `shapes` are the shapes of its tensors, if known; `besides` are tensors that its checkpoint has in any case.
+    `shapes` are the shapes of its tensors, if known; `besides` are tensors that its checkpoint always has in addition.
     """
 
     family: str
@@ -40,14 +40,15 @@ class Candidate:
     besides: Mapping[str, ShapedRecipe] = field(default_factory=dict)
 
     def layout(self, key: str, count: int) -> Shape | None:
-        """Return the shape of a tensor that is reshaped when it is read, or None: norms may have a row per head."""
+        """Return the shape of a tensor of `count` elements that is reshaped when read, such as a norm per head; else
+        None."""
         head = self.loaded.settings.head_size
         return (count // head, head) if "norm" in key else None
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A family's model that computes what a graph does: its config, and its checkpoint's tensors by name.
+    """A family's model that computes the same as a graph: its config, and its checkpoint's tensors by name.
 
     `kinds` are the uses of its matrices in products and lookups (`weft.passes.fitting.matrices`), by name.
     """
@@ -61,7 +62,7 @@ class Fit:
 def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> Fit:
     """Return the first candidate whose graph equals the canonical graph of `model`.
 
-    `candidates` yields them for a graph; errors call them a `kind`, such as "Hugging Face family".
+    `candidates` yields candidates for a graph; errors call them `kind`, such as "Hugging Face family".
 
     Raises:
         WeftError: if none does, naming the nearest candidate and the first difference.
@@ -130,7 +131,7 @@ def exact_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
 
 
 def _fold_scales(graph: Graph) -> Iterator[Graph]:
-    """Yield `graph` with unusual attention scales folded into the queries' weights, if any can be folded."""
+    """Yield `graph` with unusual attention scales folded into the queries' weights; nothing if none can be folded."""
     copy = graph.clone()
     changed = False
     for node in list(copy.nodes):

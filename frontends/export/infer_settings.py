@@ -1,6 +1,6 @@
 """Inference of a decoder's settings from its graph, in the vocabulary of family tables.
 
-Only facts that a config states are read; whether the graph equals that of the config is compared afterwards.
+Only facts that a config states are inferred; the graph of the resulting config is compared with it afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 def proposals(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
-    """Yield settings of the canonical `graph` for each of the families `names`.
+    """Yield (family, settings) of the canonical `graph` for each of the families `names`.
 
     The family `source_name` of the model comes first, with the settings that `model` was read with; then all families
     with the settings inferred from the graph.
@@ -42,7 +42,7 @@ def read_settings(graph: Graph) -> Settings:
     """Return the settings of the decoder that the canonical `graph` computes.
 
     Raises:
-        WeftError: if it does not consist of softmax attention and feed-forward layers.
+        WeftError: if it has layers other than softmax attention and feed-forwards.
     """
     end_settings = _end_settings(graph)
     layers = _find_attentions(graph)
@@ -84,7 +84,7 @@ def _find_attentions(graph: Graph) -> list[Projections]:
 
 
 def _rope_settings(node: Node) -> RoPE | None:
-    """Return the rotation in the terms of a config; None if its frequencies follow no known formula."""
+    """Return the settings of a rope node; None if its frequencies follow no known formula."""
     recipe = recipe_of(node)
     if recipe is None:
         return None
@@ -104,12 +104,12 @@ def _bias(linear: Node | None) -> bool:
 
 
 def _reader(value: Value, *reader_ops: Op) -> Node | None:
-    """Return a node of one of the ops `wanted` that reads `value`, or None."""
+    """Return the first node of one of the ops `reader_ops` that reads `value`; None without one."""
     return next((n for n in value.users if n.op in reader_ops), None)
 
 
 def _norm_of(layer: Projections) -> Node | None:
-    """Return the norm before the attention, or else the norm after it."""
+    """Return the norm before the attention of a layer, else the norm after it; None without both."""
     x = layer.q.linear.inputs[0]
     if x is not None and x.producer is not None and x.producer.op in _NORMS:
         return x.producer
@@ -154,7 +154,7 @@ def _arrangement(layer: Projections) -> str:
 
 
 def _ffn_settings(graph: Graph) -> dict[str, Any]:
-    """Return the settings of the feed-forward layers, taken from the first one."""
+    """Return the settings of the feed-forward layers, taken from the first layer."""
     for node in graph.nodes:
         down = _reader(node.output, ops.linear) if node.outputs else None
         name = _activation(node)
@@ -169,7 +169,7 @@ def _ffn_settings(graph: Graph) -> dict[str, Any]:
 
 
 def _find_mixtures(graph: Graph) -> Any:
-    """Return the experts of every layer, None for a layer without, collapsed if all are equal."""
+    """Return the mixture of experts of every layer (None without one), or a single value if all are equal."""
     mixtures: list[MoE | None] = []
     for node in graph.nodes:
         if node.op is ops.attention:
@@ -180,7 +180,7 @@ def _find_mixtures(graph: Graph) -> Any:
 
 
 def _mixture(node: Node) -> MoE:
-    """Return the experts of `node`, whose router must be the op `route`."""
+    """Return the settings of the mixture of experts `node`, whose router must be the op `route`."""
     combine, up = node.operand("combine"), node.operand("up")
     route = None if combine is None else combine.producer
     if route is None or route.op is not ops.route or up is None:
@@ -246,7 +246,7 @@ def _end_settings(graph: Graph) -> dict[str, Any]:
 
 
 def _chain_back(value: Value, *through: Op) -> Iterable[Node]:
-    """Yield the nodes of the ops `through` that lead to `value`, last first."""
+    """Yield the nodes that lead to `value` through the ops `through`, last node first."""
     while value.producer is not None and value.producer.op in through:
         yield value.producer
         x = value.producer.inputs[0]

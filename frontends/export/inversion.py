@@ -1,8 +1,8 @@
 """Inversion of recipes: from parameters to the checkpoint tensors that they read.
 
-`restore` computes the values of known tensors: steps that move elements are undone exactly, arithmetic in float64 and
+`restore` computes the values of the tensors: steps that move elements are inverted exactly, arithmetic in float64 and
 rounded once to float32. `invert_recipes` computes no values: it returns recipes of the tensors over the parameters of a
-graph, whose shapes follow from those of the parameters. Both undo a recipe step by step, by `inverse`.
+graph, whose shapes follow from those of the parameters. Both invert a recipe step by step, by `inverse`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal
 
 
 def inverse(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
-    """Return the recipe of the single part [`shape`] of `recipe`, given the recipe `value` of its result.
+    """Return the recipe of the single part [`shape`] of `recipe`, if `value` is the recipe of its result.
 
     Raises:
         WeftError: if the step has no inverse, or reads several parts.
@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The part of the tensor `key` that is determined: `values` where `known` is true, both of its shape."""
+    """A part of the tensor `key`: `values` are determined where the mask `known` is true."""
 
     key: str
     values: Array
@@ -102,7 +102,7 @@ def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Itera
 
 
 def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the tensors of `group`, by key."""
+    """Return the values of the tensors of `group`, by key."""
     tensors = {key: _blank(graph.reader.shape(key)) for key in group.keys}
     for name in group.params:
         recipe, shape = graph.params[name].recipe, graph.params[name].shape
@@ -122,7 +122,9 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
 
 
 def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
-    """Yield the determined pieces of the tensors in `reader` that `recipe` reads, given its result `value`.
+    """Yield the pieces of tensors in `reader` that `recipe` reads and that its result `value` determines.
+
+    Addends and factors that `recipe` reads stay as stored.
 
     Raises:
         WeftError: naming the step without an inverse, and the tensors it reads.
@@ -192,7 +194,10 @@ def _blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array, Arra
 
 
 def _put(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
-    """Copy the elements of `values` under `mask` to `into`; those `determined` before must agree."""
+    """Copy the elements of `values` under `mask` to `into`, and add `mask` to `determined`, both in place.
+
+    Raises WeftError, naming `label`, if an element was determined before with another value.
+    """
     overlap = determined & mask
     if overlap.any() and not np.array_equal(into[overlap], values[overlap], equal_nan=True):
         raise WeftError(
@@ -228,11 +233,11 @@ def invert_recipes(
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
-    """Return the tensors of a checkpoint whose recipes yield the parameters in `equations`, each (recipe, value).
+    """Return the tensors of a checkpoint for which each recipe in `equations` yields the value paired with it.
 
     `shapes` are the known shapes of tensors. `layout` may return the shape of another tensor that is read reshaped;
-    else biases are vectors, and other tensors matrices with the same last axis. Tensors that are concatenated have
-    equal lengths.
+    without one, biases are vectors, and other tensors matrices with the same last axis. Concatenated tensors of unknown
+    shape have equal lengths.
 
     Raises:
         WeftError: if a recipe has no inverse, or parameters that read one tensor disagree.
@@ -258,7 +263,7 @@ def invert_recipes(
 def _undo_step(
     recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader
 ) -> list[tuple[Recipe, ShapedRecipe]]:
-    """Return the parts of `recipe`, each with its value, given the value of `recipe`."""
+    """Return the parts of `recipe`, each with its value, if the result of `recipe` is `value`."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
@@ -304,7 +309,7 @@ def _step(recipe: Recipe) -> tuple[object, ...] | None:
 
 
 def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
-    """Return the tensor whose slices along one axis are `parts`."""
+    """Return the tensor whose slices along one axis are `parts`; raise WeftError if they do not cover it."""
     parts = sorted(parts, key=lambda part: part[0].start)
     axis, step, ends = parts[0][0].axis, parts[0][0].step, 0
     read = ", ".join(dict.fromkeys(parts[0][0].sources()))
@@ -328,7 +333,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
 def _keep_stored(
     recipes: Iterable[Recipe], item: Recipe, reader: TensorReader
 ) -> list[tuple[Recipe, ShapedRecipe]] | None:
-    """Return the tensors that `recipes` read, as stored; None unless all are known and `item` reads none of them."""
+    """Return the tensors that `recipes` read, as stored; None unless `reader` has all and `item` reads none of them."""
     keys = _sources(recipes)
     if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):
         return None
@@ -341,7 +346,7 @@ def _known_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
 
 
 def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
-    """Return the shape of `recipe`, whose result has `count` elements, if its steps determine it, else None."""
+    """Return the shape of `recipe`, whose result has `count` elements; None if its steps do not determine it."""
     match recipe:
         case Reshape(_, dims):
             size = math.prod(d for d in dims if d != -1)
@@ -361,7 +366,7 @@ def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
 
 
 def _stored_shape(recipe: Recipe, shape: Shape, layout: Layout) -> Shape:
-    """Return the shape of the tensor that `recipe` reads and reshapes to `shape`."""
+    """Return the shape of the tensor that `recipe` reads and reshapes to `shape`: from `layout`, or the usual shape."""
     key, count = next(recipe.sources()), math.prod(shape)
     usual = (count,) if key.endswith("bias") or len(shape) == 1 else (count // shape[-1], shape[-1])
     return layout(key, count) or usual

@@ -26,7 +26,7 @@ _CLOSE = 1e-6  # relative tolerance of computed values: they are float32 somewhe
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two graphs: `at` is the value's name in the second, `ours` and `theirs` the two sides."""
+    """The first difference of two graphs: a value's name in the second graph, and descriptions of both values."""
 
     at: str
     ours: str
@@ -35,10 +35,10 @@ class Difference:
 
 @dataclass
 class Match:
-    """The result of matching a graph with a second one.
+    """The result of matching a graph with a second graph.
 
-    It maps each parameter of the second graph to a parameter (or to one constant) of the first, counts the matched
-    nodes, and lists the differences in the order of the second.
+    params: parameter (or constant) of the first graph, by parameter of the second. nodes: number of matched nodes.
+    differences: in the order of the second graph.
     """
 
     params: dict[str, Param | float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Matcher:
         self.differences.append((-1 if node is None else self.position[node], Difference(at, ours, theirs)))
 
     def compare_values(self, ours: Value, theirs: Value, reader: Node | None = None) -> Iterator[tuple[Value, Value]]:
-        """Compare two values; yield the pairs of values that must also be the same."""
+        """Compare two values, record a difference, and yield the pairs of operands that must match as well."""
         if theirs in self.pairs:
             if self.pairs[theirs] is not ours:
                 self.report(reader, theirs.name, f"%{ours.name}", f"%{theirs.name} once more")
@@ -114,21 +114,22 @@ class _Matcher:
                 self.report(theirs, at, *(f"{'no' if v is None else 'a'} {name}" for v in (actual, expected)))
 
     def compare_operands(self, ours: Value, theirs: Value, reader: Node) -> Iterator[tuple[Value, Value]]:
-        """Compare parameters at once, so that the node that reads them is reported; yield other pairs for later."""
+        """Compare parameters immediately, so that a difference names the node that reads them; yield other pairs."""
         if isinstance(theirs, Param) or theirs in self.pairs:
             yield from self.compare_values(ours, theirs, reader)
         else:
             yield ours, theirs
 
     def operands(self, node: Node) -> list[Value | None]:
-        """Return the operands, with None for absent ones at the end; those of commutative ops in node order."""
+        """Return the operands without trailing None; those of commutative ops are sorted by the order of their
+        nodes."""
         operands = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
         if Trait.COMMUTATIVE in node.op.traits:
             operands.sort(key=lambda v: -1 if v is None or v.producer is None else self.position[v.producer])
         return operands
 
     def compare_params(self, ours: Value, theirs: Param) -> tuple[str, str] | None:
-        """Return the difference between a value and the parameter that it should be, or None if they match."""
+        """Return descriptions of a value and of the parameter that it should match; None if they match."""
         if not isinstance(ours, Param):
             return f"%{ours.name}, which is computed", f"the parameter {theirs.name}"
         if ours.shape != theirs.shape:
@@ -178,7 +179,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def check_exportable(graph: Graph) -> None:
-    """Raise WeftError unless the graph is a complete model over one sequence.
+    """Check that a graph is a complete model over one sequence.
 
     Raises:
         WeftError: if it has caches, or only the logits of one token.

@@ -8,7 +8,7 @@ from weft.ir.errors import WeftError
 
 
 def check_tiled(name: str, extents: Mapping[str, tuple[int, int]], start: int, size: int, align: int = 1) -> None:
-    """Raise WeftError unless the tensors of the file `name` of `size` bytes follow each other gaplessly from `start`.
+    """Raise WeftError unless the tensors of the file `name` follow each other gaplessly from byte `start` to `size`.
 
     `extents` are the first byte of each tensor and the byte after its last; each begins at the next multiple of
     `align`. The safetensors library and llama.cpp require the same: shared or unused bytes indicate a damaged header or

@@ -28,7 +28,7 @@ class UnitLength:
 
 @module(leaf=True)
 class Unchanged:
-    """The identity: the only layer of a model that is just an embedding table."""
+    """The identity, used as the only layer of a model that is just an embedding table."""
 
     def __call__(self, x: Value) -> Value:
         return x
@@ -57,9 +57,9 @@ class Dense:
 
 @module
 class WeightedLayerPooling:
-    """The weighted mean Σ wᵢ hᵢ / Σ wᵢ over the states of an `Encoder`'s layers, from index `start` on.
+    """The weighted mean Σ wᵢ hᵢ / Σ wᵢ over the states hᵢ of an `Encoder`'s layers, from index `start` on.
 
-    State 0 is the embedding, the last is the model's output. The weights are a parameter, ``layer_weights``
+    State 0 is the embedding, the last state is the model's output. The weights are a parameter, ``layer_weights``
     [layers + 1 − start].
     """
 
@@ -82,12 +82,13 @@ class WeightedLayerPooling:
 
 @module
 class WordWeights:
-    """A scaling of x by a weight per token: `weights` by token id. Mean pooling then divides by their sum."""
+    """A scaling of each token by its weight; `weights` is indexed by token id. Mean pooling then divides by their
+    sum."""
 
     weights: tuple[float, ...]
 
     def __call__(self, x: Value) -> Value:
-        """Scale x [batch, seq, dim]; the token ids and mask are those that `SentencePooling` stores as ``text``."""
+        """Scale x [batch, seq, dim]; `SentencePooling` stores the token ids and the mask under ``text`` for it."""
         ids, unpadded = kept("text")
         table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
         weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _ones(x)), ops.embedding(ids, table))
@@ -99,10 +100,14 @@ class WordWeights:
 class SentencePooling:
     """Pooling of token vectors to one vector per sequence, of unit length with `normalize`.
 
-    `mode`: the mean, the first token (cls), the maximum per feature (max), the last token, the mean weighted by
-    position, 1 for the first token (weighted; Muennighoff 2022, SGPT), or the sum divided by the square root of the
-    number of tokens (mean_sqrt_len); several modes are concatenated. Only as a single mode: the first token with the id
-    `token`, None for the largest id of the sequence (token; CLIP), or the last position, padding or not (end; SigLIP).
+    `mode` is one of these, or a tuple of the first six, whose vectors are concatenated:
+
+    - mean, cls (the first token), max (per feature), last (the last token)
+    - weighted: the mean weighted by position, 1 for the first token (Muennighoff 2022, SGPT)
+    - mean_sqrt_len: the sum divided by the square root of the number of tokens
+    - token: the first token with the id `token`, or with the largest id of the sequence if that is None (CLIP)
+    - end: the last position, even if it is padding (SigLIP)
+
     The modules `before` change token vectors, the modules `after` change the pooled vector before it is normalized.
     Without `include_prompt`, tokens with mask 2 are attended to, but not pooled. A field `sentence` of `Encoder`.
     """
@@ -124,8 +129,11 @@ class SentencePooling:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return entries for graph.meta: the mode and normalization, if no other modules are involved, and the padding
-        of all sequences to the longest that the model accepts, if the mode needs it."""
+        """Return entries for graph.meta.
+
+        pooling, normalize: `mode` and `normalize`, unless other modules are involved. padding: "max_length" for the
+        mode end.
+        """
         plain = self.mode in PLAIN and not (self.before or self.after)
         facts: dict[str, Any] = {"pooling": self.mode, "normalize": self.normalize} if plain else {}
         return facts | ({"padding": "max_length"} if self.mode == "end" else {})
@@ -160,9 +168,10 @@ ALONE = (*MODES, "token", "end")
 
 
 def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
-    """Return the vector [batch, dim] of x [batch, seq, dim] over the tokens `pooled` [batch, seq].
+    """Return x [batch, seq, dim] pooled over the tokens where `pooled` [batch, seq] is true, [batch, dim].
 
-    `unpadded` [batch, seq] are all tokens without padding; means use `token_weights` [batch, seq, 1], if there are any.
+    `unpadded` [batch, seq] is true for all tokens except padding. `weights` [batch, seq, 1] replace the number of
+    tokens in the divisor of means.
     """
     if mode == "max":
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
@@ -185,12 +194,12 @@ def _ones(x: Value) -> Value:
 
 
 def _last(shown: Value) -> Value:
-    """Return the index [batch, 1] of the last token with true `shown` [batch, seq]; −1 if there is none."""
+    """Return the index [batch, 1] of the last token where `shown` [batch, seq] is true; −1 if there is none."""
     indices = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
     return ops.affine(ops.max(indices, axes=(1,), keepdims=True), plus=-1)
 
 
 def _first(shown: Value) -> Value:
-    """Return a mask [batch, seq] that is true at the first token with true `shown` [batch, seq]."""
+    """Return a mask [batch, seq] that is true only at the first token where `shown` [batch, seq] is true."""
     count = ops.cumsum(ops.cast(shown, to=dtypes.i64), axis=1)
     return ops.logical_and(shown, ops.equal(count, ops.affine(count, by=0, plus=1)))

@@ -53,7 +53,10 @@ def refusal(key: str, codes: Codes) -> str:
 
 @dataclass
 class Rounding:
-    """The largest error of rounded minima and scales: of a weight, and relative to the step between two codes."""
+    """The largest rounding errors of minima and scales.
+
+    error: of a weight. steps: relative to the step between two codes. tensors: names of the rounded tensors.
+    """
 
     error: float = 0.0
     steps: float = 0.0
@@ -101,7 +104,8 @@ def blocks_of(key: str, codes: Codes, reader: TensorReader, rounding: Rounding) 
 
 
 def _split_groups(rows: Blocks, repeats: int, count: int) -> Blocks:
-    """Return `rows` in blocks of 32 values, `repeats` per group, limited to the first `count` of every row."""
+    """Return `rows` in blocks of 32 values, `repeats` blocks per group, limited to the first `count` blocks of every
+    row."""
     lead = rows.scales.shape[:-1]
     zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(repeats, -1)[..., :count]
     codes = rows.codes.reshape(*lead, -1, BLOCK)[..., :count, :]

@@ -56,13 +56,13 @@ def write_gguf(
     """Write `model` as the GGUF file `out`, in one step, and return the name of its architecture.
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
-    nearest), or in the smallest that represents all of them exactly; vectors in f32. They are evaluated a block at a
-    time. `weights` selects whether quantized weights store codes (`weft.frontends.export.codes.choose_codes`); `note`
-    reports those written as floats, and the rounding errors of minima.
+    nearest), or in the smallest dtype that represents all of them exactly; vectors in f32. They are evaluated a block
+    at a time. `weights` selects whether quantized weights store codes (`weft.frontends.export.codes.choose_codes`);
+    `note` reports weights written as floats, and the rounding errors of minima.
 
     Raises:
-        WeftError: if no architecture expresses the graph, naming the nearest and where it differs; if `out` cannot be
-            written; or if a value exceeds the range of `dtype`.
+        WeftError: if no architecture expresses the graph, naming the nearest and the first difference; if `out` cannot
+        be written; or if a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
     if requested is not None and requested not in KINDS:
@@ -107,7 +107,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
-    """Return a tensor in `kind`, except vectors, which kernels read in f32, and rows without entire blocks, in f16."""
+    """Return a tensor of dtype `kind`; vectors are f32, which kernels require, and rows without entire blocks f16."""
     if len(tensor.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:
@@ -116,7 +116,7 @@ def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Te
 
 
 def _file_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
-    """Return metadata of a file whose matrices have the dtypes `kinds`; the most common one describes the file."""
+    """Return the file's metadata; its file type is the most common dtype of the matrices (`kinds`)."""
     kind = Counter(kinds).most_common(1)[0][0]
     quantized = {"general.quantization_version": 2} if any(kind.is_block for kind in kinds) else {}
     return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
@@ -130,7 +130,7 @@ def _write(
     blocks: Mapping[str, Callable[[], Iterator[Array]]],
     progress: Progress,
 ) -> None:
-    """Write the file; `blocks` yields the bytes of the tensors that store codes."""
+    """Write the file; `blocks` yields the bytes of each tensor that stores codes, by name."""
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType
 
@@ -161,7 +161,7 @@ def _write(
 
 
 def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
-    """Yield the bytes of a tensor that does not store codes."""
+    """Yield the bytes of the tensor `name`, which does not store codes."""
     if tensor.dtype != dtypes.q8_0:
         yield from stored_blocks(name, tensor)
         return
@@ -179,7 +179,7 @@ def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
 
 
 def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Add a key; its value determines its type. Integers are unsigned 32-bit values, in lists signed ones.
+    """Add a key to `writer` with the type of its value; integers are u32, integers in lists i32.
 
     Raises:
         WeftError: if a value does not fit in 32 bits.

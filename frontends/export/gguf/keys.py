@@ -29,7 +29,8 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the architecture of the family, and all that llama.cpp loads: it first, then the plainest."""
+    """Return the architecture of the family (None without one), and all that llama.cpp loads: it first, then the
+    plainest."""
     tables, family = architectures(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.
@@ -74,7 +75,8 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
 
 
 def list_tensor_names(table: Architecture, s: Settings) -> frozenset[str]:
-    """Return the tensors of a checkpoint of `s` whose presence implies settings; biases if llama.cpp loads them."""
+    """Return the checkpoint tensors of `s` whose presence implies settings, among them biases if llama.cpp loads
+    them."""
     loader = table.loader or Loader()
     biases = {
         "n": ("blk.0.attn_norm.bias", s.norm_bias),
@@ -96,7 +98,7 @@ def list_tensor_names(table: Architecture, s: Settings) -> frozenset[str]:
 
 
 def _rope_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of rotary positions; a second base for the layers with windows is Gemma 3's."""
+    """Return the keys of rotary positions; a second base for layers with windows is only known in Gemma 3."""
     pairs = [pair for pair in zip(s.each("rope"), s.each("window"), strict=True) if pair[0] is not None]
     if not pairs:
         return {}
@@ -120,10 +122,10 @@ def _expert_keys(s: Settings) -> dict[str, Any]:
 
 
 def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str, ShapedRecipe]]:
-    """Return `reference` reading divided frequencies, and the tensor of divisors, by name.
+    """Return `reference` with divided rotary frequencies, and the tensor of divisors by name.
 
-    The divisors turn the rotary frequencies of `reference` into those of `graph`, whose formula GGUF does not know
-    (Llama 3's). Without such a formula, return `reference` and {}.
+    The divisors convert the rotary frequencies of `reference` to those of `graph`, for a formula that GGUF lacks
+    (Llama 3's). For other formulas, return `reference` and {}.
     """
     frequencies, default = (
         [p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, reference)

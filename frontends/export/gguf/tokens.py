@@ -22,12 +22,12 @@ MOST_TOKENS = 1 << 24  # an outlying id would create gigabytes of filler tokens
 
 
 def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Return the metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} if it has none.
+    """Return the metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} without a tokenizer.
 
     `note` reports tokens that end an answer but have no key.
 
     Raises:
-        WeftError: if GGUF has no keys for its kind, or it has more tokens than rows.
+        WeftError: if GGUF has no keys for its kind, or it has more tokens than `rows`.
     """
     if (origin := model.origin("gguf")) is not None:
         metadata = GGUFTensors(origin).metadata
@@ -127,7 +127,7 @@ def _model_keys(tokenizer: Mapping[str, Any], tokens: list[str], types: list[int
 
 
 def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
-    """Return llama.cpp's name of the rule that splits text before merging."""
+    """Return llama.cpp's name of the rule that splits strings before merging."""
     outer = tokenizer.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     patterns: list[str] = []

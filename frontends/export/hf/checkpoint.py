@@ -33,11 +33,11 @@ def write_folder(
     params: Mapping[str, Array] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write `model`, which was loaded from a Hugging Face folder, as such a folder that transformers loads as before.
+    """Write `model`, which was loaded from a Hugging Face folder, as such a folder with the original tensor names.
 
     The tensors are computed from the parameters, whose values come from the recipes or from `params` (by name). Of the
     tensors that the model does not read, those that transformers asks for are copied; masks and heads of other tasks
-    are left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized ones).
+    are left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized tensors).
     Memory is needed for one group of tensors that depend on each other, not for the model. The folder is written in one
     step.
 
@@ -70,7 +70,7 @@ def write_folder(
 
 
 def copy_generation(source: Path, folder: Path) -> bool:
-    """Copy generation_config.json from the folder `source`; return whether it exists."""
+    """Copy generation_config.json from `source` to `folder`, if it exists; return whether it does."""
     file = source / "generation_config.json"
     if exists := file.is_file():
         check_inside(source, file)
@@ -79,7 +79,7 @@ def copy_generation(source: Path, folder: Path) -> bool:
 
 
 def _tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by key, to be written in this order: groups are restored on demand."""
+    """Return the checkpoint's tensors by key, to be written in this order, because groups are computed on demand."""
     graph, reader = model.graph, model.graph.reader
     restored = itertools.chain(
         restore(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)

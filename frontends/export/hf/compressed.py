@@ -57,7 +57,7 @@ def _is_tiled(codes: Codes, reader: TensorReader) -> bool:
 
 
 def pack_weight(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
-    """Return the tensors that replace the weight `key` in a folder of `dtype`, by name."""
+    """Return the tensors that replace the weight `key` in a folder with weights of `dtype`, by name."""
     # Loaders multiply in the dtype of the scales: with f32 scales, the values are exact.
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
     name, layout = key.removesuffix("weight"), codes.layout
@@ -81,7 +81,7 @@ def pack_weight(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> d
 
 
 def _pack_small_floats(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
-    """Return 4-bit floats, two per byte, the bytes of their scales, and the divisor of these; by suffix."""
+    """Return the tensors of 4-bit floats by suffix: codes, two per byte; bytes of the scales; divisor of the scales."""
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {
@@ -99,7 +99,7 @@ def _small_scales(codes: Codes, reader: TensorReader, dtype: DType) -> Iterator[
 
 
 def _tensor_scales(codes: Codes, reader: TensorReader) -> Array:
-    """Return the distinct tensor scales of the rows of a matrix, f32: one, if it is a single matrix."""
+    """Return the distinct tensor scales of the rows of a matrix, f32; a single matrix has one."""
     return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
@@ -122,7 +122,7 @@ def _tile_scales(codes: Codes, reader: TensorReader) -> list[Array]:
 
 
 def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
-    """Return the zero points, packed along the outputs."""
+    """Return the zero points, packed along the outputs; [] without zero points."""
     bits = codes.layout.bits
     zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
     packed = pack_codes(np.ascontiguousarray(zeros.T), bits)
@@ -131,7 +131,7 @@ def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
 
 
 def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any]:
-    """Return the quantization_config for the codes `kept`; `modules` are all with a matrix, except tables."""
+    """Return the quantization_config for the codes `kept`; `modules` are all modules with a matrix, except tables."""
     counts = Counter(codes.layout for codes in kept.values())
     names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
     quantized = {name for group in names.values() for name in group}

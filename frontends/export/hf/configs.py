@@ -59,9 +59,9 @@ def _rotated_widths(s: Settings) -> set[int]:
 
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the family's table reads `key`, or would read it if no synonym were in the config.
+    """Return whether the family's table reads `key`, or would read it without a synonym in the config.
 
-    The test is that the settings change without the key, or with nonsense as its value.
+    The test is that the settings change without the key, or with an invalid value.
     """
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
     recorded = Recorded(normalized({**rest, key: config[key]}, family.model_types[0]))
@@ -79,7 +79,8 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
 
 
 def _shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
-    """Return keys of any family that do not correspond to exactly one setting, with their values for `s`."""
+    """Return the keys, common to all families, that do not correspond to exactly one setting, with their values for
+    `s`."""
     return {
         "multi_query": s.groups == 1,
         **_same_value("intermediate_size n_inner", s.ffn),
@@ -114,7 +115,7 @@ def _scale_keys(s: Settings) -> dict[str, Any]:
 
 
 def _round_if_close(number: float) -> float:
-    """Return `number`, or the nearest integer if it differs from it by rounding only."""
+    """Return the nearest integer if `number` differs from it by rounding only, else `number`."""
     return round(number) if abs(number - round(number)) < 1e-6 * number else number
 
 
@@ -154,7 +155,7 @@ def _rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
 
 
 def _expert_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of mixtures; all layers that have one are alike."""
+    """Return the keys of mixtures of experts, which must be equal in all layers that have one."""
     if s.moe is None:
         return {}
     moe = s.first("moe")

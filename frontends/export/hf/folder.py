@@ -46,12 +46,13 @@ def write_huggingface(
 ) -> Fit:
     """Write `model` as the Hugging Face folder `out`, in one step, and return the family that fits.
 
-    The weights are stored in `dtype` (f32, f16, bf16), or in the smallest that represents all of them exactly; they are
-    evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in the format
-    of compressed-tensors (`weft.frontends.export.codes.choose_codes`); `note` reports those written as floats.
+    The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
+    they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in
+    the format of compressed-tensors (`weft.frontends.export.codes.choose_codes`); `note` reports weights written as
+    floats.
 
     Raises:
-        WeftError: if no family expresses the graph, naming the nearest and where it differs; if `out` cannot be
+        WeftError: if no family expresses the graph, naming the nearest and the first difference; if `out` cannot be
             written; or if a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else parse_stored(dtype)
@@ -139,7 +140,8 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    """Return the language model of a multimodal model as a candidate, with tensor names of a text-only checkpoint."""
+    """Return a candidate for the language model of a multimodal model; its tensors have names of a text-only
+    checkpoint."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
     text_shapes = {
@@ -163,7 +165,7 @@ def _candidate(
 
 
 def _token_keys(model: Model) -> dict[str, Any]:
-    """Return the special tokens of a config; null values override the defaults of a class."""
+    """Return the config keys of special tokens; null values override the defaults of a class."""
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     return {

@@ -37,7 +37,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of the file: numpy-order `shape`, ggml type, and where its `nbytes` bytes start in the file."""
+    """One tensor of a GGUF file: `shape` in numpy order, ggml type, and the `offset` and number of its bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,11 +57,11 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Parse and check the header of the GGUF file at `path`.
+    """Parse, check and return the header of the GGUF file at `path`.
 
     Raises:
-        WeftError: if the file is missing, not GGUF, of an unsupported version or byte order, cut anywhere (header or
-            weights), inconsistent, or holds a tensor of a type weft cannot decode.
+        WeftError: if the file is missing, not GGUF, of an unsupported version or byte order, truncated (header or
+            weights), inconsistent, or has a tensor of a type that weft cannot decode.
     """
     try:
         if path.is_dir():
@@ -151,7 +151,7 @@ class _Parser:
         return name, shape, self.number("I", f"the type of {name}"), self.number("Q", f"the offset of {name}")
 
     def count(self, values: int) -> None:
-        """Count `values` more metadata values, and raise WeftError above the limit."""
+        """Add `values` to the number of metadata values, and raise WeftError above the limit."""
         self.values += values
         if self.values > MAX_VALUES:
             raise self.bad(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
@@ -176,7 +176,7 @@ class _Parser:
         return np.frombuffer(raw, code).tolist()
 
     def strings(self, count: int, label: str) -> list[str]:
-        """Read an array of strings in one loop: vocabularies and merges have 100,000 of them."""
+        """Read and return an array of `count` strings in one loop: vocabularies and merges have 100,000 strings."""
         strings: list[str] = []
         read, length_of, remaining = self.file.read, _FORMS["Q"], self.size - self.at
         for _ in range(min(count, MAX_VALUES - self.values)):
@@ -227,7 +227,7 @@ _SIZES = {code: Struct("<" + code).size for code in _FORMS}
 
 @cache
 def storage_types() -> dict[int, DType]:
-    """Return the dtypes of the ggml tensor types that weft decodes, by ggml's number of each."""
+    """Return the dtypes of the ggml tensor types that weft decodes, by ggml's type number."""
     from gguf.constants import GGMLQuantizationType
 
     return {t.value: dtypes.ALL[t.name.lower()] for t in GGMLQuantizationType if t.name.lower() in dtypes.ALL}

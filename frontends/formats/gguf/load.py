@@ -106,10 +106,10 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
 
 
 def _unread_parts(loaded: Loaded, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the tensors of `loaded` that nothing reads, and its unread keys that are in `unread_keys`.
+    """Yield the tensors of `loaded` that nothing reads, and those of its unread keys that are in `unread_keys`.
 
-    Key names get the prefix of the `architecture`. Keys that are not in the file were derived from the tensors. Keys of
-    RoPE mean nothing in a model without RoPE.
+    Key names get the prefix of the `architecture`. Keys derived from tensors are skipped, and keys of RoPE in a model
+    without RoPE.
     """
     yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
@@ -129,10 +129,10 @@ def _unread_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator
 
 
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
-    """Return the architecture's keys without their prefix, float32 values as short decimals.
+    """Return the architecture's keys without their prefix, with float32 values as their shortest decimals.
 
-    Added are facts that only the tensors state: the vocabulary size, the number of token types, the layers of each kind
-    of `OF_LAYERS`, and LongRoPE's factors.
+    Facts that only the tensors state are added: the vocabulary size, the number of token types, the layers of each kind
+    of `OF_LAYERS`, and LongRoPE's factors. Layers that predict later tokens do not count in block_count.
     """
     prefixes = (prefix, "xielu.")  # the file names the values of this activation without the architecture
     config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}

@@ -17,17 +17,17 @@ _PART = re.compile(r"(.*-)\d{5}-of-(\d{5})(\.gguf)")
 
 
 def part_files(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all parts of the model that the file at `path` belongs to by its name, existing or not."""
+    """Return the paths of all parts of the model that `path` is a part of (by its name), whether or not they exist."""
     match = _PART.fullmatch(path.name)
     names = [f"{match[1]}{i + 1:05}-of-{match[2]}{match[3]}" for i in range(int(match[2]))] if match else []
     return tuple(map(path.with_name, names)) if path.name in names else (path,)
 
 
 def read_parts(path: Path) -> dict[Path, Header]:
-    """Read the headers of all parts of the model that the file at `path` belongs to, the first part first.
+    """Read the headers of all parts of the model that the file at `path` belongs to; return them by path, in order.
 
     Raises:
-        WeftError: if a part is missing, unsound or another model's.
+        WeftError: if a part is missing, invalid or from another model.
     """
     header, files, parts = read_header(path), part_files(path), dict[Path, Header]()
     if (count := header.metadata.get("split.count", 1)) in (0, 1):

@@ -24,12 +24,12 @@ class GGUFTensors:
     """The tensors and metadata of the GGUF file at `path` and of its other parts, if any, read on demand.
 
     Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
-    for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the rows asked for
+    for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the requested rows
     take memory.
 
     Raises:
-        WeftError: at once, if the file is missing, not GGUF, cut, inconsistent, or holds a tensor type that cannot be
-            decoded.
+        WeftError: at once, if the file is missing, not GGUF, truncated, inconsistent, or has a tensor type that cannot
+        be decoded.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,7 +87,7 @@ class GGUFTensors:
         return self._tensors[key]
 
     def _decode(self, info: TensorInfo, first: int, last: int) -> Array:
-        """Return blocks `first:last` of a tensor (elements, if its dtype is dense) as a flat array."""
+        """Return blocks `first:last` of a tensor as a flat array; elements instead of blocks if its dtype is dense."""
         size = info.dtype.bytes_for(info.dtype.block)
         raw = self._load(info, first * size, (last - first) * size)
         if not info.dtype.is_block:

@@ -1,6 +1,6 @@
 """Pre-tokenization before byte-level BPE: the regular expressions for each name of `tokenizer.ggml.pre`.
 
-Each expression is applied to the pieces that the previous one left; matches and the stretches between them both become
+Each expression is applied to the pieces of the previous one; its matches and the stretches between them become the new
 pieces. The patterns are spelled exactly as in the models' own tokenizer.json: onnxruntime-genai compares the strings.
 """
 

@@ -60,10 +60,10 @@ def has_tokenizer(metadata: Metadata) -> bool:
 
 
 def token_ids(metadata: Metadata) -> TokenIds:
-    """Return the special token ids and flags that GGUF `metadata` states or implies.
+    """Return the special token ids and flags in GGUF `metadata`, with the defaults of the tokenizer's kind.
 
     Raises:
-        WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or an id outside its
+        WeftError: if the metadata has no tokenizer, one of an unknown kind or pre-tokenizer, or an id outside its
             vocabulary.
     """
     vocab = _Vocab(metadata)
@@ -157,7 +157,7 @@ class _Vocab:
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def id(self, *names: str) -> int | None:
-        """Return the id of a special token that the file has under one of `names`, or the default of the last."""
+        """Return the id of the first special token among `names` that the file has, or the default of the last name."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:
@@ -171,7 +171,7 @@ class _Vocab:
         return default if default is not None and default < len(self.tokens) else None
 
     def merges(self) -> list[tuple[str, str]]:
-        """Return the pairs that BPE merges, by rank."""
+        """Return the pairs of tokens that BPE merges, first merge first."""
         pairs: list[tuple[str, str]] = []
         for index, merge in enumerate(self.strings("merges")):
             # From 1: the left token is not empty, so a leading blank belongs to it.
@@ -209,7 +209,7 @@ _NEVER_MERGED = (UNKNOWN, CONTROL, BYTE)
 
 
 def _mark_continuation(token: str, kind: int) -> str:
-    """Return a WordPiece token in Hugging Face spelling: ## marks continuations, where GGUF marks beginnings by ▁."""
+    """Return a WordPiece token in Hugging Face spelling, where ## marks continuations; GGUF marks beginnings with ▁."""
     if kind in (UNKNOWN, CONTROL, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
@@ -296,7 +296,7 @@ _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
-    """Add the tokens that are matched unsplit to `tokenizer`; return them as tokenizer_config.json lists them."""
+    """Add the tokens that are matched unsplit to `tokenizer`; return them in the format of tokenizer_config.json."""
     from tokenizers import AddedToken
 
     special_ids = {vocab.begin, vocab.end, vocab.id("mask")}

@@ -43,11 +43,11 @@ _INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # these
 
 @dataclass
 class Update:
-    """An adapter's update of the weight of one module: the keys of its tensors, and the factor `scale`.
+    """An adapter's low-rank update of one weight: the keys of its tensors, and the factor `scale`.
 
-    `down` is the factor A [rank, in], `up` the factor B [out, rank]. `embedding`: the weight is a table [rows, width]
-    and `in` counts its rows. `magnitude` is DoRA's vector, `bias` an addend of the bias. `stacked`: the weight may be a
-    stack of all experts, whose ranks then share one axis.
+    down: factor A [rank, in]. up: factor B [out, rank]. embedding: the weight is a table [in, out].
+    magnitude: DoRA's vector. bias: addend of the bias. stacked: the weight may be a stack of all experts, whose ranks
+    then share one axis.
     """
 
     down: str = ""
@@ -71,9 +71,9 @@ class Tokens(NamedTuple):
 class Adapter:
     """An adapter: its tensors by names of weights of its base model.
 
-    `number` is its index among the merged adapters. `updates` are low-rank updates, `resaved` the base weights of
-    updated modules that the adapter stores as well, `replaced` other weights that it stores (modules_to_save, biases),
-    `tokens` rows of embeddings.
+    number: index among the merged adapters. updates: low-rank updates.
+    resaved: base weights of updated modules that the adapter also stores.
+    replaced: other weights that it stores (modules_to_save, biases). tokens: rows of embeddings.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class Adapter:
         return WeftError(f"the adapter {self.path}{fault}")
 
     def describe_tensors(self, *keys: str) -> str:
-        """Return the names of the tensors `keys` with their shapes, for error messages."""
+        """Return the names of the tensors `keys` with their shapes, as a phrase for error messages."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
 
@@ -167,7 +167,7 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
 
 
 def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
-    """Add the tensor `key` to `adapter`; factors go into `modules`, by module and the number of wrappers around it."""
+    """Add the tensor `key` to `adapter`; factors go into `modules`, by module name and number of wrappers."""
     name = _WRAPPERS.sub("", key).replace(".token_adapter.base_layer.", ".base_layer.")
     match = _PARTS.fullmatch(name)
     if match is None:
@@ -251,7 +251,7 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
 
 
 def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern of `config[key]` that matches `name` or its end, else `default`."""
+    """Return the value of the first pattern in `config[key]` that matches `name` or its end, else `default`."""
     for pattern, value in (config.get(key) or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", name):
             return value
@@ -262,8 +262,7 @@ def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
     """Return the parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
 
     That is the order in which the module declares them: experts have gate_up_proj before down_proj. A name without a
-    module matches every module, so a rule decides: experts have all parameters except `weight`, other modules only
-    `weight`.
+    module could match every module; then experts match all parameters except `weight`, other modules only `weight`.
     """
     targets = config.get("target_parameters") or ()
     names = {target.rpartition(".")[2] for target in targets}
@@ -273,7 +272,7 @@ def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
 
 
 def _check_config(config: Mapping[str, Any], path: Path) -> None:
-    """Check that weft can merge an adapter of this `config`, and that the values it reads have their types."""
+    """Check that weft can merge an adapter with this `config`, and that the values it reads have valid types."""
     if (kind := config.get("peft_type")) != "LORA":
         raise WeftError(
             f"{path}: peft_type is {kind!r}, and weft merges LORA only: merge it with PEFT (merge_and_unload), and "
@@ -292,7 +291,7 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the key and the fault of each invalid value of `config`."""
+    """Yield (key, fault) for each invalid value of `config`."""
     for key, fits, expected in (
         ("r", _is_positive, "is not a positive integer"),
         ("lora_alpha", _is_number, "is not a number"),
@@ -311,7 +310,8 @@ def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_pattern(pattern: str) -> str:
-    """Return the reason to reject a `pattern` from a file, or "": it must compile, and match any string fast."""
+    """Return the reason to reject a `pattern` from a file, "" to accept it: it must compile, and match any string
+    fast."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:

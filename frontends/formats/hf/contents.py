@@ -72,7 +72,8 @@ OF_TOWERS = re.compile(
 
 
 def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
-    """Yield the files and folders in `folder` that are neither among `files`, which were read, nor known as idle."""
+    """Yield the files and folders in `folder` that are not among `files` (which were read) and may affect the
+    outputs."""
     names_read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
     for path in sorted(folder.iterdir()):
         if path.name in names_read or meaning_of_file(path.name):
@@ -92,7 +93,8 @@ def meaning_of_file(name: str) -> str:
 
 
 def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
-    """Yield the keys of a generation_config.json that change the tokens of transformers but are not read by weft."""
+    """Yield the keys of a generation_config.json that change the tokens that transformers generates but that weft
+    ignores."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
         if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
@@ -100,7 +102,8 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 
 def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each of the `modules` next to a language model; `keys` are the names of their tensors.
+    """Yield an entry for each of the `modules` other than the language model; `keys` are the names of all ignored
+    tensors.
 
     Vision and audio towers and projectors do not change the logits of text-only input.
     """
@@ -113,7 +116,7 @@ def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[Lef
 
 
 def lies_in(key: str, modules: Collection[str]) -> bool:
-    """Return whether the tensor `key` is one of `modules` or inside one."""
+    """Return whether the tensor or module `key` is one of `modules` or inside one."""
     return any(key == module or key.startswith(f"{module}.") for module in modules)
 
 

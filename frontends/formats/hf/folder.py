@@ -46,10 +46,11 @@ QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # o
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder and its configs; `generation` is empty if it has no generation_config.json.
+    """A folder and its configs.
 
-    `sentence` are the files of sentence-transformers, `ranking` those of a reranker. With them `path` is the folder of
-    the transformer, which may be a subfolder.
+    path: folder of the transformer, which with sentence-transformers may be a subfolder.
+    generation: generation_config.json, {} without one. sentence: files of sentence-transformers. ranking: files of a
+    reranker.
     """
 
     path: Path
@@ -146,7 +147,7 @@ class Folder:
     def _begin_tokens(self) -> list[list[int]]:
         """Return the alternatives for each of the first tokens of an answer, as in Whisper's prompt.
 
-        They are the language (any, unless the config names one), the task, and the token for "no timestamps".
+        The prompt has the language (any, unless the config names one), the task, and the token for "no timestamps".
         """
         record = Record(self.path / "generation_config.json", self.generation)
         if "no_timestamps_token_id" not in record:
@@ -174,13 +175,13 @@ class Folder:
 def load_folder(
     path: Path, adapters: Sequence[Path] = (), family: str | None = None
 ) -> tuple[Folder, Loaded, list[Adapter]]:
-    """Load the model of the Hugging Face folder at `path`, its parameters pointing at the weights.
+    """Load the model of the Hugging Face folder at `path`; its parameters read the folder's weights on demand.
 
-    The PEFT adapters in the folders `adapters` are merged into it in order, and returned as well. `family` overrides
+    The PEFT adapters in the folders `adapters` are merged into it in order, and returned last. `family` overrides
     the family that the config names.
 
     Raises:
-        WeftError: naming the file, key or tensor that is missing, unsound or not supported.
+        WeftError: naming the file, key or tensor that is missing, invalid or not supported.
     """
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
@@ -242,9 +243,9 @@ def load_folder(
 
 
 def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
-    """Return the table and config of one side of a composite model, and the names of the modules outside it.
+    """Return the table and config of one model inside a composite model, and the names of the modules outside it.
 
-    The side is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): the text encoder, or
+    That is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): the text encoder, or
     `family`. The names of other modules, whose tensors stay unread, are None for a pair. None if no known family fits.
     """
     kind = folder.config.get("model_type")
@@ -276,7 +277,7 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
 
 
 def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
-    """Yield the unread keys and files of `folder`, stored in `root`, except the keys of config.json."""
+    """Yield the unread keys and files of `folder`, whose top folder is `root`, except the keys of config.json."""
     if isinstance(scheme := folder.config.get(QUANTIZED), Recorded):
         yield from unread_scheme(scheme)
     if folder.sentence is not None:
@@ -316,10 +317,10 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
 
 
 def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the multimodal RoPE sections of `config` as entries of graph.meta (pass multimodal-rope), or {}.
+    """Return the multimodal RoPE sections of `config` as entries of graph.meta (pass multimodal-rope); {} without any.
 
-    They state how the rotated pairs of a head are split over three axes. Qwen3's code interleaves them, all others do
-    not.
+    They state how the rotated pairs of a head are split over three axes. Qwen3's code interleaves the sections, code of
+    all other models does not.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
@@ -332,7 +333,7 @@ def _has(keys: Iterable[str], prefix: str) -> bool:
 
 
 def _find_outer_module(key: str, prefix: str) -> str:
-    """Return the shortest module path that leads to `key` but not to `prefix`."""
+    """Return the shortest module path that contains `key` but not `prefix`; `key` itself if there is none."""
     parts = key.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
     return next((path for path in paths if not prefix.startswith(f"{path}.")), key)

@@ -13,7 +13,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 def hub_snapshot(spec: str) -> Path | None:
-    """Return the newest local snapshot of the hub repository `spec`, or None if it was not downloaded."""
+    """Return the newest local snapshot of the hub repository `spec`; None if none was downloaded."""
     if not HUB_ID.fullmatch(spec):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Merging adapters into the model of a folder with weights: every weight W becomes the recipe W + s · B · A.
+"""Merging adapters into the weights of a folder's model: every weight W becomes the recipe W + s · B · A.
 
 DoRA gives the columns of the sum the lengths that the adapter learned: m · (W + s · B · A) / ‖W + s · B · A‖.
 Several adapters are merged in order. The recipes read base and adapters from one reader and compute in float32; the
@@ -57,7 +57,7 @@ class JoinedReader(Rerouted):
 
 @dataclass(frozen=True)
 class _PatchedReader(Rerouted):
-    """The reader `base` with some tensors replaced or added: `replacements` by key."""
+    """A reader of `base` in which some keys (`replacements`) refer to tensors of other readers."""
 
     base: TensorReader
     replacements: Mapping[str, tuple[TensorReader, str]]
@@ -74,20 +74,20 @@ class _PatchedReader(Rerouted):
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
-    """Return a reader of `base` and of the adapters in `folders`, for a graph that was merged before."""
+    """Return a reader of `base` and of the adapters in `folders`, for a graph into which they are already merged."""
     return JoinedReader(base, tuple(map(open_reader, folders)))
 
 
 def load_merged(
     family: Family, config: Mapping[str, Any], base: TensorReader, source: str, folders: Sequence[Path]
 ) -> tuple[Loaded, list[Adapter]]:
-    """Load the model of `config` and `base` with the adapters in `folders` merged into it, in that order.
+    """Return the model of `config` and `base` with the adapters in `folders` merged in order, and the adapters.
 
     An adapter that changes the embedding or the head of a model that ties them makes them two weights, as in PEFT. An
-    adapter with an embedding of another number of tokens changes the vocabulary of the model to that.
+    adapter whose embedding has another number of tokens changes the vocabulary of the model to that number.
 
     Raises:
-        WeftError: naming the adapter, and the key or tensor that is unsound, does not fit the base model, or is
+        WeftError: naming the adapter, and the key or tensor that is invalid, does not fit the base model, or is
             not read by the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
@@ -117,8 +117,7 @@ def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
 class Merger(abc.ABC):
     """The weights of a model, by checkpoint key, while adapters are merged into them.
 
-    `tied`: one weight is embedding and head. `head` is the key of a head that is missing from the checkpoint because it
-    was tied.
+    tied: one weight is embedding and head. head: key of a head that the checkpoint lacks because it was tied, else "".
     """
 
     def __init__(self, graph: Graph, base: TensorReader, source: str, tied: bool, head: str = "") -> None:
@@ -145,7 +144,7 @@ class Merger(abc.ABC):
         return self.graph.params.get("embed.weight")
 
     def unties(self, adapter: Adapter) -> bool:
-        """Return whether `adapter` changes the embedding or head of a tied model, which must then be untied."""
+        """Return whether `adapter` changes the embedding or head, so that a tied model must be untied."""
         names = (*adapter.updates, *adapter.replaced)
         heads = (*names, *adapter.resaved)
         return any(self.find(name) == self.embed for name in names) or any(map(self.is_head, heads))
@@ -160,7 +159,7 @@ class Merger(abc.ABC):
 
     @abc.abstractmethod
     def spellings(self, name: str) -> Iterator[str]:
-        """Yield the checkpoint keys that the weight called `name` by an adapter may have."""
+        """Yield the checkpoint keys that may belong to the weight that adapters call `name`."""
 
     def build_graph(self, keys: frozenset[str]) -> Graph | None:
         """Return the graph of a checkpoint with `keys`; None if the model has a single checkpoint layout."""
@@ -180,7 +179,7 @@ class Merger(abc.ABC):
         return home
 
     def add(self, adapter: Adapter, reader: TensorReader) -> None:
-        """Merge `adapter`; `reader` has its tensors."""
+        """Merge `adapter`, whose tensors `reader` has, into the recipes; raise WeftError if it does not fit."""
         self._check_saved(adapter)
         # A copy, as several tensors of this adapter may belong to one weight: only earlier adapters count as conflicts.
         changed = dict(self.owner)
@@ -225,7 +224,7 @@ class Merger(abc.ABC):
         return self.weights.get(key, Source(key))
 
     def _apply_update(self, home: str, update: Update, adapter: Adapter) -> Recipe:
-        """Return the recipe of the weight `home` after `update`."""
+        """Return the recipe of the weight `home` after the low-rank `update` of `adapter`."""
         is_transposed = home in self.stored_transposed
         if len(self._shape(home)) == 3:
             return Add((self.weight(home), stack_expert_updates(update, adapter, is_transposed)))
@@ -244,7 +243,7 @@ class Merger(abc.ABC):
         return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
     def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
-        """Replace the weight `home` by the tensor `key` of `adapter`, unless an earlier adapter `changed` it."""
+        """Replace the weight `home` by tensor `key` of `adapter`; WeftError if an earlier one `changed` it."""
         if home in changed:
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
@@ -256,7 +255,7 @@ class Merger(abc.ABC):
         self.owner[home] = str(adapter.path)
 
     def _put_tokens(self, home: str, tokens: Tokens, adapter: Adapter) -> None:
-        """Replace rows of the weight `home` by rows of `adapter`."""
+        """Replace rows of the weight `home` by the rows `tokens` of `adapter`."""
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise adapter.error(
@@ -270,7 +269,7 @@ class Merger(abc.ABC):
         return self.layout.shape(self.embed if home == self.head else home)
 
     def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
-        """Check that the merged weight `home` has its original shape."""
+        """Check that the merged weight `home` has its original shape; the error names tensors `keys` of `adapter`."""
         if not _is_shaped(self.weights[home], self._shape(home), reader):
             raise adapter.error(
                 f": {adapter.describe_tensors(*keys)} do not fit {home} {list(self._shape(home))}; "
@@ -299,10 +298,10 @@ class Merger(abc.ABC):
         self.graph.reader = reader
 
     def _merge_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
-        """Return updates of parameters whose checkpoint tensors are per expert, from adapters that stack the experts.
+        """Return the adapter and the update of each parameter whose experts an adapter updates as one stack, by name.
 
-        The family's table for a checkpoint with stacked experts determines which parts of a stack become which
-        parameter.
+        The checkpoint has a tensor per expert. The family's table for a checkpoint with stacked experts determines
+        which parts of a stack belong to which parameter.
         """
         if not self.stacks:
             return {}
@@ -322,7 +321,7 @@ class Merger(abc.ABC):
 
 
 class _FamilyMerger(Merger):
-    """A merger for a model of a family's table, whose keys are those of transformers."""
+    """A merger for a model described by a family's table; keys are those of transformers."""
 
     def __init__(
         self, family: Family, config: Mapping[str, Any], base: TensorReader, source: str, loaded: Loaded, head: str = ""
@@ -331,10 +330,11 @@ class _FamilyMerger(Merger):
         self.family, self.config, self.loaded = family, config, loaded
 
     def resize(self, adapter: Adapter) -> _FamilyMerger:
-        """Return the merger with the vocabulary resized to the embedding that `adapter` stores, if its size differs.
+        """Return a merger whose vocabulary has the size of the embedding that `adapter` stores; self if sizes are equal
+        or it stores none.
 
         Raises:
-            WeftError: if it does not store a head of that size.
+            WeftError: if the size differs and the adapter does not store a head of that size.
         """
         stored = {home: key for name, key in (adapter.resaved | adapter.replaced).items() if (home := self.find(name))}
         n_rows = adapter.reader.shape(stored[self.embed])[0] if self.embed in stored else 0

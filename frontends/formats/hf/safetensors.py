@@ -54,7 +54,7 @@ class SafetensorsFile:
     """The tensors of one safetensors file; its header is checked when it is opened.
 
     Raises:
-        WeftError: if it is missing, not a safetensors file, or cut.
+        WeftError: if the file is missing, not a safetensors file, or truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +169,7 @@ class Rerouted(ABC):
         return reader.read(name, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return the stored blocks of rows `start:stop` of a matrix with a block dtype, from a reader of blocks."""
+        """Return rows `start:stop` of a matrix with a block dtype as stored blocks; its reader must read blocks."""
         reader, name = self.find(key)
         assert isinstance(reader, BlockTensorReader)
         return reader.read_blocks(name, start, stop)
@@ -181,7 +181,7 @@ class SafetensorsReader(Rerouted):
     Prefixes that torch.compile and DistributedDataParallel add (`wrappers`) are removed from the names.
 
     Raises:
-        WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
+        WeftError: if there are no weights, a shard is missing on disk or in the index, or a file is invalid.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -224,7 +224,7 @@ class SafetensorsReader(Rerouted):
 
 
 def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the tensors without prefixes of wrappers, by key, and the prefixes that were removed."""
+    """Return the tensors' names without wrapper prefixes, by key, and the prefixes that were removed."""
     names = {key: key.replace(f".{_WRAPPERS[0]}", ".") for key in keys}
     prefixes = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
     while prefix := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):
@@ -234,7 +234,7 @@ def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the model in `folder`, and in its subfolders if an index names them."""
+    """Return the safetensors files of the model in `folder`; with an index, also those that it names in subfolders."""
     paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
         paths |= {path for name in set(_read_index(folder).values()) if (path := folder / name).is_file()}
@@ -242,7 +242,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Return the file name of each tensor name; without an index, of each file name."""
+    """Return the file name of each tensor name; without an index, map each file name to itself."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
     files = [path.relative_to(folder).as_posix() for path in weight_files(folder)]
@@ -266,7 +266,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor, relative to `folder`, from its index."""
+    """Return the file of each tensor, relative to `folder`, from the index in `folder`."""
     try:
         names: dict[str, str] = dict(Record.read(folder / INDEX).get("weight_map", dict[str, str]))
     except WeftError as e:

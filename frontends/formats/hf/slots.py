@@ -1,4 +1,4 @@
-"""Switchable adapters: every linear layer that one updates gets a second path, x ↦ B (A x).
+"""Switchable adapters: every linear layer that an adapter updates gets a second path, x ↦ B (A x).
 
 The factors A and B are slots that ONNX Runtime fills at run time: zeros, or those of the chosen adapter. Passes rewrite
 slots like weights, so a factor that a pass folds into the weights is also folded into the factors of every adapter.
@@ -24,12 +24,13 @@ _BASE = "model."
 
 
 def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
-    """Add slots for the adapters in `folders` to the linear layers of `graph`, which errors call `source`.
+    """Add slots for the adapters in `folders` to the linear layers of `graph`, in place; errors call the graph
+    `source`.
 
     Adapters of lower rank than the highest are padded with zeros.
 
     Raises:
-        WeftError: if an adapter is more than low-rank updates of linear layers, or does not fit the model.
+        WeftError: if an adapter has other tensors than low-rank updates of linear layers, or does not fit the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     names = [adapter.path.name for adapter in adapters]
@@ -58,7 +59,7 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
 
 
 def _check_plain(adapter: Adapter) -> None:
-    """Check that `adapter` has only tensors that can be switched: A and B of linear layers."""
+    """Check that `adapter` has only factors A and B of linear layers, which can be switched at run time."""
     advice = "which cannot be chosen at run time: merge the adapter by --adapter"
     for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
         raise adapter.error(f" has the tensor {key!r}, {advice}")
@@ -68,7 +69,8 @@ def _check_plain(adapter: Adapter) -> None:
 
 
 def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
-    """Return the key of the weight that `update` of the weight `name` belongs to."""
+    """Return the key in `weights` of the weight that an adapter calls `name`; raise WeftError if `update` does not fit
+    it."""
     key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
     if key is None:
         raise adapter.error(f": no linear layer of {source} reads the weight of {update.down!r} unchanged")
@@ -83,7 +85,8 @@ def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter:
 
 
 def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]], down: str, up: str) -> None:
-    """Add B (A x) to the outputs of the linear layers of the weight `param`."""
+    """Add B (A x) to the outputs of the linear layers of the weight `param`; `down` and `up` are the keys of A and
+    B."""
     a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
     for node in param.users:
         x, y = node.required("x"), node.output

@@ -17,12 +17,15 @@ def scale_by(recipe: Recipe, factor: float) -> Recipe:
 
 
 def transpose_matrix(recipe: Recipe) -> Recipe:
-    """Return the matrix of `recipe` with its axes swapped."""
+    """Return the matrix of `recipe` transposed."""
     return Permute(recipe, (1, 0))
 
 
 def transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
-    """Yield the keys that `recipe` reads with their last two axes swapped: of weights stored [in, out] (Conv1D)."""
+    """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D).
+
+    `flipped`: the result of `recipe` is transposed already.
+    """
     if isinstance(recipe, Source) and flipped:
         yield recipe.key
     if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):

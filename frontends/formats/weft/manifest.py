@@ -27,7 +27,10 @@ TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
 def record(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the manifest of `graph`, rewritten by `pipeline`; `hashes` are the SHA-256 of the files of `model`."""
+    """Return the manifest of `graph`, compiled for `target` after the passes `pipeline`.
+
+    `hashes` are the SHA-256 of the files of `model` by name, `length` is the longest sequence.
+    """
     from weft import __version__
 
     meta = graph.meta
@@ -61,7 +64,7 @@ def record(
 
 
 def _padding_entries(graph: Graph) -> dict[str, Any]:
-    """Return entries that state whether padding changes a sequence: if tokens compete, or blocks count from its end."""
+    """Return entries that state whether padding changes a sequence: if tokens compete, or blocks count from the end."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
@@ -77,7 +80,7 @@ def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return the source of `model`: its name, the hashes of its files, and the record it had itself."""
+    """Return the source of `model`: its name, the hashes of its files, and the source's own record."""
     return {
         "spec": _absolute(model.spec),
         "description": model.description,
@@ -91,7 +94,7 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
-    """Return the manifest entries of an encoder-decoder: the maximum source length, and the tokens around answers.
+    """Return the manifest entries of an encoder-decoder: the longest source, and the first and last tokens of answers.
 
     The first token defaults to decoder_start, then bos, then pad, then token 0.
     """
@@ -120,7 +123,8 @@ def _sound_entry(graph: Graph) -> dict[str, Any]:
 
 
 def _absolute(spec: str) -> str:
-    """Return a source by a name that holds in every working folder; links are kept, as their targets may be renamed."""
+    """Return the name `spec` of a source as an absolute path if it is a path; links are kept, their targets may be
+    renamed."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)
     if not path.exists():
@@ -130,9 +134,10 @@ def _absolute(spec: str) -> str:
 
 @contextlib.contextmanager
 def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash the files of `model` in a thread during the block; the block ends early if it does not ask for the result.
+    """Hash the files of `model` in a thread during the block; hashing stops if the block does not request the result.
 
-    The yielded function waits for the hashes, and raises WeftError if a file has changed since the model was read.
+    The yielded function waits for the hashes and returns them; it raises WeftError if a file has changed since the
+    model was read.
     """
 
     def result() -> dict[str, str]:

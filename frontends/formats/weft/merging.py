@@ -33,7 +33,7 @@ def merge_into(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapt
 
 
 class _GraphMerger(Merger):
-    """A merger for a graph that reads weights by the names of their modules."""
+    """A merger for a graph whose weights are named after their modules."""
 
     @property
     def embedding(self) -> Param | None:

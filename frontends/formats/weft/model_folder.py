@@ -4,7 +4,7 @@
 
     model.weft           the graph; parameters with weights read the tensors of their own names
     model.safetensors    those tensors (or shards and their index)
-    tokenizer.json …     as the source had them
+    tokenizer.json …     copies of the source's files
     provenance.json      weft's version, the pipeline, the source and the hashes of its files
 """
 
@@ -47,9 +47,9 @@ def write_model(
     """Write `model` as the model folder `out` in one step: an older folder survives until the new one is complete.
 
     Every parameter that reads checkpoint tensors or random values is evaluated a block at a time and stored in `dtype`
-    (f32, f16, bf16), or in the dtype that represents it exactly: the checkpoint's if its elements only move, else the
-    parameter's. Formulas such as rotary frequencies stay formulas. A quantized parameter is stored as its codes, scales
-    and zero points.
+    (f32, f16, bf16). The default is a dtype that represents it exactly: the checkpoint's if its elements only move,
+    else the parameter's. Formulas such as rotary frequencies stay formulas. A quantized parameter is stored as its
+    codes, scales and zero points.
 
     Raises:
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
@@ -104,14 +104,17 @@ def read_model(spec: str, path: Path) -> Model:
 
 
 def _provenance(path: Path) -> dict[str, Any]:
-    """Return the record of a model folder's source and passes, without the list of its files."""
+    """Return the record of a model folder's source and passes, without the entries in `SEALED` (its own files)."""
     record = read_json(path)
     check_format(path, record)
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
 def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
-    """Return the recipe that reads a quantized parameter from codes and scales, and these by name; None for others."""
+    """Return the recipe of a quantized parameter over stored codes and scales, and these tensors by name.
+
+    None for a parameter that is not quantized in a block layout.
+    """
     reader, recipe = param.graph.reader, param.recipe
     layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):
@@ -149,7 +152,8 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters of `graph` that store weights, by name, except `leave`; dtypes as in `write_model`."""
+    """Return the parameters of `graph` that store weights, by name, except those in `leave`; dtypes as in
+    `write_model`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):
@@ -160,7 +164,10 @@ def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] 
 
 
 def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
-    """Return the smallest checkpoint dtype that represents a tensor of `dtype`, computed by `recipe`, exactly."""
+    """Return a dtype that represents exactly a tensor of `dtype`, computed by `recipe`.
+
+    It is the checkpoint's dtype if `recipe` only moves elements of tensors of one dtype, else `dtype`.
+    """
     if dtype != dtypes.f32 or not _only_moves(recipe):
         return dtype
     stored = {reader.dtype(key) for key in recipe.sources()}
@@ -168,7 +175,7 @@ def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
 
 
 def _only_moves(recipe: Recipe) -> bool:
-    """Return whether `recipe` only moves elements of checkpoint tensors, besides zeros and ones."""
+    """Return whether `recipe` only moves elements of checkpoint tensors; constants 0 and 1 are also allowed."""
     if isinstance(recipe, Full):
         # 0 and 1 are exact in every dtype.
         return recipe.value in (0, 1)

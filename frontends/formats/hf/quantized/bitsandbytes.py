@@ -33,8 +33,8 @@ _STATE = "quant_state.bitsandbytes__"
 class Table(Quantized):
     """A tensor of shape `size` in 4-bit codes into a table of 16 values, in blocks of `block` values when flattened.
 
-    `codes`, `absmax` and `table` are the keys of its tensors. `nested` are the keys of the scales and the table of
-    `absmax`, in blocks of `nested_block` values, to which `offset` is added.
+    `codes`, `absmax`, `table` and `state` are the keys of its tensors. If `absmax` is itself quantized, `nested` are
+    the keys of its scales and table, in blocks of `nested_block` values, to which `offset` is added.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Table(Quantized):
         return values.reshape(stop - start, *self.size[1:])
 
     def _scales(self, reader: TensorReader, blocks: Array) -> Array:
-        """Return the scales f32 of consecutive `blocks`."""
+        """Return the scales, f32, of the blocks with the consecutive indices `blocks`."""
         start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else (0, 0)
         scales = reader.read(self.absmax, start, stop)
         if self.nested is not None:
@@ -81,7 +81,7 @@ class Table(Quantized):
 
 @dataclass(frozen=True)
 class Rows(Integers):
-    """A weight i8 [out, in] whose row n is `SCB`[n] / 127 times its codes."""
+    """A weight i8 [out, in]: output n is `SCB`[n] / 127 times its codes."""
 
     weight: str
     largest: str

@@ -1,4 +1,4 @@
-"""Matrices of integers: codes of a few bits, a scale for each group of them, perhaps zero points."""
+"""Matrices of integers: codes of a few bits, a scale for each group of codes, perhaps zero points."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class Integers(Quantized):
 
 
 def kernel_group(group: int) -> int:
-    """Return the group size of the layout for groups of `group` values, or 0 if groups do not fill bytes.
+    """Return the group size of the block layout for groups of `group` values; 0 if groups do not fill bytes.
 
-    Groups of other sizes than kernels support are split into smaller ones with equal scales.
+    Groups of a size that kernels do not support are split into smaller groups with equal scales.
     """
     if group in _SUPPORTED:
         return group

@@ -50,7 +50,7 @@ _BYTES = (dtypes.i8, dtypes.f8e4m3)
 
 @dataclass(frozen=True)
 class PackedIntegers(Integers):
-    """A weight in words; `packed`, `scale_key`, `zero_key` and `others` are the keys of its tensors.
+    """A weight in words; `packed`, `scale_key`, `zero_key` and `more_parts` are the keys of its tensors.
 
     `stream`: codes may cross the boundary between two words.
     """
@@ -92,8 +92,8 @@ def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
 class Bytes(Integers):
     """A weight i8 [out, in] in two's complement of `bits`.
 
-    `weight`, `scale_key` and `zero_key` are the keys of its tensors. `several`: there is at least one scale per row,
-    else a single one for the tensor.
+    `weight`, `scale_key` and `zero_key` are the keys of its tensors. `several`: there is at least one scale per output,
+    else a single scale for the tensor.
     """
 
     weight: str
@@ -159,7 +159,8 @@ def find_activation_keys(keys: Iterable[str]) -> frozenset[str]:
 
 
 def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
-    """Return the possible bits of codes and the possible edges of tiles, after a check of the config."""
+    """Return the possible bits of codes and the possible edges of tiles in the quantization config `scheme`,
+    checked."""
     groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()) or not groups:
         raise WeftError("config_groups does not state how weights are quantized")
@@ -225,7 +226,7 @@ def _read_packed(
 
 
 def _count_words(count: int, bits: int, stream: bool) -> int:
-    """Return the number of words that `count` codes fill."""
+    """Return the number of words that `count` codes of `bits` fill; with `stream` codes may cross words."""
     return -(-count * bits // 32) if stream else -(-count // (32 // bits))
 
 
@@ -268,7 +269,8 @@ class _TilesWithZeros(Tiles):
 def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return the tile edges that split a matrix of `shape` into `counts` tiles: one of `tiles`, or exact divisors."""
+    """Return the edges of the tiles that divide a matrix of `shape` into `counts` tiles: one of `tiles`, or exact
+    divisors; None if neither fits."""
     exact_edges = tuple(
         size // count if count and size % count == 0 else 0 for size, count in zip(shape, counts, strict=True)
     )

@@ -31,7 +31,7 @@ _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 @dataclass(frozen=True)
 class Floats(Quantized):
-    """A tensor stored as two tensors: codes and their scales."""
+    """A tensor stored as two tensors; `codes` and `scales` are their keys."""
 
     codes: str
     scales: str
@@ -68,7 +68,7 @@ class MXFP4(Floats):
 
 
 def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
-    """Return the experts' weights, by name."""
+    """Return the experts' weights in MXFP4, by name."""
     tensors: dict[str, Quantized] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
@@ -148,10 +148,10 @@ def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -
 
 @dataclass(frozen=True)
 class Tiles(Floats):
-    """8-bit floats `codes`, each multiplied by the scale of its tile.
+    """A tensor in 8-bit floats, each multiplied by the scale of its tile; `codes` and `scales` are the keys.
 
-    `edges` are the sides of a tile, one per axis; the last tile of an axis may be cut. `scales` without axes, or with
-    one element, is the scale of the whole tensor.
+    `edges` are the sides of a tile, one per axis; the last tile of an axis may be smaller. `scales` without axes, or
+    with one element, is the scale of all elements.
     """
 
     edges: tuple[int, ...]
@@ -190,7 +190,7 @@ class Tiles(Floats):
 
 
 def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
-    """Return the weights in tiles, by name.
+    """Return the 8-bit weights with a scale per tile, by name.
 
     Raises:
         WeftError: if scales are missing or do not fit, or activations are rounded by stored scales.

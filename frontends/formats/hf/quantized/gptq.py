@@ -34,7 +34,7 @@ _AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two only name the kernel
 class Columns:
     """Columns of tensors [in, …] that a file stores by rows.
 
-    The last tensor of each kind is cached: weights are read a few rows at a time, and each of these is a column here.
+    The last tensor of each kind is cached: rows of a weight are columns of such a tensor, and are read in small parts.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class GPTQ(Integers):
-    """A GPTQ weight with the keys of its tensors; `lag` is 1 if stored zero points are one less than their values."""
+    """A GPTQ weight.
+
+    qweight, scale_key, qzeros, g_idx: keys of its tensors. lag: 1 if stored zero points are one less than their values.
+    """
 
     qweight: str
     scale_key: str
@@ -76,7 +79,7 @@ class GPTQ(Integers):
 
 
 def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
-    """Return the zero points u8 [groups, rows] in the `words` i32 [groups, rows · bits / 32]."""
+    """Return the zero points u8 [groups, rows] in `words` i32 [groups, rows · bits / 32]; `rows` are outputs."""
     if lag and bits != 3:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
@@ -145,7 +148,10 @@ def _check_group(size: Any) -> None:
 
 
 def _has_act_order(reader: TensorReader, key: str, width: int, group: int, groups: int) -> bool:
-    """Return whether the tensor `key`, the group of each input, differs from consecutive groups; check its values."""
+    """Return whether the tensor `key`, the group of each input, differs from consecutive groups.
+
+    Raises WeftError if it is not a valid group index.
+    """
     if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
         raise WeftError(f"{key!r} {list(reader.shape(key))} does not list the groups of {width} inputs")
     index = read_all(reader, key)
@@ -177,7 +183,7 @@ class AWQ(Integers):
         return self._unpack_outputs(reader, self.qzeros, start, stop)
 
     def _unpack_outputs(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
-        """Return outputs ``start:stop`` of tensor `key` [n, out / 8], u8 [stop - start, n]."""
+        """Return outputs ``start:stop`` of tensor `key` [n, out / 8], unpacked to u8 [stop - start, n]."""
         first = start // 8
         words = self.columns.read(reader, key, first, -(-stop // 8)).view(np.uint32)
         codes = words[:, None] >> (4 * _AWQ_ORDER.astype(np.uint32))[:, None] & np.uint32(15)

@@ -45,19 +45,19 @@ _UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
 
 
 def unread_scheme(scheme: Recorded) -> Iterator[LeftOut]:
-    """Yield the keys of the quantization_config `scheme` that nothing has read although they may change the weights."""
+    """Yield the keys of the quantization_config `scheme` that were not read although they may change the weights."""
     for path, value in leaves(dict(scheme), scheme.read):
         if value and path not in scheme.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
             yield LeftOut("key", f"quantization_config.{path}", f"{value!r:.60}")
 
 
 def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
-    """Return a reader of `reader`'s weights with the names and shapes of an unquantized checkpoint.
+    """Return a reader with the names and shapes of an unquantized checkpoint for the quantized weights in `reader`.
 
     `config` names the method; errors call it `source`.
 
     Raises:
-        WeftError: if its weights are quantized in a way that cannot be read, or lack scales that fit.
+        WeftError: if its weights are quantized by an unsupported method, or lack scales that fit.
     """
     scheme = config.get("quantization_config")
     if not scheme:

@@ -33,16 +33,17 @@ class Quantized(ABC):
 
     @abstractmethod
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0, as float32."""
+        """Return rows `start:stop` along axis 0, dequantized to float32."""
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return the same rows as stored: u8 [rows, blocks per row, bytes per block]; WeftError without a layout."""
+        """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block]; WeftError without a
+        layout."""
         raise WeftError(f"{reader.path}: {self.parts[0]!r} is not in a block layout that weft can read as stored")
 
 
 @dataclass(frozen=True)
 class DequantizedReader:
-    """The tensors of `reader`, with packed tensors replaced by dequantized views (`quantized`).
+    """A reader of the tensors of `reader`, with packed tensors replaced by dequantized views (`quantized`, by key).
 
     `hidden` are the keys of tensors to leave out: they describe how activations are rounded, which weft does not do.
     """
@@ -93,13 +94,13 @@ def require_key(key: str, other: str, keys: Collection[str]) -> str:
 
 
 def misfit(reader: TensorReader, *keys: str, expected: str) -> WeftError:
-    """Return the error that the tensors `keys` are not codes and scales as described by `expected`."""
+    """Return a WeftError: the tensors `keys` are not codes and scales as in `expected`, a phrase for the message."""
     shown = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
     return WeftError(f"{', '.join(shown[:-1])} and {shown[-1]} are not codes and their scales, {expected}")
 
 
 def read_all(reader: TensorReader, key: str) -> Array:
-    """Return the entire small tensor `key`; it may be a scalar."""
+    """Return all elements of the tensor `key`, which may be a scalar."""
     shape = reader.shape(key)
     return np.asarray(reader.read(key, 0, shape[0] if shape else 1)).reshape(shape)
 

@@ -71,7 +71,7 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
 
 
 def _read_bits(data: Mapping[str, Any]) -> int:
-    """Return the bits of a code, or 0 if the metadata does not state them."""
+    """Return the bits of a code, or 0 if the metadata `data` does not state them."""
     target = data.get("target_dtype", {"_data": "int8"})
     name = str(target.get("_data")) if isinstance(target, dict) else ""
     count = name.removeprefix("int")
@@ -102,7 +102,7 @@ def _matrix_shape(reader: TensorReader, key: str) -> tuple[int, int]:
 
 
 def _block_shape(data: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the edges of the blocks that share a scale, or (0, 0) if the metadata does not state them."""
+    """Return the edges of the blocks that share a scale, or (0, 0) if the metadata `data` does not state them."""
     block = data.get("block_size")
     if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
         return block[0], block[1]

@@ -1,4 +1,4 @@
-"""Files of sentence-transformers: chains of modules after a transformer, and scores of pairs of sequences.
+"""Files of sentence-transformers: chains of modules after a transformer, and scores of sequence pairs.
 
 Never here: the modules themselves, which are in `weft.frontends.dsl.outputs`.
 """

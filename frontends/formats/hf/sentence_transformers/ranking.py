@@ -1,4 +1,4 @@
-"""Scores of pairs of sequences in a folder: files of sentence-transformers' CrossEncoder."""
+"""Scores of sequence pairs in a folder: files of sentence-transformers' CrossEncoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _KNOWN = {
 
 
 def score_tokens(folder: Path) -> list[int]:
-    """Return the tokens whose logits score a pair: "yes", then "no" if the folder names it; [] without a LogitScore."""
+    """Return the ids of the tokens whose logits score a pair: "yes", then "no" if the folder has it; [] without a
+    LogitScore module."""
     subfolder = modules(folder).get(LOGIT_SCORE)
     if subfolder is None:
         return []
@@ -40,16 +41,17 @@ def rank_files(folder: Path) -> list[Path]:
 
 
 def unread_ranking(folder: Path) -> Iterator[LeftOut]:
-    """Yield the keys of `rank_files` that nothing reads."""
+    """Yield the keys that nothing reads in the files of `rank_files`."""
     for file in rank_files(folder):
         if (known_keys := _KNOWN.get(file.name)) is not None:
             yield from unread_entries(read_json(file), known_keys, str(file.relative_to(folder)))
 
 
 def rank_facts(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the score of a pair follows from its logit, as in graph.meta.
+    """Return how the score of a pair follows from its logit, as entries of graph.meta.
 
-    That is the activation, whether the chat template builds the prompt of a pair, and the instruction in front of it.
+    activation: name of the function from logit to score. template: the chat template builds the prompt of a pair.
+    prompt: the instruction before the pair.
     """
     record = _record(folder / _CONFIG)
     in_config = config.get("sentence_transformers")
@@ -68,7 +70,7 @@ def rank_facts(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modules(folder: Path) -> dict[str, str]:
-    """Return the folder of each module of a sentence-transformers folder, by kind; {} for other folders."""
+    """Return the folder of each module in modules.json of `folder`, by kind; {} without that file."""
     if not (folder / "modules.json").is_file():
         return {}
     entries = read_json(folder / "modules.json", list)
@@ -80,6 +82,6 @@ def _record(path: Path) -> Record:
 
 
 def check_tokens(tokens: list[int], vocab: int | None, source: str) -> None:
-    """Raise WeftError if one of `tokens` is outside the vocabulary."""
+    """Raise WeftError if one of `tokens` is at least `vocab`; errors call the folder `source`."""
     if invalid := [token for token in tokens if vocab is not None and token >= vocab]:
         raise WeftError(f"{source}: its LogitScore reads token {invalid[0]}, but the model has {vocab} tokens")

@@ -46,11 +46,11 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 class Sentence:
     """The contents of the files of sentence-transformers in a folder.
 
-    `home` is the folder of the transformer, `changes` are changes of its config. `modules` are the records of the
-    modules after it, `weights` the folders of these by the prefix of their parameters' names. `facts` are prompts and
-    limits, as in graph.meta. `left_out` are the keys of these files that nothing reads. `projects`: the transformer
-    itself computes the sentence embedding, and `pooling` has only the modules after it. `static`: the transformer is a
-    table of vectors.
+    home: folder of the transformer. changes: changes of its config. pooling: modules after it.
+    modules: records of these modules. weights: their folders, by the prefix of their parameters' names.
+    facts: prompts and limits, as in graph.meta. left_out: keys of these files that nothing reads.
+    projects: the transformer itself computes the sentence embedding, and `pooling` has only the modules after it.
+    static: the transformer is a table of vectors.
     """
 
     files: tuple[Path, ...]
@@ -65,7 +65,7 @@ class Sentence:
     static: bool = False
 
     def config(self, config: Config, table: Family) -> dict[str, Any]:
-        """Return `config` of the transformer, described by `table`, with its changes and the pooling.
+        """Return the transformer's `config`, which `table` describes, with the changes and the pooling.
 
         Raises:
             WeftError: if the transformer should compute the sentence embedding, but its result depends on the padding
@@ -89,7 +89,7 @@ class Sentence:
 
     @property
     def projects_only(self) -> bool:
-        """Return whether the transformer projects and no module follows it."""
+        """Return whether the transformer computes the embedding and no module follows it."""
         return self.projects and not self.modules
 
     def table(self, table: Family, config: Config) -> Family:
@@ -156,7 +156,8 @@ class _JoinedReader(Rerouted):
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return the rule for bidirectional windows of w tokens on each side, or w on both together (`is_split`)."""
+    """Return the window rule for bidirectional layers: w tokens on each side, or w on both sides together
+    (`is_split`)."""
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule
@@ -171,7 +172,7 @@ def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
 
 
 class _Step(NamedTuple):
-    """A module that reads one value and writes another, by name; a module None has no effect."""
+    """A module that reads the value `reads` and writes the value `writes`; with `module` None it has no effect."""
 
     reads: str
     writes: str
@@ -181,10 +182,10 @@ class _Step(NamedTuple):
 
 
 def transformer_home(root: Path) -> Path:
-    """Return the folder of the transformer in `root`: `root` itself, unless modules.json names another.
+    """Return the folder of the transformer in `root`: the one in modules.json, or `root` itself without that file.
 
     Raises:
-        WeftError: if modules.json is unsound, or names a module that weft does not read.
+        WeftError: if modules.json is invalid, or names a module that weft does not read.
     """
     return _list_modules(root)[0][1] if (root / MODULES).is_file() else root
 
@@ -254,7 +255,7 @@ def static_config(root: Path) -> dict[str, Any] | None:
 
 
 def _list_modules(root: Path) -> list[tuple[str, Path]]:
-    """Return the kinds and folders of the modules that `root` lists, the transformer first."""
+    """Return the kind and folder of each module that `root` lists, the transformer first."""
     source, listed = root / MODULES, list[tuple[str, Path]]()
     for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
         class_name, folder = module.text("type"), root / module.text("path", "")
@@ -342,7 +343,7 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 
 
 def _read_static(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the results of `_read_transformer` for a table of vectors; its tokenizer may truncate."""
+    """Return the results of `_read_transformer` for a table of vectors, whose tokenizer may truncate."""
     truncation = _read_record(home / "tokenizer.json", []).get("truncation", dict | None, None) or {}
     return {}, {"max_seq_length": truncation.get("max_length"), "do_lower_case": False}, TEXT
 
@@ -352,8 +353,10 @@ def _read_transformer(
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Return the changes of the transformer's config, the limits of sequences, and the name of its output.
 
+    The files and records that are read are appended to `files` and `records`.
+
     Raises:
-        WeftError: if other outputs than the states of text tokens are requested, or options change how it is loaded.
+        WeftError: if other outputs than hidden states of tokens are requested, or options change how it is loaded.
     """
     records_found = (_read_record(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     record = next((r for r in records_found if r.data), Record(home / "sentence_bert_config.json", {}))

@@ -17,7 +17,7 @@ STATIC_EMBEDDING = "StaticEmbedding"  # the kind of the module
 
 
 def _read_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rows of a table, which model2vec may scale by weights."""
+    """Return the rows of a table, times the weights of its rows if the folder has them (model2vec)."""
     if fetch.has("embedding.weight"):
         return fetch("embedding.weight")
     return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
@@ -37,7 +37,7 @@ def table_config(folder: Path) -> dict[str, Any]:
     """Return a config with the sizes of the table in `folder`.
 
     Raises:
-        WeftError: if tokens share rows, or there is no table.
+        WeftError: if several tokens share a table row, or there is no table.
     """
     reader = SafetensorsReader(folder)
     keys = {*reader.keys()}

@@ -1,4 +1,4 @@
-"""Added tokens: those that files next to tokenizer.json name, put into it with their ids and flags in transformers."""
+"""Added tokens: tokens named in other files than tokenizer.json, added to it with transformers' ids and flags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     Return the padding token as an entry of tokenizer_config.json if only tokenizer.json has one, else {}. The rules are
     those of AutoTokenizer of transformers 5: tokens get the next free ids, in the order of the ids that
     tokenizer_config.json lists, and add_bos_token and add_eos_token do not count if there is a tokenizer.json. Raises
-    WeftError if a file is unsound.
+    WeftError if a file is invalid.
     """
     path = folder / VOCABULARY
     stored, config = Record.read(path), Record(folder / CONFIG, special_tokens(folder))
@@ -71,7 +71,7 @@ def named_token(folder: Path, name: str) -> int | None:
 
 
 def _vocabulary(stored: Record) -> dict[str, Any]:
-    """Return the ids of tokens in `stored`, a tokenizer.json; {} for Unigram, which has a list."""
+    """Return the ids of the tokens in `stored`, a tokenizer.json; {} for Unigram, whose vocabulary is a list."""
     vocab = stored.get("model", dict, {}).get("vocab")
     return vocab if isinstance(vocab, dict) else {}
 
@@ -110,7 +110,7 @@ def _list_added(folder: Path, config: Record, special: Collection[str]) -> list[
 
 
 def _find_named(config: Record) -> tuple[Described, Described]:
-    """Return the special tokens that `config` names, the usual ones first, and those that it only lists."""
+    """Return the special tokens that `config` names (bos, eos, …), and those that it only lists."""
     more_keys = [key for key in config.data if key.endswith("_token") and key not in _NAMED]
     extra = next((config.data[key] for key in EXTRA if config.data.get(key)), None)
     named = [config.data.get(key) for key in (*_NAMED, *more_keys)]

@@ -1,4 +1,4 @@
-"""The files of a tokenizer: their names, and a copy that all libraries read alike."""
+"""The files of a tokenizer: their names, and a copy that all libraries interpret in the same way."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
     """Copy the tokenizer's files from `folder` to the folder `out`, and make each complete.
 
     tokenizer.json gets the tokens that only other files name, and neither truncates nor pads; with `lower` it
-    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets the general one, for a
-    model that reads token `types` or none. If tokenizer_config.json has several chat templates, which onnxruntime-genai
-    cannot read, they become separate files. Raises WeftError if a file is unsound.
+    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets the general class for a
+    model with (`types`) or without token types. If tokenizer_config.json has several chat templates, which
+    onnxruntime-genai cannot read, they become separate files. Raises WeftError if a file is invalid.
     """
     for file in tokenizer_files(folder):
         copy = out / file.relative_to(folder)
@@ -77,7 +77,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
 
 
 def _write_templates(folder: Path, config: dict[str, Any]) -> None:
-    """Write chat templates of JSON files into files of their own; a single one in `config` stays there."""
+    """Write the chat templates of JSON files into separate files; a single template in `config` stays there."""
     path, templates = read_templates(folder)
     if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
         for name, text in templates.items():
