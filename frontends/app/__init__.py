@@ -1,4 +1,4 @@
 """The application: functions for Python, the command line, the HTTP server.
 
-Never here: how sources are read or written; rewrites, code generation.
+Never here: readers and writers of sources; rewrites, code generation.
 """

@@ -38,10 +38,10 @@ LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
 
 @dataclass
 class CompileReport:
-    """The result of `compile`: the folder, the time, the passes.
+    """The result of `compile`: the folder, the time of each stage, the passes.
 
-    `trace` lists the lowerings that did not apply, with reasons; `notes` are remarks for the user; `explain` returns
-    the lines of a target that explains its models.
+    trace: lowerings that did not apply, with reasons. notes: remarks for the user.
+    explain: returns the lines of a target that explains its models.
     """
 
     folder: Path
@@ -165,10 +165,10 @@ def compile(
 def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
     """Check that `weights`, whose passes run first, and the `selected` options, whose passes run last, have an effect.
 
-    `idle` are reasons by option that leave the built model unchanged.
+    `idle` maps options to the reason why they leave the built model unchanged.
 
     Raises:
-        WeftError: naming one that has none.
+        WeftError: naming an option without effect.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
@@ -181,7 +181,7 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
-    """Note that transformers has the architecture itself, if the source names it."""
+    """Append a note if the source is from a family that transformers itself supports."""
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
@@ -189,7 +189,7 @@ def _note_family(model: Model, notes: list[str]) -> None:
 
 
 def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
-    """Return the model with slots for the tensors of each of `adapters`."""
+    """Return the model with slots for the factors of each of `adapters`, if the target supports them."""
     from ...formats.hf.slots import add_slots
 
     if not backend.opset:
@@ -219,7 +219,7 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
-    """Note that `length` exceeds the context of the model after its passes, so answers may get worse."""
+    """Append a note if `length` exceeds the model's context after its passes: answers may get worse."""
     context = graph.meta.get("context")
     if context is not None and length > context:
         notes.append(
@@ -229,7 +229,7 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Raise WeftError if sequences of `length` exceed the learned positions; note a context that passes extended."""
+    """Raise WeftError if `length` exceeds the table of learned positions; note a context that passes extended."""
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions")

@@ -94,7 +94,7 @@ def _select_format(out: str | Path, kind: str | None) -> str:
     """Return the format to write: `kind`, or that of the suffix of `out`; hf for a folder or a name ending in /.
 
     Raises:
-        WeftError: if the format is unknown, or the suffix is that of another.
+        WeftError: if the format is unknown, or the suffix of `out` belongs to another format.
     """
     if kind is not None and kind not in FORMATS:
         raise WeftError(f"unknown format {kind!r}; weft exports {', '.join(FORMATS)}")

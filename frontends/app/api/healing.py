@@ -33,8 +33,8 @@ TOGETHER = 64  # sequences sampled in one batch
 class Healing:
     """The healed `model`, and its KL divergence from the original in nats per token on held-back windows of the text.
 
-    `before` is the divergence of the quantized model, `after` that of the result. `scales` and `norms_and_biases` count
-    the trained parameters. If training did not reduce the divergence, `model` is the input.
+    before, after: divergence of the quantized model, and of the result. scales, norms_and_biases: number of trained
+    parameters. If training did not reduce the divergence, `model` is the input.
     """
 
     model: Model
@@ -184,7 +184,7 @@ def _check(quantized: Model, original: Model) -> None:
     """Check that `quantized` is quantized, and that both models are decoders of the same tokens.
 
     Raises:
-        WeftError: naming the model that is not.
+        WeftError: naming the model that does not qualify.
     """
     for name, graph in ((model.description, model.graph) for model in (quantized, original)):
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
@@ -206,7 +206,7 @@ def _check(quantized: Model, original: Model) -> None:
 
 
 def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
-    """Return prompts [count, length] cut out of `windows` at random places."""
+    """Return prompts [count, length], cut out of `windows` at random positions."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -217,7 +217,7 @@ def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Return windows [n, context] of a text, read with the tokenizer of either model.
+    """Return windows [n, context] of a text with `tokens` tokens in total, by the tokenizer of either model.
 
     Raises:
         WeftError: if neither has one, the text cannot be read, or it is too short.

@@ -68,7 +68,7 @@ def initialize(
 
 
 def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
-    """Return by parameter the factor of Adam's learning rate under muP, for a model tuned at `width`.
+    """Return the factor of Adam's learning rate under muP for each parameter, by name, if rates were tuned at `width`.
 
     At r times the width it is 1/r for hidden matrices and the head, and 1 for tables, norms and biases (Yang 2021,
     arXiv 2203.03466). ``module.named_parameters()`` of `weft.torch` has the same names.
@@ -108,7 +108,7 @@ def _width_ratio(graph: Graph, width: int) -> float:
 
 
 def _residual_writers(graph: Graph) -> set[str]:
-    """Return the names of the matrices that write into a residual stream, except tables."""
+    """Return the names of the matrices whose products are added to a residual stream, except tables."""
     nodes = [node for stream in streams(graph) for node in stream.writers if isinstance(node, Node)]
     names = {ops.linear: "weight", ops.moe: "down"}
     written = (node.operand(names[node.op]) for node in nodes if node.op in names)

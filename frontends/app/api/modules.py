@@ -75,7 +75,7 @@ def state_dict(
 ) -> dict[str, Tensor]:
     """Return the weights of `source` under the names of the module that `torch` builds from it, on the CPU.
 
-    Thus a module can load another checkpoint of its architecture, whatever its tensor names:
+    Thus a module can load any checkpoint of its architecture, in spite of other tensor names:
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as in `torch`.
     """
     kind = _dtype(dtype)
@@ -98,7 +98,7 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
 
 
 def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
-    """Return the forms of `source` after the target's pipeline, and with the parameters that `source` declares."""
+    """Return the graphs that target torch builds a module from, by form, with the parameter names of `source`."""
     from weft.backends.torch.program.quantized import widens_all
 
     target = TARGETS["torch"]
@@ -120,13 +120,13 @@ def module_forms(graph: Graph) -> dict[str, Graph]:
 
 
 def step_forms(graph: Graph) -> dict[str, Graph]:
-    """Return graphs by form, as `module_forms` does, with "step" as well: the fused graph of a decode step."""
+    """Return the graphs of `module_forms`, and as "step" the fused graph of a decode step."""
     target = TARGETS["torch"]
     return make_forms(graph, target.forms(graph, target.choose({})))
 
 
 def simplify_trainable(graph: Graph) -> Graph:
-    """Return `graph` simplified by passes that keep trainable parameters."""
+    """Return `graph` simplified by passes that keep its trainable parameters."""
     simplify, *_ = default_pipeline(graph, trains=True).phases
     return run_passes(graph, Pipeline((simplify,)))
 
@@ -168,7 +168,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
 
 
 def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
-    """Return the names of the parameters of a module built from `forms`, each with its key in the state_dict."""
+    """Return the state_dict key of each parameter of a module built from `forms`, by parameter name."""
     from weft.backends.torch.lower.identifiers import parameter_names
     from weft.backends.torch.lower.lower import lower
 
@@ -177,12 +177,12 @@ def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
 
 
 def _tie(param: Param) -> Hashable:
-    """Return the identity that tied parameters share, which the pass cse merges."""
+    """Return a key that is equal for parameters that the pass cse merges (tied weights)."""
     return param.type, param.recipe
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy of a tensor, gathered and on the CPU, as a numpy array."""
+    """Return a tensor as a numpy array: a copy on the CPU, gathered from all devices."""
     import torch
 
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

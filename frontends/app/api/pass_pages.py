@@ -1,4 +1,4 @@
-"""Pages that document the passes: one per pass, from its docstring and its example, which is run."""
+"""Pages that document the passes: one per pass, from its docstring and its example, which is executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_purpose() -> dict[str, list[str]]:
 
 
 def signature(pass_type: type[Pass]) -> str:
-    """Return the arguments of a pass with their defaults, as a pipeline spells them."""
+    """Return the arguments of a pass with their defaults, in the syntax of pipelines."""
     arguments = pass_type.arguments()
     return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in arguments)
 
@@ -89,7 +89,7 @@ def index() -> str:
 
 
 def _arguments(pass_type: type[Pass]) -> list[str]:
-    """Return a table of the arguments, or [] if there are none."""
+    """Return the lines of a table of the arguments; [] if there are none."""
     arguments = pass_type.arguments()
     rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in arguments]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
@@ -100,7 +100,7 @@ def _default(required: bool, default: object) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return `text` escaped for a table."""
+    """Return `text` escaped for a table cell."""
     return text.replace("|", "&#124;")
 
 

@@ -24,7 +24,7 @@ _PHASE = re.compile(r"[\w-]+\s*:")
 
 
 def pipeline_text(pipeline: str) -> str:
-    """Return the pipeline of the string `pipeline`: itself, a published one (``@name``), or the contents of a file.
+    """Return the pipeline that `pipeline` is or refers to: itself, a published one (``@name``), or a file's contents.
 
     A file is ``@path`` or a path ending in .pipeline. In it ``#`` begins a comment; outside of braces the end of a line
     is a comma, or a semicolon before a phase.

@@ -1,4 +1,4 @@
-"""Weights in fewer bits by one word: ``int4``, ``int8``, ``fp8`` and so on, as a pipeline of passes."""
+"""Weights in fewer bits by a short name (``int4``, ``int8``, ``fp8``), which represents a pipeline of passes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` abbreviates: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Floats are rounded to the nearest. So are 8-bit integers, after their channels were scaled by activations on a text.
-    Integers of fewer bits are fitted to a text, after exact rewrites, if the graph allows them, that spread outliers:
-    without a text these lose more than they gain. Weights that a file has in such codes stay unchanged, and method=rtn
-    reads no text.
+    Floats are rounded to the nearest. 8-bit integers are also, after their channels were scaled by activations on a
+    text.
+    Integers of fewer bits are fitted to a text, after exact rewrites that spread outliers, if the graph allows them.
+    Without a text these rewrites lose more than they gain. Weights that a file has in such codes stay unchanged, and
+    method=rtn reads no text.
 
     Raises:
         WeftError: if `text` has another form.
@@ -56,14 +57,16 @@ def weights_pipeline(graph: Graph, text: str) -> str:
 
 
 def _can_read_text(graph: Graph) -> bool:
-    """Return whether `graph` needs only token ids, which its tokenizer provides for a text from its beginning."""
+    """Return whether the only inputs of `graph` are token ids (and positions), which a tokenizer provides for a
+    text."""
     with contextlib.suppress(WeftError):
         return not has_cache(graph) and all(feeds(graph, ids) for ids in read_tokens(graph, str(MIXTURE), FEW))
     return False
 
 
 def _find_preparation(graph: Graph) -> list[str]:
-    """Return the first pipeline of `PREPARED` that the graph allows, as a list; [] if it allows none."""
+    """Return the first pipeline of `PREPARED` that the graph allows, as a list with one element; [] if it allows
+    none."""
     for pipeline in PREPARED:
         try:
             run_passes(graph, pipeline)

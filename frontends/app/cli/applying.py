@@ -1,4 +1,4 @@
-"""Tables of the options that apply only to a kind of model, or only next to others: elsewhere they are errors.
+"""Tables of options that apply only to a kind of model, or only together with others; other uses are errors.
 
 An option counts as given if it is on the command line, even with its default value. Options in no table here always
 apply, or the function that receives them rejects them.
@@ -64,7 +64,7 @@ def check_options(ctx: click.Context) -> None:
 
 
 def check_applies(source: str, kind: str) -> None:
-    """Check that the given options of the current command apply to the model `source` of this `kind`.
+    """Check that the given options of the current command apply to the model `source`, which is of this `kind`.
 
     Raises:
         WeftError: naming an option that does not.

@@ -56,7 +56,7 @@ def _signature(op: Op) -> str:
 
 
 def first_sentence(doc: str) -> str:
-    """Return the first sentence of `doc`, or the first paragraph if it has no full stop."""
+    """Return the first sentence of `doc`; without a full stop, its first paragraph."""
     paragraph = " ".join(doc.partition("\n\n")[0].split())
     sentence, end, _ = paragraph.partition(". ")
     return sentence + end.rstrip()
@@ -92,7 +92,7 @@ def _show_op(op: Op) -> None:
 
 
 def _cases(op: Op) -> list[str]:
-    """Return a line per example case: operand types -> output types."""
+    """Return a line for each example case of an op: operand types -> output types."""
     from weft.ir.recipes.spelling import spell
     from weft.ir.types import TensorType, dtypes
 

@@ -22,7 +22,7 @@ FOLDER = click.Path(file_okay=False)
 
 
 class TargetCommand(click.Command):
-    """A command with additional options: those of every target, including plugins."""
+    """A command with the options of all targets, plugins included, in addition to its own."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self.name not in ctx.meta:  # click calls this several times, and compares the parameters by identity
@@ -49,7 +49,7 @@ def _target_options() -> list[click.Option]:
 
 
 def _require_change(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option of a target; raise BadParameter if it is the `default`, which has no effect."""
+    """Return the value of a target's option; raise BadParameter if it is the `default`, which has no effect."""
     if value is not None and value == default and not ctx.resilient_parsing:
         raise click.BadParameter(f"{value!r} is the behaviour without the option: leave it out", ctx, option)
     return value
@@ -141,7 +141,7 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
 
 
 def _compare(out: str, source: str, family: str) -> None:
-    """Compare the folder `out`, whose `source` was read as a model of `family` by --as, with transformers.
+    """Compare the folder `out`, whose `source` was read as `family` (--as), with transformers, and print the result.
 
     Raises:
         WeftError: if their outputs differ.

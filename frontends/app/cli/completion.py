@@ -42,7 +42,8 @@ def _offer(names: Iterable[str], typed: str, prefix: str = "") -> list[Completio
 def _completer(
     module: str, registry: str, order: Callable[[Iterable[str]], Iterable[str]] = list
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return a function that completes the names in a registry, which `module` has or returns; imported on use."""
+    """Return a function that completes the names in `registry`, an attribute or function of `module`, imported on
+    use."""
 
     def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         names = getattr(importlib.import_module(module), registry)
@@ -67,7 +68,7 @@ def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> l
 
 
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the presets by name, and any path."""
+    """Return candidates for a source: presets, and paths."""
     return [*complete_presets(ctx, param, typed), CompletionItem(typed, type="file")]
 
 

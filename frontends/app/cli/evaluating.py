@@ -113,7 +113,7 @@ def eval_command(
 
 
 def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
-    """Return pipelines by name: the part before an = sign, or else the pipeline itself."""
+    """Return pipelines by name: NAME of NAME=PIPELINE, else the pipeline itself."""
     variants: dict[str, str] = {}
     for text in pipelines:
         match = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)

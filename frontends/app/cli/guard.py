@@ -29,7 +29,7 @@ LONGEST = 1400  # characters of a message
 
 
 class Terminated(SystemExit):
-    """An exit by a signal; a separate type, to distinguish it from exit() calls of user code."""
+    """An exit by a signal, distinct from exit() in user code."""
 
 
 class Root(click.Group):
@@ -40,7 +40,7 @@ class Root(click.Group):
         self.groups: dict[str, list[click.Command]] = {}
 
     def add_to(self, group: str, command: click.Command) -> None:
-        """Add `command`, listed under `group` in the help; its options are checked for range and against each other."""
+        """Add `command`, listed under `group` in the help; its options are checked for range and conflicts."""
         for option in command.params:
             option.callback = option.callback or _check_bounds
         if command.callback is not None:
@@ -93,14 +93,14 @@ def _with_checks(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_bounds(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option; raise BadParameter for numbers beyond the range of C libraries."""
+    """Return the value of an option; raise BadParameter if it is a number beyond the range of C libraries."""
     if isinstance(value, (int, float)) and not abs(value) < 2**63:  # nan is not below either
         raise click.BadParameter(f"{value!r:.30} is not a finite number below 2**63.", ctx, option)
     return value
 
 
 def complain(message: str) -> None:
-    """Print an error message in one line on stderr, cut if it is too long to read."""
+    """Print an error message in one line on stderr, truncated if it is too long to read."""
     line = " ".join(message.split())
     if (excess := len(line) - LONGEST) > 0:
         line = f"{line[:LONGEST]} … ({excess:,} more characters)"
@@ -108,7 +108,7 @@ def complain(message: str) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that the caller has closed (`2>&-`) on the null device.
+    """Open standard streams that the caller has closed (`2>&-`) on the null device.
 
     Otherwise Python sets them to None, and the next file that is opened, such as one of weights, gets their descriptor,
     so that a library which prints there writes into it.
@@ -169,7 +169,7 @@ def _status(run: Callable[[], Any]) -> int:
 
 @contextlib.contextmanager
 def _print_warnings() -> Iterator[None]:
-    """Print warnings that weft logs as notes on stderr while the block runs."""
+    """While the block runs, print warnings that weft logs on stderr, as notes."""
 
     class Remarks(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -185,7 +185,8 @@ def _print_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle_signals(interrupted: threading.Event) -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind the stack in the block, to remove temporary files; SIGINT sets `interrupted`.
+    """In the block, SIGTERM and SIGHUP raise an exception, so that temporary files are removed; SIGINT sets
+    `interrupted`.
 
     Only the main thread can install the handlers.
     """
@@ -222,7 +223,8 @@ def _report_interrupt() -> int:
 
 
 def _close_pipe() -> int:
-    """Handle a reader that closed our output: print nothing more, now or when Python flushes at exit."""
+    """Stop printing after the reader of the output has closed it, also when Python flushes at exit; return the
+    status."""
     with contextlib.suppress(OSError, ValueError):  # there is no such descriptor if stdout is replaced
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED

@@ -117,7 +117,7 @@ def inspect_command(
 
 
 def _show_sizes(sizes: WeightSizes) -> None:
-    """Print the bytes of each kind of weight, and its bits with scales and zero points."""
+    """Print the bytes and bits per value of each kind of weight, with scales and zero points."""
     from weft.backends.weights import OTHER
 
     echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")

@@ -16,7 +16,7 @@ from .shown import note, progress
 
 
 def compiled_folder(source: str) -> Path | None:
-    """Return the compiled folder that `source` names, here or in the hub's cache, or None."""
+    """Return the compiled folder that `source` names, as a path or in the hub's cache; None for other sources."""
     from weft.backends.runtime.folder import GENAI, MANIFEST
 
     from ...formats.hf.hub import hub_snapshot
@@ -26,7 +26,7 @@ def compiled_folder(source: str) -> Path | None:
 
 
 def check_trust(trusted: Sequence[str]) -> None:
-    """Check that one of the `trusted` folders, if there are any, has Python to run.
+    """Check that at least one of the `trusted` folders has Python to run, if there are any.
 
     Raises:
         WeftError: if none of them has.
@@ -55,13 +55,14 @@ def opened_model(
     check: bool,
     verifies: bool = False,
 ) -> Iterator[Any]:
-    """Load the model of a compiled folder, or of a source that is compiled while the block runs.
+    """Yield the model of a compiled folder, or of a source, which is compiled into a folder that exists during the
+    block.
 
-    `text` requires a tokenizer, `verifies` (of drafts) the logits of all tokens, and a number of `experts` on the
-    device PyTorch. The `trusted` folders may run their Python.
+    text: require a tokenizer. verifies: require the logits of all tokens, to check drafts. experts: number of experts
+    on the device (PyTorch only). trusted: folders that may run their Python. check: check the folder's files first.
 
     Raises:
-        WeftError: also for options of the command that do not apply to the model.
+        WeftError: if the model cannot be loaded, or an option of the command does not apply to it.
     """
     from weft.backends.runtime import load
     from weft.backends.runtime.device import choose_place

@@ -129,7 +129,7 @@ def opt_command(
 
 
 def report_passes(report: Report, passes: str, trace: bool) -> None:
-    """Report the passes on stderr: everything with `trace`, else checks, and named passes without effect."""
+    """Print notes on the passes to stderr: all records with `trace`, else checks, and named passes without effect."""
     from ..api.rewriting import pipeline_text
 
     if trace and report.records:
@@ -146,7 +146,7 @@ def report_passes(report: Report, passes: str, trace: bool) -> None:
 
 
 def _is_folder(out: str) -> bool:
-    """Return whether `out` names a folder: not a .weft file, a device or a pipe."""
+    """Return whether `out` names a folder: anything except a .weft file, a device or a pipe."""
     path = Path(out)
     if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return False
@@ -154,7 +154,7 @@ def _is_folder(out: str) -> bool:
 
 
 def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
-    """Return the model whose IR text is on stdin; its checkpoint may be missing unless the model must be `complete`."""
+    """Return the model whose IR text is on stdin; unless `complete`, its checkpoint may be missing."""
     from weft.ir.storage.documents import decode_utf8
     from weft.ir.text.parser import MOST_BYTES
 
@@ -168,7 +168,7 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
 
 
 def _to_text(graph: Graph) -> str:
-    """Return the text of `graph`.
+    """Return `graph` as IR text.
 
     Raises:
         WeftError: if it reads tensors that passes have computed.

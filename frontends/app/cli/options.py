@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class TargetOption(click.Option):
-    """An option whose value is a target; its help lists them at {targets}."""
+    """An option whose value is a target; {targets} in its help is replaced by the list of targets."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         from weft.backends.targets import TARGETS
@@ -52,5 +52,5 @@ without_option = click.option(
 
 
 def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
-    """Return the option of a pipeline."""
+    """Return the decorator that adds the option of a pipeline."""
     return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)

@@ -204,7 +204,7 @@ def run_command(
 
 
 def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
-    """Return the sampling defaults of the model's source, as options; "" if `options` has any of them."""
+    """Return the sampling defaults of the model's source, formatted as options; "" if `options` sets one of them."""
     from weft.backends.runtime.core.sampling import DEFAULTS
 
     defaults = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
@@ -213,7 +213,7 @@ def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
 
 
 def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
-    """Print the answer to a sound, as ids if there is no tokenizer."""
+    """Print the answer to a sound; token ids if there is no tokenizer."""
     has_text = model.folder is not None and (model.folder / "tokenizer.json").is_file()
     if has_text and beams == 1:
         _print_stream(model.stream(sound, **options))
@@ -224,7 +224,7 @@ def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, A
 
 
 def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
-    """Load the model in the compiled `folder`, which drafts tokens."""
+    """Return the model in the compiled `folder`, which drafts tokens for another model."""
     from weft.backends.runtime import load
     from weft.backends.runtime.core import generate
 
@@ -272,7 +272,10 @@ def timing(result: Result) -> str:
 
 
 def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> None:
-    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends it; WeftError on invalid options."""
+    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends the conversation.
+
+    Raises WeftError for invalid options.
+    """
     from weft.backends.runtime.core.sampling import Sampling, SamplingOptions
 
     Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})

@@ -26,12 +26,13 @@ WIDE = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a line on stdout, or stderr; all commands print text this way."""
+    """Print a line on stdout, or on stderr if `err`; all commands print with this function."""
     click.echo(printable(text), err=err)
 
 
 def console(stderr: bool = False) -> Console:
-    """Return a rich console on stdout or stderr that cuts nothing when piped and raises an error on a closed pipe."""
+    """Return a rich console on stdout or stderr that does not truncate when piped and raises an error on a closed
+    pipe."""
     from rich.console import Console
 
     class Plain(Console):
@@ -43,7 +44,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> None:
-    """Print a table; columns whose names are among the words of `right` align to the right."""
+    """Print a table; columns named in `right` (space-separated) are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -90,9 +91,9 @@ def note(message: str) -> None:
 
 
 def remaining(elapsed: float | None, done: float, total: float | None) -> str:
-    """Return the remaining time of a stage at its average speed, as 1:05 or 2:10:00; "" before it is known.
+    """Return the estimated remaining time of a stage, as 1:05 or 2:10:00; "" if it is not known yet.
 
-    The average is over the entire stage: steps of a fit may be minutes apart, more than recent speed would cover.
+    The average speed is over the entire stage: steps of a fit may be minutes apart, more than recent speed would cover.
     """
     if not elapsed or not done or not total:
         return ""
@@ -103,10 +104,10 @@ def remaining(elapsed: float | None, done: float, total: float | None) -> str:
 
 @contextlib.contextmanager
 def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
-    """Show a bar on stderr with amount and remaining time while the block runs; nothing if stderr is not a terminal.
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal; yield the function that updates it.
 
-    `first` is shown with a spinner until the first step names a stage and its total. Weights count in bytes if that is
-    the `unit`; totals of tens of thousands, such as the elements that a pass fits, are shown as a percentage.
+    `first` is shown with a spinner until the first step names a stage and its total. Amounts of weights are in bytes if
+    that is the `unit`; totals of tens of thousands, such as the elements that a pass fits, are shown as a percentage.
     """
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None

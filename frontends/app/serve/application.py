@@ -117,7 +117,7 @@ def application(service: Service) -> ASGIApp:
 
 
 class Gate:
-    """The gate in front of the endpoints: checks limits, host, key and type of requests, and answers every failure."""
+    """The checks before the endpoints: limits, host, key and type of requests; it responds to every failure."""
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._service = router, service
@@ -161,7 +161,7 @@ class Gate:
             self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
-        """Raise ApiError for requests that no endpoint should receive."""
+        """Raise ApiError for a request with a wrong host, key or type."""
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if settings.hosts is not None and _host(headers.get("host", "")) not in settings.hosts:
@@ -192,7 +192,7 @@ def _host(header: str) -> str:
 
 
 def _route_error(scope: Scope, error: HTTPException) -> ApiError:
-    """Return the error of a request for an unknown path or method."""
+    """Return the ApiError of a request for an unknown path or method."""
     method, path = scope["method"], scope["path"]
     message = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
     return ApiError(error.status_code, message)

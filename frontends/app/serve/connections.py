@@ -19,7 +19,7 @@ from .service import Answering
 
 
 class Connection:
-    """A response's connection to its client, which is cut if the client reads nothing for `seconds`."""
+    """A response's connection to its client, which is closed if the client reads nothing for `seconds`."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
@@ -40,7 +40,7 @@ class Connection:
         self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def flush(self) -> None:
-        """Wait until the client has read the buffered data, and cut the connection if it does not."""
+        """Wait until the client has read the buffered data; close the connection if it does not."""
         try:
             async with asyncio.timeout(self._seconds):
                 while self._transport is not None and self._transport.get_write_buffer_size():
@@ -49,13 +49,13 @@ class Connection:
             self.abort()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close the connection immediately."""
         if self._transport is not None:
             self._transport.abort()
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Return the body of a request; raise ApiError if it has more than `most` bytes or takes more than `seconds`."""
+    """Return the body of a request; raise ApiError for more than `max_bytes` bytes or more than `seconds`."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -87,7 +87,7 @@ async def watch_client(receive: Receive, channel: Channel) -> AsyncIterator[None
 
 
 def error_of(error: Exception) -> ApiError:
-    """Return an exception as the error for a client, without details of internal failures."""
+    """Return an exception as an ApiError, without details of internal failures."""
     match error:
         case ApiError():
             return error

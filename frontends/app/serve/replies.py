@@ -1,4 +1,4 @@
-"""Replies: pieces of answers become chunks of a stream, or the single object of a response."""
+"""Replies: pieces of answers are converted to chunks of a stream, or to the single object of a response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Choice:
     started: bool = False
 
     def add(self, piece: Piece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
-        """Add a piece, and return its content, calls and log-probabilities, without those of stop tokens."""
+        """Add a piece; return its new content, calls and log-probabilities, without those of stop tokens."""
         text, calls = piece.text, list[ToolCall]()
         if self.parser is not None:
             text, calls = self.parser.push(text)
@@ -53,7 +53,7 @@ class Choice:
 
 
 class Reply(ABC):
-    """The reply to a request for `count` answers, whose prompts have `prompt_tokens` tokens in all."""
+    """The reply to a request for `count` answers; `prompt_tokens` is the number of tokens of all prompts."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Reply(ABC):
 
     @abstractmethod
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return a finished answer."""
+        """Return a finished answer as an object of the response."""
 
 
 class ChatReply(Reply):
-    """Messages of a chat; `named`: the request has chosen the tool to call."""
+    """A reply of chat messages; `named`: the request has chosen the tool to call."""
 
     def __init__(self, *args: Any, named: bool = False) -> None:
         super().__init__(*args)
@@ -131,7 +131,7 @@ class ChatReply(Reply):
 
 
 class CompletionReply(Reply):
-    """Texts, each after its prompt if there are `echoes`."""
+    """A reply of completions; with `echoes`, each begins with its prompt."""
 
     def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
         super().__init__(*args)

@@ -30,7 +30,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `host` and `port`, 0: any free one; raise WeftError if it is not available."""
+    """Return a socket that listens on `host` and `port` (0: any free port); raise WeftError if it is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -94,7 +94,7 @@ class Server:
         return self._uvicorn.started
 
     def run(self) -> None:
-        """Serve until `stop` is called or a signal arrives."""
+        """Serve until `stop` is called or a signal arrives, then shut down."""
         record_filter = RateLimit()
         for name in LOGGERS:
             logging.getLogger(name).addFilter(record_filter)
@@ -107,7 +107,7 @@ class Server:
             self._listening.close()
 
     def stop(self) -> None:
-        """Shut down from another thread, as a signal does."""
+        """Start the shutdown from another thread, as a signal does."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._drain)
@@ -145,7 +145,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn with a callback `on_signal` for signals, which are not raised again after its end."""
+    """A uvicorn server that calls `on_signal` for signals and does not raise them again at its end."""
 
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[bool], None]) -> None:
         super().__init__(config)
@@ -177,7 +177,7 @@ class _Uvicorn(uvicorn.Server):
 def serve_in_thread(
     model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None
 ) -> Iterator[Server]:
-    """Serve a model in a thread while the block runs; by default on a free port for this machine only."""
+    """Serve a model in a thread while the block runs; the default socket is local, on a free port."""
     server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
     failure: list[BaseException] = []
 

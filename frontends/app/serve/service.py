@@ -1,4 +1,5 @@
-"""The service used by the endpoints: a request becomes jobs of the model, and a reply that their pieces feed."""
+"""The service behind the endpoints: it submits a request's jobs to the model, and builds the reply from their
+results."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ _log = logging.getLogger("weft.serve")
 
 @dataclass
 class Answering:
-    """Running jobs, the channel of their pieces, and the reply that these feed; closing it cancels the jobs."""
+    """The running jobs of a request, the channel of their pieces, and the reply built from them; `close` cancels the
+    jobs."""
 
     worker: Worker
     jobs: list[Job]
@@ -61,7 +63,7 @@ class Answering:
 
 
 class Service:
-    """A model, its worker, and the preparation of requests. It does not work before `start`.
+    """A model, its worker, and the preparation of requests; call `start` first.
 
     Raises WeftError if the model's folder has no tokenizer.
     """
@@ -90,11 +92,11 @@ class Service:
         return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the worker, for requests in `loop`."""
+        """Start the worker, which sends results to channels of the event loop `loop`."""
         self.worker.start(loop)
 
     def drain(self) -> None:
-        """Reject requests from now on, and those that wait."""
+        """Reject new requests and those that wait; running ones continue."""
         self.closing = True
         self.worker.drain()
         self.prompts.stop()
@@ -108,14 +110,14 @@ class Service:
     # -- requests; all of them also raise Refused if the queue is full or the server shuts down
 
     async def read(self, kind: type[R], raw: bytes) -> R:
-        """Return the request of a `kind` in a body; raise ApiError if it is invalid."""
+        """Return the request in a body, an object of class `kind`; raise ApiError if it is invalid."""
         self.worker.check_room(1)
         if len(raw) <= LARGE:
             return self._read(kind, raw)
         return await self._translate_errors(self.prompts.run("large", lambda: self._read(kind, raw)), "body")
 
     def _read(self, kind: type[R], raw: bytes) -> R:
-        """Return the request of a `kind` in a body, with the model's sampling defaults."""
+        """Return the request in a body, an object of class `kind`, with the model's sampling defaults."""
         body = read_body(raw)
         if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
             defaults = {
@@ -125,7 +127,7 @@ class Service:
         return kind.read(body)
 
     async def chat(self, request: ChatRequest, size: int) -> Answering:
-        """Start the answers to a conversation in a request of `size` bytes; raise ApiError if it is impossible."""
+        """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
         model = self._decoder(request.model)
         if self.prompts.template is None:
             raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
@@ -148,7 +150,8 @@ class Service:
         return self._begin(model, [ids], request, guide, reply)
 
     async def complete(self, request: CompletionRequest, size: int) -> Answering:
-        """Start the continuations of prompts in a request of `size` bytes; raise ApiError if it is impossible."""
+        """Start the continuations of a request's prompts; its body has `size` bytes. Raise ApiError if it is
+        invalid."""
         model, count = self._decoder(request.model), len(request.prompt) * request.n
         self.worker.check_room(count)
         prompts = [await self._ids(prompt, "prompt") for prompt in request.prompt]
@@ -165,7 +168,8 @@ class Service:
         return self._begin(model, prompts, request, guide, reply)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
-        """Start the embeddings of a request, and return jobs, channel and number of tokens; ApiError if impossible."""
+        """Start the embeddings of a request; return jobs, channel and number of tokens. Raise ApiError if it is
+        invalid."""
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, Encoder):
@@ -182,7 +186,8 @@ class Service:
         return jobs, channel, sum(map(len, rows))
 
     async def score(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
-        """Start the scores of texts or pairs, and return as `embed`; raise ApiError if they are impossible."""
+        """Start the scores of texts or pairs; return jobs, channel and number of tokens. Raise ApiError if it is
+        invalid."""
         if request.model is not None:
             self.check_model(request.model)
         model = self.model
@@ -247,7 +252,8 @@ class Service:
         return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
 
     async def _translate_errors(self, preparation: Coroutine[Any, Any, T], param: str) -> T:
-        """Return the result of `preparation` for a parameter; raise ApiError if it raises WeftError."""
+        """Return the result of `preparation`; if it raises WeftError, raise an ApiError that names the parameter
+        `param`."""
         try:
             return await preparation
         except WeftError as error:
@@ -264,7 +270,7 @@ class Service:
         return await self._translate_errors(guide, "tools")
 
     async def _token_bytes(self, request: Generation) -> TokenBytes | None:
-        """Return the function from tokens to their bytes, or None if no log-probabilities are requested."""
+        """Return the function from tokens to their bytes; None if the request wants no log-probabilities."""
         if request.top_logprobs is None:
             return None
         try:
@@ -277,7 +283,7 @@ class Service:
 
 
 def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None:
-    """Raise ApiError unless a prompt has 1 to `longest` token ids, all of them below `vocab`."""
+    """Raise ApiError, naming `param`, unless a prompt has 1 to `longest` token ids below `vocab`."""
     if not ids:
         raise invalid(f"Invalid '{param}': it has no tokens.", param)
     if len(ids) > longest:
@@ -293,7 +299,7 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
 
 
 def _fingerprint(model: Generator | Encoder) -> str:
-    """Return a hash of the model's files and weft's version, for which a seed is reproducible."""
+    """Return a hash of the model's files and weft's version: equal seeds give equal answers for equal hashes."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():
         digest.update(path.read_bytes())

@@ -12,10 +12,10 @@ from weft.ir.errors import WeftError
 class Settings:
     """Settings of a server: the `name` of its model, its clients, its limits.
 
-    At most `max_batch` answers are decoded at the same time while `max_queue` wait. A body has at most `max_body`
-    bytes. A client that does not send or read for `client_timeout` seconds is disconnected. Running answers have
-    `drain` seconds to finish after a signal. Requests must carry `api_key`, if it is set, and name one of `hosts`, if
-    they are set.
+    max_batch: answers decoded at the same time. max_queue: waiting requests. max_body: bytes of a request body.
+    client_timeout: seconds without data after which a client is disconnected.
+    drain: seconds that running answers have after a signal. api_key: key that requests must carry, if set.
+    hosts: host names that requests may use, if set.
 
     Raises WeftError for a value outside its range.
     """

@@ -1,4 +1,4 @@
-"""The transport: limits for slow requests and numbers of connections, and a log that clients cannot flood."""
+"""The transport: time limits for slow requests, a limit of connections, and a log that clients cannot flood."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("weft.serve")
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 by h11 for at most `most` connections, each of whose requests must arrive within `seconds`.
 
-    uvicorn itself waits forever for the rest of a request's head. Beyond the limit a new connection replaces the one
+    uvicorn itself waits forever for the end of a request's header. Beyond the limit a new connection replaces the one
     that has waited longest for its request: half-open connections cannot keep other clients out.
     """
 
@@ -47,13 +47,13 @@ class BoundedProtocol(H11Protocol):
         self._stop()
 
     def give_up(self) -> None:
-        """Cut the connection: its request has not arrived completely."""
+        """Close the connection: its request has not arrived completely in time."""
         self._stop()
         self.connections.discard(self)  # uvicorn only notices in the next round of the loop
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Run the timer while a request, or the rest of one, is expected; each request, and each body, restarts it."""
+        """Run the timer while a request or its body is expected; each request and each body restart it."""
         stage = (self.conn.their_state, self.cycle)
         if stage == self._stage or self.transport.is_closing():
             return
@@ -83,12 +83,12 @@ def most_connections() -> int:
 
 
 def protocol(seconds: float, most: int) -> type[BoundedProtocol]:
-    """Return the protocol class of one server."""
+    """Return a protocol class with the limits of one server."""
     return type("Protocol", (BoundedProtocol,), {"seconds": seconds, "most": most, "waiting": {}})
 
 
 class RateLimit(logging.Filter):
-    """A filter for `MOST_RECORDS` log records per place in the code and `PERIOD` seconds; the last one mentions it."""
+    """A filter that passes `MOST_RECORDS` log records per place in the code and `PERIOD` seconds."""
 
     def __init__(self) -> None:
         super().__init__()

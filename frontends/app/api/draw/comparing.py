@@ -1,4 +1,4 @@
-"""Pictures of a difference: two sources side by side, or the passes that rewrote a model."""
+"""Pictures of a comparison: two sources in one picture, or the passes that rewrote a model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PAGE = ".html"
 
 @dataclass(frozen=True)
 class Difference(Drawing):
-    """A picture of two networks: their shapes side by side, with marks."""
+    """A picture of two networks in one, with marks on parts that differ."""
 
     @cached_property
     def opened(self) -> set[str]:
-        """Return the keys of the open parts; without a depth, parts with changes are open as well."""
+        """Return the keys of the open parts; if no depth is set, these include parts with changes."""
         return diff.opened(self.root, self.look.depth, self.look.parts)
 
 
 def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
-    """Compare `source` (before) with `other` (after) in one picture.
+    """Return the drawing that compares `source` (before) with `other` (after); see `draw` for `trust`.
 
     Raises:
         WeftError: if one of them cannot be read.
@@ -64,7 +64,7 @@ class Steps:
         self.after.append(network(ran.after))
 
     def page(self, report: Report) -> str:
-        """Return the page of the passes in `report`.
+        """Return the HTML page of the passes in `report`.
 
         Raises:
             WeftError: if there are none.
@@ -75,7 +75,7 @@ class Steps:
 
 
 def check_page(out: Path) -> None:
-    """Raise WeftError if `out` does not end in .html."""
+    """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
         raise WeftError(f"the passes are drawn as a page; name a file that ends in {PAGE}, not {out.name}")
 

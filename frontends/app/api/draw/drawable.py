@@ -54,7 +54,7 @@ def _output_path(source: Any) -> Path | None:
 
 
 def named_files(*sources: Any) -> list[Path]:
-    """Return the files that `sources` name or read: outputs must not overwrite them."""
+    """Return the files that `sources` name or read; callers check that outputs do not overwrite them."""
     paths = (
         s.files if isinstance(s, Model) else (expand_home(s),) for s in sources if isinstance(s, (str, Path, Model))
     )
@@ -62,12 +62,12 @@ def named_files(*sources: Any) -> list[Path]:
 
 
 def _is_onnx(folder: Path) -> bool:
-    """Return whether a folder contains an ONNX model, and no safetensors that it was exported from."""
+    """Return whether a folder has an ONNX model but no safetensors that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def _read_compiled(folder: Path, trust: bool) -> Network:
-    """Read the model in a folder of `weft compile` as a network with the name of its source."""
+    """Return the model in a compiled folder as a network with the name of its source."""
     manifest = read_manifest(folder)
     spec = manifest.record("source", {}).text("spec", None)
     target = TARGETS.get(manifest.text("target", ""))
@@ -91,6 +91,6 @@ def _rebuild_graph(folder: Path, manifest: Record, trust: bool) -> Graph:
 
 
 def _name(spec: str) -> str:
-    """Return the last component of a source's name: of a file or folder, or of an object in a file."""
+    """Return the last component of the name of a source: of a path, or the object after a colon."""
     last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
     return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)

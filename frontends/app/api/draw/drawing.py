@@ -19,8 +19,8 @@ from weft.backends.viz.web.page import page
 class Look:
     """Options of a picture.
 
-    `depth` is the number of levels of open parts (None: down to the layers), `parts` are more parts to open, `dark`
-    selects a dark picture, `scale` is the number of .png pixels per unit.
+    depth: levels of open parts (None: down to layers). parts: names of further parts to open.
+    dark: dark colours. scale: .png pixels per unit.
     """
 
     depth: int | None = None
@@ -45,7 +45,7 @@ class Drawing:
 
     @cached_property
     def placed(self) -> Placed:
-        """Return the layout of the picture."""
+        """Return the shapes with their positions in the picture."""
         return layout(self.root, self.opened)
 
     def page(self) -> str:

@@ -23,14 +23,14 @@ MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # other recurrences have
 
 
 def fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
-    """Return the fact sheet for a picture of `model`, from its `inspection`."""
+    """Return the fact sheet for a picture of `model`; `inspection` defaults to that of the model."""
     inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
     return Sheet(title_of(model), f"{about} · {inspection.kind}", (*_rows(inspection), *_quantized_rows(model.graph)))
 
 
 def title_of(model: Model) -> str:
-    """Return the name of a model: of its preset, its file or folder, or its graph."""
+    """Return the name of a model: that of its preset, file or folder, else of its graph."""
     file, _, name = model.spec.partition(".py:")
     if name:
         return Path(file).name if name == "model" else f"{Path(file).name} · {name}"
@@ -67,7 +67,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield rows about quantized weights: their number and bits, and the bytes of all weights."""
+    """Yield rows (name, text) about quantized weights: their number and bits, and the bytes of all weights."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
     layouts = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
     if not layouts:
@@ -98,7 +98,7 @@ def _join_numbers(numbers: Iterable[int]) -> str:
 
 
 def short_sheet(network: Network) -> Sheet:
-    """Return the fact sheet of a network without a weft model: its name, and the counts that are possible."""
+    """Return the fact sheet of a network without a weft model: its name, and the counts that it allows."""
     parameters = sum(w.learned for v in network.vertices for w in v.weights)
     rows = (("Operations", f"{len(network.vertices):,}"), ("Parameters", f"{parameters:,}"))
     return Sheet(network.name, f"{network.name} as it was compiled or exported", rows)

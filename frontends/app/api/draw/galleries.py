@@ -1,4 +1,4 @@
-"""`weft gallery`: models side by side, by default all presets."""
+"""`weft gallery`: pictures of several models on one page, by default of all presets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def card(source: Any) -> Card:
 
 
 def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
-    """Yield the properties by which a gallery filters models, with the model's values."""
+    """Yield (property, values of the model) for each property by which a gallery filters models."""
     sizes = inspection.dimensions
     yield "Kind", [inspection.kind]
     features = {"experts": sizes.experts, "recurrent": sizes.recurrences}
@@ -70,7 +70,7 @@ def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
-    """Yield the numbers by which a gallery sorts models, for those that the model has."""
+    """Yield (name, number) for each number by which a gallery sorts models, if the model has it."""
     numbers = {
         "parameters": inspection.parameters,
         "active parameters": inspection.active_parameters,

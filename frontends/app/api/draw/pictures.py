@@ -46,10 +46,10 @@ def draw(
     """Write a picture of `source` to `out`, in one step, in the format of its suffix.
 
     .html is an interactive page, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a graph
-    for Graphviz, .txt a tree. With another source `vs`, the picture shows both side by side and marks parts that are
-    new, gone or changed in `vs`. `depth` levels of parts are open (None: layers), and the parts called `parts`. `dark`
-    and `scale` (.png pixels per unit) apply to .svg and .png. `more` is additional plain data for a page. `trust`
-    allows a folder of PyTorch to run the architecture file that it was compiled from.
+    for Graphviz, .txt a tree. With `vs`, another source, the picture compares both and marks parts that are new,
+    removed or changed in `vs`. `depth` levels of parts are open (None: down to layers), and the parts called `parts`.
+    `dark` and `scale` (.png pixels per unit) apply to .svg and .png. `more` is additional data for a page, by name.
+    `trust` allows a folder of PyTorch to run the architecture file that it was compiled from.
 
     Raises:
         WeftError: if the source cannot be read, the suffix of `out` is not a format, a name of `parts` is unknown, or

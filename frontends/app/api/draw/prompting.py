@@ -12,10 +12,10 @@ from ....model import Model
 
 
 def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
-    """Run `model` on `prompt` and return attention weights and predictions; `step` reports progress in operations.
+    """Return attention weights and predictions of `model` for `prompt`, as data for a page; `step` reports progress.
 
     Raises:
-        WeftError: if the model has no tokenizer or no weights, or the prompt cannot be shown.
+        WeftError: if the model has no tokenizer or no weights, or the prompt cannot be drawn.
     """
     from weft.backends.runtime.text.tokenizer import Tokenizer
 

@@ -15,12 +15,12 @@ from weft.ir import Graph
 
 @dataclass(frozen=True)
 class PartCost:
-    """A part of the picture: of the model or of a layer; equal layers in a row are one part.
+    """The costs of a part of the picture: of the model, of a layer, or of a run of equal layers.
 
-    `path` names the part, "layers.0-31" all of these layers together, and values are sums over them; `times` counts
-    equal parts. `flops`, `read` and `written` (bytes) are for all tokens at once, values with `step_` for one decode
-    step at the last token with the others in a cache, None if the model does not generate. `cache` and `state` are
-    bytes kept for the next token.
+    path, times: name, such as "layers.0-31" for a run, and number of equal layers; all values are sums over them.
+    flops, read, written: operations and bytes of one forward pass over all tokens.
+    step_flops, step_read, step_written: the same for one decode step at the last token; None without generation.
+    cache, state: bytes stored for the next token.
     """
 
     path: str
@@ -38,7 +38,7 @@ class PartCost:
 
 
 def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
-    """Return the parts of `graph` for a sequence of `tokens`, at `item` bytes per value; the entire model is first."""
+    """Return the costs of `graph` for `tokens` tokens and `item` bytes per value: the entire model, then its parts."""
     root = outline(network(graph))
     totals = facts(root)
     steps = bool(totals.cache or any(totals.state))
@@ -46,7 +46,7 @@ def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
 
 
 def _list_parts(part: Part, times: int) -> Iterator[tuple[Part, int]]:
-    """Yield the parts in `part` and the number of times each occurs, without inputs and outputs."""
+    """Yield the parts inside `part`, except inputs and outputs, and the number of times that each occurs."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count

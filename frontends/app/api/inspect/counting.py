@@ -39,7 +39,7 @@ _PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
 
 
 def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
-    """Count parameters, caches and FLOPs of a model for `tokens` tokens (512, or the context if that is shorter).
+    """Return parameters, caches and FLOPs of a model for `tokens` tokens (by default 512, or the context if shorter).
 
     `source` is anything that `load_source` accepts: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
     ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
@@ -109,13 +109,13 @@ def _is_layer(part: str) -> bool:
 
 
 def _layers(parts: list[str]) -> int:
-    """Count the parts called layers, or all numbered parts without such: convolutions before layers do not count."""
+    """Return the number of parts called layers; without any, the number of numbered parts."""
     layers = [part for part in parts if f".{part}".rpartition(".")[0].endswith(".layers")]
     return len(layers or parts)
 
 
 def _parts(graph: Graph) -> dict[str, list[Node]]:
-    """Group nodes by layer; outside layers by the scope or name of their output; `OTHER` if they read no parameter."""
+    """Return nodes by layer; outside of layers by scope, or output name; `OTHER` if they read no parameter."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
@@ -126,7 +126,7 @@ def _parts(graph: Graph) -> dict[str, list[Node]]:
 
 
 def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
-    """Count learned elements by part: a parameter belongs to the first part that reads it."""
+    """Return the number of learned elements by part; a parameter belongs to the first part that reads it."""
     unseen, counts = set(learned(graph)), Counter[str]()
     for part, nodes in parts.items():
         for node in nodes:
@@ -138,7 +138,7 @@ def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict
 
 
 def _storage(graph: Graph) -> dict[str, int]:
-    """Count learned elements by the dtype of the checkpoint's tensor, or else by the declared dtype."""
+    """Return the number of learned elements by the dtype of the checkpoint's tensor, else by the declared dtype."""
     counts = Counter[str]()
     for p in learned(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
@@ -164,7 +164,7 @@ def _block(
 
 
 def _describe(nodes: Iterable[Node]) -> Iterable[str]:
-    """Yield the ops of a block with the count of equal ones, without views; with attributes that characterize them."""
+    """Yield the ops of a block except views, with characteristic attributes, and the number of equal ops."""
     counts = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text

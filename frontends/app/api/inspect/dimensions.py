@@ -29,11 +29,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Distinct sizes, in the order in which layers have them.
+    """Distinct sizes, in the order of the layers that have them.
 
-    `width` is the width of the residual stream, `head_dim` of a query. `latent` is the number of cached values per
-    token of latent attention, whose keys and values have no heads. `hidden` is the inner width of feed-forwards,
-    `shared` of those next to experts.
+    width: of the residual stream. head_dim: of a query. latent: cached values per token of latent attention.
+    hidden: inner width of feed-forwards. shared: inner width of shared experts.
     """
 
     width: tuple[int, ...]
@@ -103,7 +102,7 @@ def _hidden(node: Node) -> int | None:
 
 
 def _back(value: Value) -> Iterator[Value]:
-    """Yield `value` and the values that it is computed from by ops between linear layers."""
+    """Yield `value`, and the values that it is computed from without a linear layer in between."""
     yield value
     if value.producer is not None and value.producer.op in BETWEEN:
         for x in value.producer.inputs:

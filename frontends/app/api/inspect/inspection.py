@@ -20,9 +20,9 @@ WIDEST = 72  # maximum characters of a column
 
 @dataclass(frozen=True)
 class Block:
-    """Structurally equal parts of a model: their scopes, and the counts of each.
+    """Structurally equal parts of a model: their scopes, and the counts of one of them.
 
-    `flops` are those of one token that sees `Inspection.tokens` tokens, `cache` the values it adds to the cache.
+    flops: of one token with `Inspection.tokens` visible tokens. cache: values that one token adds to the cache.
     """
 
     scopes: tuple[str, ...]
@@ -36,11 +36,13 @@ class Block:
 class Inspection:
     """Dimensions and costs of a model. Printed, it is the tables of ``weft inspect``; notebooks show HTML tables.
 
-    `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
-    with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts that a token is not routed
-    to. `cache_per_token` counts values; `cache_at_context` the full context, but only the window for layers with one;
-    `state_bytes`, by the model's dtype, are the states of recurrences, at any length. These are None for models that do
-    not generate. `cache_per_source_token` counts the values that attention to an encoder caches, if there is one.
+    A multiply-add is two FLOPs. The cache fields and state_bytes are None for models that do not generate.
+
+    active_parameters: without experts that a token is not routed to.
+    flops_per_token: of one token with `tokens` visible tokens (itself included). flops_prefill: of all `tokens` at
+    once.
+    cache_per_token: values, not bytes. cache_at_context: values for the full context, or the window of a layer.
+    cache_per_source_token: values that attention to an encoder caches. state_bytes: of recurrent states, by dtype.
     """
 
     source: str
@@ -74,7 +76,7 @@ class Inspection:
         return as_html(self)
 
     def json(self) -> dict[str, Any]:
-        """Return all fields as plain data, with caches also in bytes."""
+        """Return all fields as JSON-compatible data, with caches also in bytes."""
         data = asdict(self)
         for key in ("cache_per_token", "cache_at_context", "cache_per_source_token"):
             n_values = data[key]
@@ -124,7 +126,7 @@ def rows(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
-    """Return lists of source parts that are missing from the graph, by title; empty lists are left out."""
+    """Return the parts of the source that are missing in the graph, as (title, names) without empty lists."""
     lists = {
         "left out": inspection.left_out,
         "checkpoint tensors that nothing reads": inspection.unread,
@@ -149,7 +151,7 @@ def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _align_table(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the aligned lines of a table; its last column is not cut."""
+    """Yield the aligned lines of a table; its last column is not truncated."""
     cells = [[*(c if len(c) <= WIDEST else f"{c[: WIDEST - 1]}…" for c in row[:-1]), row[-1]] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -177,7 +179,7 @@ def _cell(tag: str, value: str, column: str = "") -> str:
 
 
 def ranges(scopes: tuple[str, ...]) -> str:
-    """Return scopes in short: layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    """Return scopes in a short form: layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
     stem, _, first = scopes[0].rpartition(".")
     if not first.isdigit():
         return ", ".join(scopes)

@@ -25,12 +25,12 @@ TRAFFIC = ("collective", "among", "times", "message", "bytes/token", "sent/token
 
 
 def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Parallel:
-    """Return the memory, FLOPs and traffic of each device for a `model` divided by ``tp=8,ep=8,pp=2``.
+    """Return the memory, FLOPs and traffic of each device for a `model` divided by `split`, such as ``tp=8,ep=8,pp=2``.
 
     Linear layers, experts and layers are divided by the plans that ``weft compile --target transformers`` writes.
 
     Raises:
-        WeftError: if `split` cannot be parsed, naming a part that cannot be divided so, or if PyTorch is missing: the
+        WeftError: if `split` cannot be parsed, if a part cannot be divided (naming it), or if PyTorch is missing: the
             plans refer to modules.
     """
     from weft.backends.runtime.torch.folder import import_torch
@@ -52,7 +52,7 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
 
 
 def device_rows(costs: Parallel) -> list[tuple[str, ...]]:
-    """Return a row of `DEVICES` for each stage."""
+    """Return a row with the columns `DEVICES` for each stage."""
     return [
         (
             str(number),
@@ -69,7 +69,7 @@ def device_rows(costs: Parallel) -> list[tuple[str, ...]]:
 
 
 def traffic_rows(costs: Parallel) -> Iterator[tuple[str, ...]]:
-    """Yield a row of `TRAFFIC` for each kind of collective and message size; a token passes all stages."""
+    """Yield a row with the columns `TRAFFIC` for each kind of collective and message size, over all stages."""
 
     def group_key(c: Collective) -> tuple[str, str, int, int]:
         return c.kind, c.group, c.degree, c.size

@@ -29,8 +29,8 @@ from ..weights import weights_pipeline
 class WeightSizes:
     """Bytes of the weights in a folder for `target`.
 
-    `kinds` are bytes by kind and storage, `total` their sum. `layers` has the bits per value of each layer's matrices,
-    `blocks` counts weights by block layout.
+    kinds: bytes by kind and storage. total: their sum. layers: bits per value of each layer's matrices.
+    blocks: number of weights by block layout.
     """
 
     weights: str
@@ -43,11 +43,12 @@ class WeightSizes:
 
     @property
     def bits(self) -> float | None:
-        """Return the average bits per value of linear layers and experts, including scales and zero points."""
+        """Return the average bits per value of linear layers and experts, with scales and zero points; None without
+        any."""
         return bits_per_weight(self.kinds)
 
     def json(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
+        """Return all fields as JSON-compatible data."""
         return {**asdict(self), "bits_per_weight": self.bits}
 
 
@@ -72,13 +73,13 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
 
 
 class _RoundedWeights(QuantizeWeights):
-    """A pass that keeps blocks of a file, and rounds other weights to the nearest without fits or searches."""
+    """A pass that keeps blocks of a file, and rounds all other weights to the nearest code."""
 
     fits = searches = False
 
 
 def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` without passes that only scale channels, which needs a text and changes no size."""
+    """Return `pipeline` without passes that only scale channels: they need a text, and sizes do not depend on them."""
     phases = (
         replace(phase, passes=tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)))
         for phase in pipeline.phases
@@ -89,7 +90,7 @@ def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
 def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     """Return `pipeline` with quantization that rounds to the nearest and reads no calibration text, except for budgets.
 
-    `searches`: passes that search for scales by the weights alone stay unchanged.
+    `searches`: keep passes that search for scales by the weights alone.
     """
 
     def simplify(step: Pass) -> Pass:

@@ -1,4 +1,4 @@
-"""Folders with weights as sources, and the PEFT adapters to be merged into them."""
+"""Folders with weights as sources, and the PEFT adapters to merge into them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     """Return the model of the folder `source`, or of the base of the adapter in it, with `adapters` merged.
 
     The folder is a Hugging Face folder of a known family, or a folder of target transformers. `family` overrides the
-    family that its config names. The tokenizer is that of the last adapter that has one: it may know tokens and a
-    template that the base does not.
+    family that its config names. The tokenizer is that of the last adapter that has one: it may have tokens and a
+    template that the base lacks.
 
     Raises:
-        WeftError: if `source` is not such a folder, the base of an adapter is not here, or an adapter does not fit.
+        WeftError: if `source` is not such a folder, the base of an adapter is not local, or an adapter does not fit.
     """
     path = _folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
@@ -82,7 +82,10 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
 
 
 def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
-    """Return the model of the folder `base` of target transformers, with the adapters in `given` merged."""
+    """Return the model of the folder `base` of target transformers, with the adapters in `given` merged.
+
+    `before` are the states of the files before reading.
+    """
     model, home = read_model(spec, base), _tokenizer_home(base, given)
     merged = merge_into(model.graph, str(base / GRAPH), given)
     model.graph.meta["source"] = {
@@ -104,7 +107,7 @@ def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Map
 
 
 def _tokenizer_home(base: Path, adapters: Sequence[Path]) -> Path:
-    """Return the last folder that has a tokenizer; the base if none has one."""
+    """Return the last of `adapters` that has a tokenizer, else `base`."""
     homes = [home for home in (base, *adapters) if (home / "tokenizer.json").is_file()]
     return homes[-1] if homes else base
 
@@ -123,10 +126,10 @@ def _find_adapter(source: str | Path) -> Path:
 
 
 def _find_base(adapter: Path) -> Path:
-    """Return the folder of the base model of the adapter in the folder `adapter`.
+    """Return the local folder of the base model of the adapter in the folder `adapter`.
 
     Raises:
-        WeftError: if it is not here, or there are two.
+        WeftError: if there is none, or there are two.
     """
     config = read_json(adapter / ADAPTER_CONFIG)
     name = config.get("base_model_name_or_path") or ""

@@ -47,7 +47,7 @@ def run_file(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
-    """Run code of the architecture file at `path` in the block, and restore working folder and import path after it.
+    """Run the block, which executes the architecture file at `path`; then restore working folder and import path.
 
     Raises:
         WeftError: for any exception of the code, with the line; interrupts pass.

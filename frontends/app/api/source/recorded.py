@@ -1,4 +1,4 @@
-"""The source that the manifest of a compiled folder names, loaded again."""
+"""Loading of the source that the manifest of a compiled folder names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sources import architecture_file, load_source
 
 
 def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
-    """Return the source that `folder` was compiled from, after a check that it has not changed.
+    """Return the source that `folder` was compiled from, after a check that its files have not changed.
 
     An architecture file is code: it runs only with `trust`, and only if it is the file that was compiled.
 

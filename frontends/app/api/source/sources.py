@@ -1,4 +1,4 @@
-"""Sources that commands name, as graphs: a preset, an architecture file, a checkpoint, IR text."""
+"""Loading of sources as graphs: a preset, an architecture file, a checkpoint, IR text."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def _from_text(spec: str, path: Path) -> Model:
 
 
 def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
-    """Parse and check the IR text called `name`; its checkpoint may be missing unless the graph must be `complete`.
+    """Parse and check the IR text called `name`, and return its graph; unless `complete`, its checkpoint may be
+    missing.
 
     Raises:
         WeftError: if it is not a graph, has impossible metadata, or its checkpoint is missing.
@@ -180,7 +181,7 @@ def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
 
 
 def _open_reader(graph: Graph, name: str) -> None:
-    """Open the checkpoint that the IR text called `name` refers to, if its `graph` reads one.
+    """Set the reader of `graph` to the checkpoint that its IR text, called `name`, refers to, if it reads one.
 
     Raises:
         WeftError: if it names none, or one that does not exist.

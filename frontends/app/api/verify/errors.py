@@ -1,4 +1,4 @@
-"""Errors of a compiled model: their size, and the size that rounding explains."""
+"""Errors of a compiled model: how large they are, and how large rounding can make them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def relative_error(actual: Array, expected: Array) -> float:
 
 
 def divergences(want: Array, got: Array) -> Array:
-    """Return the KL divergence of softmax(got) from softmax(want) per row, in nats."""
+    """Return the KL divergence of softmax(got) from softmax(want) over the last axis, in nats."""
     p, q = log_softmax(want), log_softmax(got)
     return np.asarray((np.exp(p) * (p - q)).sum(-1))
 

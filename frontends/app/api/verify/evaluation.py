@@ -41,16 +41,15 @@ WATCHED = 64  # tokens that are compared inside the models
 
 @dataclass(frozen=True)
 class Score:
-    """Scores of one model on the text.
+    """Scores of one model on the text; a field is None if it does not apply or a folder does not state it.
 
-    `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
-    the original's, both in nats, and `kl_99` the 99 % quantile over positions; `agreement` is the share of positions
-    where the most likely token is the same. Encoders have `cosine` instead: the mean over lines between the model's
-    embedding and the original's. `layers` has the relative error of the residual stream after each layer, if requested.
-
-    `seconds` are per decode step, or per token that an encoder reads. `weight_bytes` are those of the model's files.
-    `bits` is the average per value of linear layers and experts, including scales and zero points, `layer_bits` the
-    same by layer. `parameters`, `bits`, and `cache_bytes` per token, are None if a folder does not state them.
+    nll: mean −ln q(token) in nats. kl, kl_99: mean and 99 % quantile over positions of Σ p ln(p/q) in nats, with q this
+    model's distribution and p the original's. agreement: share of positions with the same most likely token.
+    cosine: of encoders, mean over lines between the model's embedding and the original's.
+    seconds: per decode step, or per token that an encoder reads. weight_bytes: of the model's files.
+    bits, layer_bits: average bits per value of linear layers and experts, with scales and zero points; the same by
+    layer.
+    cache_bytes: per token. layers: relative error of the residual stream after each layer, if requested.
     """
 
     name: str
@@ -174,7 +173,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An open model, the manifest of its folder (empty if it has none), and the bytes of its weights."""
+    """An open model, the manifest of its folder (empty without one), and the bytes of its weights."""
 
     name: str
     model: Generator | Encoder
@@ -191,7 +190,7 @@ class _Candidate:
 
     @property
     def bits(self) -> float | None:
-        """Return the average bits per value of its linear layers and experts, or None if it is not stated."""
+        """Return the average bits per value of linear layers and experts; None if the manifest does not state it."""
         if "weights" not in self.manifest:
             return None
         kinds = self.manifest.record("weights").record("kinds")
@@ -208,7 +207,7 @@ class _Candidate:
 
     @property
     def cache_bytes(self) -> int | None:
-        """Return the bytes of its caches per token, or None if the folder does not state them."""
+        """Return the bytes of caches per token; None if the manifest does not state them."""
         if "cache" not in self.manifest:
             return None
         caches, dtype = self.manifest.records("cache"), self.manifest.choice("dtype", ("f32", "f16", "bf16"))
@@ -274,7 +273,7 @@ def _open_all(
 
 
 def _load_leniently(source: Any, note: Callable[[str], None], adapters: Sequence[str | Path] = ()) -> Model:
-    """Return the model of `source`; all parts that are left out are accepted, and reported to `note`."""
+    """Return the model of `source`; parts that are left out are accepted, and reported to `note`."""
     model = load_source(source, adapters=adapters)
     for line in model.notices(strict=False):
         note(f"{model.spec}: {line}")
@@ -286,7 +285,7 @@ def _name(model: Any) -> str:
 
 
 def _is_compiled(model: Any) -> bool:
-    """Return whether `model` names a compiled folder, but not a folder of target transformers, which is a source."""
+    """Return whether `model` names a compiled folder; folders of target transformers are sources, not compiled."""
     if not isinstance(model, (str, Path)) or (Path(model) / GRAPH).is_file():
         return False
     return any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
@@ -307,7 +306,7 @@ def _check_kind(name: str, kind: Any) -> None:
 
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
-    """Compile `model` so that it outputs the logits of all positions."""
+    """Compile `model` into `folder`, so that it outputs the logits of all positions."""
     device_place = choose_place(device)
     default = TARGETS[device_place.target].pipeline(model.graph, "f32")
     last = any(p.name == "last-token-logits" for p in default.passes)
@@ -333,7 +332,7 @@ def _window(candidates: Sequence[_Candidate], context: int | None) -> int:
 
 
 def _tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
-    """Return the first available tokenizer, as a function of a string and a maximum number of tokens."""
+    """Return the first available tokenizer, as a function (string, maximum number of tokens) → token ids."""
     for candidate in candidates:
         folder = candidate.model.folder
         if folder is not None and (folder / "tokenizer.json").is_file():
@@ -369,7 +368,7 @@ def _read_text(path: Path, characters: int) -> str:
 
 
 def _encode_lines(content: str, encode: Callable[[str], list[int]], tokens: int) -> list[list[int]]:
-    """Return the tokens of every line that is not blank, until there are `tokens` in total."""
+    """Return the token ids of every line that is not blank, until their total is `tokens`."""
     rows, count = list[list[int]](), 0
     for line in content.splitlines():
         if line.strip() and count < tokens:

@@ -27,13 +27,14 @@ from ....export.inversion import undo
 
 @dataclass(frozen=True)
 class _Fitted(Quantize):
-    """Unknown codes of the parameter `matrix`; another parameter that reads the same tensor has different codes."""
+    """Codes, not yet known, of the parameter `matrix`; each parameter has its own, even if they read one tensor."""
 
     matrix: str = ""
 
 
 class Fitted:
-    """The matrices of `graph` that a pass has rounded, to receive the codes of a folder; tables are never fitted."""
+    """The matrices of `graph` that a pass has rounded, to receive the codes of a folder; lookup tables are not
+    fitted."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_Fitted, Recipe]()
@@ -76,7 +77,7 @@ class Fitted:
         return {name: tensor for name, tensor in filled.items() if not tensor.recipe.has(_Fitted)}
 
     def _put(self, matrix: _Fitted, parts: Mapping[str, Array]) -> Recipe:
-        """Spill a matrix that a folder stores as `parts`; return the recipe that reads it."""
+        """Store a matrix that a folder has as `parts` in the graph's reader; return the recipe that reads it."""
         layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
         if parts.keys().isdisjoint(WITH_CODES):
             source = Source(self._reader.fresh(key))
@@ -105,14 +106,14 @@ class Fitted:
 
 
 def _forget_codes(recipe: Recipe, name: str) -> Recipe:
-    """Return the `recipe` of the parameter `name` with its codes marked as unknown."""
+    """Return the `recipe` of the parameter `name` with `_Fitted` in place of its codes."""
     if isinstance(recipe, Quantize):
         return _Fitted(**vars(recipe), matrix=name)
     return recipe.map_parts(lambda part: _forget_codes(part, name))
 
 
 def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_Fitted, str]]) -> Recipe:
-    """Return `recipe` over new tensors for its matrices, or `part` of their blocks; these are added to `keys`."""
+    """Return `recipe` with matrices, or `part` of their blocks, replaced by new tensors, which are added to `keys`."""
     if isinstance(recipe, Kept | Stored):
         return _replace_by_parts(recipe.item, getattr(recipe, "part", part), keys)
     if isinstance(recipe, _Fitted):
@@ -123,7 +124,7 @@ def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_Fitted, 
 
 
 def _fill(recipe: Recipe, recipes: Mapping[_Fitted, Recipe]) -> Recipe:
-    """Return `recipe` with matrices replaced by the recipes that are known."""
+    """Return `recipe` with each matrix in `recipes` replaced by its recipe."""
     if isinstance(recipe, _Fitted):
         return recipes.get(recipe, recipe)
     return recipe.map_parts(lambda part: _fill(part, recipes))

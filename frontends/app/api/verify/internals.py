@@ -1,4 +1,4 @@
-"""Values inside a compiled ONNX model: their names, and their contents for given inputs.
+"""Values inside a compiled ONNX model: their names, and their contents for the same inputs.
 
 Compiled values have the names of their IR values, so they can be compared with those of the interpreter.
 """
@@ -64,7 +64,7 @@ class Internals:
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
-        """Return the residual stream after each layer, as values that add up to it: layer to value names, in order.
+        """Return the residual stream after each layer as names of values whose sum it is, by layer, in order.
 
         There are two values if a fused norm adds them and outputs only the norm of the sum, as after the last layer.
         """
@@ -81,7 +81,7 @@ class Internals:
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
     def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
-        """Return the values called `names` in float32 for `inputs` by name (integers, or results of `outputs`).
+        """Return the values called `names` in float32, by name, for `inputs` (integers, or results of `outputs`).
 
         Caches start empty, with the length of the input.
 
@@ -144,7 +144,8 @@ class Internals:
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
     def _bind_past(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
-        """Bind an empty cache as past and present, or an empty state as past; return the owner of its memory."""
+        """Bind an empty cache as past and present, or an empty state as past; return the object that owns its
+        memory."""
         if not value.name.startswith(_PAST):
             return None
         from onnx import TensorProto, helper
@@ -165,7 +166,7 @@ class Internals:
 
 
 def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
-    """Return inputs by name, [1, tokens], for the token sequence `ids`; encoder-decoders answer `source` with it.
+    """Return inputs [1, tokens] by name for the tokens `ids`; the encoder of an encoder-decoder reads `source`.
 
     Raises:
         WeftError: if there is a name that token ids do not determine.
@@ -186,7 +187,7 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
 
 
 def internals_of(runnable: Generator | Encoder) -> list[Internals]:
-    """Return the ONNX models of a `runnable` from `load`, in running order; none for a folder of PyTorch."""
+    """Return the ONNX models of a `runnable` from `load`, in running order; [] for a folder of PyTorch."""
     from weft.backends.runtime.ort.decoder import OrtDecoder
     from weft.backends.runtime.ort.encoder import OrtEncoder
 
@@ -208,7 +209,7 @@ def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
 
 
 def layer_of(name: str) -> str:
-    """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), or ""."""
+    """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), "" outside of layers."""
     match = _LAYER.match(name)
     return match[1] if match else ""
 

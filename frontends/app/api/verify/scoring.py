@@ -1,4 +1,4 @@
-"""Comparison of open models with the first of them on the same tokens: likelihood, divergence, errors inside, time."""
+"""Comparison of open models with the first of them on the same tokens: likelihood, divergence, inner errors, time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONG = 0.02  # seconds: a single step of this length is timed well enough
 class Tally:
     """Means over the tokens predicted so far, with p the first model's distribution and q this model's.
 
-    They are of −ln q(token), of KL(p ‖ q), and of whether the most likely tokens are equal.
+    nll: −ln q(token). kl: KL(p ‖ q). agreement: share of equal most likely tokens. divergences: KL of each token.
     """
 
     tokens: int = 0
@@ -92,7 +92,7 @@ def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) 
 
 
 def _extend_logits(decoder: Decoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
-    """Return the logits of `ids` after `context`, [tokens, vocab], in one call if the model outputs all positions."""
+    """Return the logits [tokens, vocab] of `ids` after `context`, in one pass if the model outputs all positions."""
     if decoder.every_position:
         return context.extend(ids)
     return np.concatenate([context.extend([token]) for token in ids])
@@ -115,7 +115,7 @@ def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], p
 
 
 def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> list[dict[str, float]]:
-    """Return for each model ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer, with x the residual stream after the layer for `ids`.
+    """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
 
     x₀ is that of the first model. If the numbers of layers differ, only the last layers are compared; values of another
     shape are left out.
@@ -148,7 +148,7 @@ def _distance(actual: Array, expected: Array) -> float:
 
 
 def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int], progress: Progress) -> list[float]:
-    """Return each model's seconds per token: of a decode step, or for encoders of embedding `ids`, per token.
+    """Return each model's seconds per token: of a decode step, or of embedding `ids` divided by their number.
 
     Models alternate, so that other load on the machine affects all alike; the result is the median over rounds.
     """

@@ -1,6 +1,6 @@
-"""Checks of the weights in a compiled folder against their recipes; the source after its last quantizing pass.
+"""Checks of the weights in a compiled folder against their recipes, and the source after its last quantizing pass.
 
-Codes that are rounded to the nearest are computed again and compared bit by bit, as is every other weight. Codes that
+Codes that are rounded to the nearest are computed again and compared bit by bit, as are all other weights. Codes that
 were fitted to a text are taken from the folder (`fitted`).
 """
 
@@ -35,10 +35,11 @@ from .fitted import Fitted
 
 @dataclass(frozen=True)
 class WeightCheck:
-    """Comparison of a folder's weights with their recipes: `tensors` compared bit by bit, and the first `wrong` one.
+    """Comparison of a folder's weights with their recipes.
 
-    `fitted` matrices have codes that were fitted to a text. They are not computed again: the reference multiplies by
-    their dequantized values, and `farthest` is the largest distance of one from the original, ‖W − Ŵ‖ / ‖W‖.
+    tensors: number compared bit by bit. wrong: description of the first that differs, None without one.
+    fitted: number of matrices with codes fitted to a text; these are not computed again: the reference multiplies by
+    their dequantized values. farthest: largest ‖W − Ŵ‖ / ‖W‖ of a fitted matrix.
     """
 
     tensors: int
@@ -48,7 +49,8 @@ class WeightCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether all tensors equal their recipes, and fitted matrices are closer to the original than 0 is."""
+        """Return whether all tensors equal their recipes, and each fitted matrix is closer to the original than
+        zeros."""
         return self.wrong is None and (self.farthest is None or self.farthest < 1)
 
 
@@ -115,7 +117,7 @@ def _fits(step: Pass, graph: Graph) -> bool:
 def _expected_tensors(
     folder: Path, manifest: Record, graph: Graph, rest: Pipeline
 ) -> tuple[Mapping[str, StoredTensor], TensorReader]:
-    """Return the tensors that the folder's target stores for `graph` after the passes of `rest`, and their reader."""
+    """Return the tensors that the folder's target stores for `graph` after the passes `rest`, and their reader."""
     backend = TARGETS.lookup(manifest.text("target"))
     options_of_target = backend.options.listed()
     recorded: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
@@ -132,7 +134,7 @@ def _expected_tensors(
 
 
 def _read_arrays(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
-    """Return the folder's arrays with these names; those of ONNX are mapped, and read on access."""
+    """Return the folder's arrays for the names in `tensors`; those of ONNX are memory-mapped."""
     if any(folder.glob("*.safetensors")):
         reader = SafetensorsReader(folder)
         keys = set(reader.keys())
@@ -165,7 +167,7 @@ def _find_misfits(tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Arra
 def _find_differences(
     tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array], reader: TensorReader, progress: Progress
 ) -> Iterator[str]:
-    """Yield a sentence for each tensor that differs in a bit from its recipe."""
+    """Yield a sentence for each tensor whose bits differ from the result of its recipe."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
     for name, tensor in tensors.items():
         start, flat = 0, np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)

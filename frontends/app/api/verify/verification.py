@@ -45,7 +45,7 @@ COMPARING = (ops.expert_choice, ops.limit_capacity)  # routers that compare the 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where the compiled model differs from the reference: a layer, and if possible a value in it."""
+    """The first difference of the compiled model from the reference: a layer, and a value in it if one was found."""
 
     layer: str
     error: float
@@ -55,13 +55,15 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Verification:
-    """Errors of a compiled model against its reference.
+    """Errors of a compiled model against its reference, over all compared `positions`.
 
-    Errors are over all compared `positions`. Relative errors are divided by the largest magnitude of the reference, and
-    are the largest over all outputs; `outputs` has those of each output. `layers` has the relative error of each
-    layer's output, `weights` the comparison of a quantized model's weights. KL is Σ p ln(p/q) in nats, with p the
-    reference's. The three fields about tokens are None for encoders. `without` names the parts of the source that the
-    folder lacks.
+    max_absolute, max_relative: largest over all outputs; relative errors are divided by the reference's largest
+    magnitude.
+    argmax_agreement, kl_mean, kl_max: None for encoders; KL is Σ p ln(p/q) in nats, with p the reference's
+    distribution.
+    layers, outputs: relative error of each layer's output, and of each output. weights: comparison of quantized
+    weights.
+    without: parts of the source that the folder lacks.
     """
 
     folder: Path
@@ -88,20 +90,20 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Token ids to run, the first `watched` compared inside the model; encoder-decoders answer `source` with them."""
+    """Token ids to run; inner values are compared for the first `watched`. Encoder-decoders read `source`."""
 
     ids: list[int]
     source: list[int]
     watched: int
 
     def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
-        """Return model inputs by name, for one batch row of the first `tokens` tokens, all by default."""
+        """Return model inputs by name, for one sequence of the first `tokens` tokens (None: all)."""
         return stock_inputs(names, self.ids[:tokens], self.source)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """Outputs of a reference, [positions, width], inner values by name, and `others` of an encoder, [1, ...]."""
+    """Outputs [positions, width] of a reference, inner values by name, and `others`: further outputs [1, ...]."""
 
     output: Array
     inside: Mapping[str, Array]
@@ -118,12 +120,12 @@ def verify_folder(
     trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Verification:
-    """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
+    """Return the errors of the compiled model in `folder` against its source, or the Hugging Face folder `against`.
 
-    The checksums of its files come first. `prompt` is a string (by default a stock sentence, or random tokens without a
-    tokenizer). Then `tokens` greedy tokens follow, except for models whose experts choose among the tokens of a call,
-    which read the prompt in one call. `trust` allows code to run: the model.py of a folder of PyTorch, and the
-    architecture file that the manifest names as the source.
+    The checksums of the folder's files are checked first. `prompt` is a string (by default a stock sentence, or random
+    tokens without a tokenizer). Then `tokens` greedy tokens follow, except for models whose experts choose among the
+    tokens of a forward pass, which read the prompt at once. `trust` allows code to run: the model.py of a folder of
+    PyTorch, and the architecture file that the manifest names as the source.
 
     Raises:
         WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
@@ -212,13 +214,13 @@ def _pair_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
 
 
 def _tokens_compete(model: Model, tokens: int) -> bool:
-    """Return whether experts choose among the `tokens` tokens of a call, or have a smaller capacity."""
+    """Return whether experts choose among the `tokens` tokens of a forward pass, or have a capacity below that."""
     routers = (node for node in model.graph.nodes if node.op in COMPARING)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
 def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
-    """Return the unchanged source that the manifest names, after those passes of its pipeline that change outputs.
+    """Return the unchanged source that the manifest names, after those of its passes that change outputs.
 
     The noise of routers, which compiling leaves out, is removed. If a pass quantizes weights, they are compared with
     the folder's up to that pass, and the result is returned as well.
@@ -282,7 +284,7 @@ def _teacher_force(
 
 
 def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Reference:
-    """Run the source's graph once over all tokens, in float64."""
+    """Return the outputs of the source's graph, interpreted once over all tokens in float64."""
     graph, inner_values, done = model.graph, dict[str, Array](), 0
     n_watched = max(sequence.watched, len(sequence.source))
     output = "logits" if "logits" in graph.outputs and "task" not in graph.meta else "last_hidden_state"
@@ -304,7 +306,8 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Run transformers over all tokens, in float32 on the CPU; a head for `task` is of the config's class."""
+    """Return the outputs of transformers over all tokens, in float32 on the CPU, with the class of the config's
+    `task`."""
     try:
         import torch
         import transformers
@@ -369,7 +372,7 @@ def _run_transformers(
 def _compare_layers(
     graphs: Sequence[Internals], sequence: _Tokens, inside: Mapping[str, Array], tolerance: float
 ) -> tuple[dict[str, float], Divergence | None]:
-    """Return the relative error of each layer's output, and the first place beyond `tolerance`."""
+    """Return the relative error of each layer's output, and the first place beyond `tolerance` (None without one)."""
     layers: dict[str, float] = {}
     encoder_outputs: dict[str, Any] = {}
     for graph in graphs:
@@ -393,5 +396,5 @@ def _compare_layers(
 
 
 def _relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
-    """Return the relative error of each value that has the shape of its reference."""
+    """Return the relative error of each value, by name; values of another shape than the reference are left out."""
     return {name: relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape}

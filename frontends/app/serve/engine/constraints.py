@@ -20,17 +20,17 @@ from ..protocol.tools import json_rule
 
 
 class Unfollowable(WeftError):
-    """An answer cannot continue as its constraint requires."""
+    """The error of an answer that cannot continue as its constraint requires."""
 
 
 class Guide:
-    """A language as the constraint of an answer (see `Constraint` of the runtime)."""
+    """A constraint that keeps an answer in a formal language (see `Constraint` of the runtime)."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def fresh(self) -> Guide:
-        """Return a guide at the beginning of the same language."""
+        """Return a guide for the same language, at the beginning of an answer."""
         return Guide(self._matcher.deep_copy())
 
     @property
@@ -39,7 +39,7 @@ class Guide:
         return self._matcher.is_stopped()
 
     def masked(self, logits: Floats) -> Floats:
-        """Return `logits` [vocab] with minus infinity for tokens that may not follow.
+        """Return `logits` [vocab] with −∞ for tokens that may not follow.
 
         Raises Unfollowable if the grammar is wrong, or llguidance gives up, as on grammars that take too much work.
         """
@@ -84,7 +84,8 @@ class Constraints:
 
 
 def grammar_of(kind: str, value: Any) -> str:
-    """Return llguidance's grammar (Lark) of a JSON schema, a regular expression or a choice; a grammar as it is."""
+    """Return an llguidance grammar (Lark) for a JSON schema, a regular expression or choices; a grammar is
+    unchanged."""
     if kind == "json_schema":
         return f"start: {json_rule(value)}"
     if kind == "regex":

@@ -1,4 +1,4 @@
-"""Jobs of the model: one answer or one embedding each, and the channel that sends their pieces to a request."""
+"""Jobs of the model (one answer, embedding or score each), and the channel that sends their pieces to a request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """The text and tokens of a job since its last piece; the last piece has `finish`, `error` or `value`."""
+    """The new text and tokens of a job since its previous piece; the last piece has `finish`, `error` or `value`."""
 
     index: int
     text: str = ""
@@ -47,9 +47,9 @@ class Piece:
 
 
 class Channel:
-    """The pieces of a request's jobs, from the model's thread to the event loop of the request.
+    """A queue of the pieces of a request's jobs, from the model's thread to the event loop of the request.
 
-    Pieces that have not been read are joined, so that a slow reader needs no more memory than its answer.
+    Unread pieces of a job are joined, so that a slow reader needs no more memory than its answer.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Channel:
         self._came.set()
 
     def leave(self) -> None:
-        """Record that the client is gone: a waiting `take` raises Gone."""
+        """Record that the client is gone: `take` then raises Gone."""
         self._is_gone = True
         self._came.set()
 
@@ -92,7 +92,7 @@ class Channel:
 class Job:
     """An answer, or token ids to encode or score, whose pieces go to a `channel` under an `index`.
 
-    `streams`: pieces are sent as text arrives; otherwise there is one piece at the end.
+    `streams`: pieces are sent as text arrives; else only one piece at the end.
     """
 
     channel: Channel

@@ -11,7 +11,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Counter:
-    """A number that only grows; with a label, one number per value of the label."""
+    """A counter, which only grows; with a label, one counter per label value."""
 
     kind = "counter"
 
@@ -20,18 +20,18 @@ class Counter:
         self._values: dict[str, float] = {} if label else {"": 0}
 
     def add(self, amount: float = 1, value: str = "") -> None:
-        """Add `amount` to the counter of a `value` of the label."""
+        """Add `amount` to the counter, or to that of the label's `value`."""
         self._values[value] = self._values.get(value, 0) + amount
 
     def lines(self) -> Iterator[str]:
-        """Yield the samples."""
+        """Yield the lines of the samples."""
         for value, number in sorted(self._values.items()):
             label = f'{{{self._label}="{value}"}}' if self._label else ""
             yield f"{self.name}{label} {number:g}"
 
 
 class Gauge:
-    """A number that is read on request."""
+    """A metric whose value a function returns on request."""
 
     kind = "gauge"
 
@@ -39,7 +39,7 @@ class Gauge:
         self.name, self.text, self._read = name, text, read
 
     def lines(self) -> Iterator[str]:
-        """Yield the sample."""
+        """Yield the line of the sample."""
         yield f"{self.name} {self._read():g}"
 
 
@@ -58,7 +58,7 @@ class Histogram:
         self._sum += value
 
     def lines(self) -> Iterator[str]:
-        """Yield the samples: counts up to each bound, sum and count."""
+        """Yield the lines of the samples: counts up to each bound, sum and count."""
         total = 0
         for bound, count in zip((*map(_number, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -88,11 +88,11 @@ class Metrics:
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a gauge whose value `read` returns."""
+        """Add a gauge with description `text`, whose value `read` returns."""
         self._gauges.append(Gauge(name, text, read))
 
     def text(self) -> str:
-        """Return all metrics in the text format."""
+        """Return all metrics in Prometheus' text format."""
         fixed = (self.requests, self.answers, self.prompt_tokens, self.generated_tokens)
         with self.lock:
             lines = []

@@ -33,13 +33,14 @@ WORKER = ("-m", f"{__package__}.text_worker")
 
 
 class TooSlow(Exception):
-    """A grammar takes longer than its limit."""
+    """The error of a grammar that takes longer than its time limit."""
 
 
 class Prompts:
-    """The tokenizer, chat template and constraints of a compiled `folder`, in separate threads and processes.
+    """The tokenizer, chat template and constraints of a compiled `folder`, run in separate threads and processes.
 
-    Large inputs go to a separate lane, so that other requests do not wait for them. The logits have `vocab` tokens.
+    Large inputs have their own threads (lane), so that other requests do not wait for them. `vocab`: width of the
+    logits.
     """
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
@@ -60,7 +61,8 @@ class Prompts:
             self.no_template = str(error)
 
     async def run(self, lane: Lane, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work` in a thread of a lane and return its result; Full if too many wait, Closing if the server ends."""
+        """Return the result of `work` in a thread of `lane`; raise Full if too many wait, Closing if the server
+        ends."""
         large = lane == "large"
         if large and self._large > MOST_LARGE:
             raise Full(f"{self._large} large requests wait. Try again later.")
@@ -75,7 +77,7 @@ class Prompts:
             self._large -= large
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the tokens of a string, with the tokenizer's special tokens around it if `special`.
+        """Return the tokens of a string; `special` adds the tokenizer's special tokens, such as BOS.
 
         Raises WeftError as `Tokenizer` does, and if it takes too long; Full and Closing as `run` does.
         """
@@ -84,7 +86,7 @@ class Prompts:
         return await self.run("large", self._encode, text, special)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], size: int) -> list[int]:
-        """Return the tokens of a conversation in a request of `size` bytes; raise as `ChatTemplate` and `encode` do."""
+        """Return the tokens of a conversation in a body of `size` bytes; raise as `ChatTemplate` and `encode` do."""
         assert self.template is not None
         template = self.template
         lane: Lane = "large" if size > LARGE else "prompts"
@@ -92,7 +94,8 @@ class Prompts:
         return await self.encode(text, special=False)
 
     async def guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
-        """Return the guide of the grammar `write(*arguments)`, in llguidance's Lark, of a request of `size` bytes.
+        """Return the guide of the grammar that `write(*arguments)` returns (llguidance's Lark); `size`: bytes of the
+        body.
 
         Raises WeftError if it is wrong, too large, or takes too long; Full and Closing as `run` does.
         """
@@ -121,13 +124,13 @@ class Prompts:
         return self.constraints.token_bytes
 
     async def special(self, text: str) -> int | None:
-        """Return the id of the special token called `text`, None unless it is a single one; raise as `token_bytes`."""
+        """Return the id of the special token `text`, None if it is not a single token; raise as `token_bytes`."""
         tokenizer = await self.run("grammars", lambda: self.constraints.tokenizer)
         ids = tokenizer.tokenize_str(text, parse_special=True)
         return ids[0] if len(ids) == 1 else None
 
     def stop(self) -> None:
-        """Cancel waiting requests and the work of processes."""
+        """Cancel waiting requests, and stop the work of processes."""
         self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
@@ -154,7 +157,7 @@ class Prompts:
         return self.constraints.guide(grammar)
 
     def _ask(self, seconds: float, step: str, request: dict[str, Any]) -> Any:
-        """Return a process's reply to a request; raise TooSlow, or WeftError if there is no valid reply."""
+        """Return a process's reply to a request; raise TooSlow after `seconds`, WeftError without a valid reply."""
         status, reply, _ = self._texts.ask(json.dumps({"seconds": seconds, **request}).encode())
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow

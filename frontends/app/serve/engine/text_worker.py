@@ -27,7 +27,7 @@ STACK = 1 << 20  # an eighth of the stack of the threads that later use the gram
 
 
 def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
-    """Answer requests until there are no more: {"seconds", "text", "special"} or {"seconds", "grammar"}."""
+    """Process JSON requests on stdin until it ends: {"seconds", "text", "special"} or {"seconds", "grammar"}."""
     tokenizer, constraints = Tokenizer(folder), Constraints(folder, vocab, stop_ids)
     with contextlib.suppress(WeftError):  # replies to grammars report it
         _ = constraints.tokenizer

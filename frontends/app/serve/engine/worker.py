@@ -23,9 +23,9 @@ _log = logging.getLogger("weft.serve")
 
 
 class Worker(ABC):
-    """Jobs in order of arrival, run by one thread; at most `most_waiting` wait for the model.
+    """A queue of jobs, run in order of arrival by one thread; at most `most_waiting` jobs wait for the model.
 
-    Jobs are submitted and cancelled from the event loop in which their channels are read.
+    Jobs are submitted and cancelled in the event loop that reads their channels.
     """
 
     def __init__(self, most_waiting: int, metrics: Metrics) -> None:
@@ -56,14 +56,14 @@ class Worker(ABC):
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; raise Full if too many wait, Closing if the server shuts down, and then queue none of them."""
+        """Queue all `jobs`, or none: raise Full if too many wait, Closing if the server shuts down."""
         with self._changed:
             self.check_room(len(jobs))
             self._new += jobs
             self._changed.notify()
 
     def check_room(self, jobs: int) -> None:
-        """Raise Full if there is no room for n more `jobs`, Closing if the server shuts down."""
+        """Raise Full if the queue cannot take n more `jobs`, Closing if the server shuts down."""
         if self._draining:
             raise Closing("The server is shutting down.")
         # A request for any number of answers is accepted if the queue is empty.
@@ -71,13 +71,13 @@ class Worker(ABC):
             raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Stop jobs, also those that have ended; their channels receive nothing more."""
+        """Stop jobs, which may have ended already; their channels receive nothing more."""
         with self._changed:
             self._cancelled += jobs
             self._changed.notify()
 
     def drain(self) -> None:
-        """Accept no more jobs, and reject those that wait; running jobs continue."""
+        """Reject new jobs and those that wait; running jobs continue."""
         with self._changed:
             self._draining = True
             self._changed.notify()
@@ -113,7 +113,7 @@ class Worker(ABC):
                 self._fail(Refused("The model failed."))
 
     def _send(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
-        """Send pieces to their channels."""
+        """Send pieces to the channels of their jobs."""
         if not pieces:
             return
         assert self._loop is not None
@@ -130,15 +130,15 @@ class Worker(ABC):
     @property
     @abstractmethod
     def _busy(self) -> bool:
-        """Return whether there is work to continue."""
+        """Return whether jobs are running."""
 
     @abstractmethod
     def _admit(self, jobs: Sequence[Job]) -> None:
-        """Accept new jobs."""
+        """Start new jobs."""
 
     @abstractmethod
     def _withdraw(self, jobs: Sequence[Job]) -> None:
-        """Drop jobs, except those that have already ended."""
+        """Drop running jobs, except those that have already ended."""
 
     @abstractmethod
     def _refuse_waiting(self, error: Refused) -> None:
@@ -150,11 +150,11 @@ class Worker(ABC):
 
     @abstractmethod
     def _advance(self) -> None:
-        """Do one step of work."""
+        """Do one step of work for the running jobs."""
 
 
 class DecodingWorker(Worker):
-    """Answers of a language model, decoded together in at most `max_rows` rows."""
+    """A worker of a language model, which decodes at most `max_rows` answers together."""
 
     def __init__(self, model: Generator, max_rows: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)
@@ -230,7 +230,8 @@ class DecodingWorker(Worker):
 
 
 class EncodingWorker(Worker):
-    """Embeddings of an encoder, or scores of its head, for waiting inputs together: at most `max_batch` per call."""
+    """A worker of an encoder (embeddings, or scores of its head), which processes at most `max_batch` inputs
+    together."""
 
     def __init__(self, model: Encoder, max_batch: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)

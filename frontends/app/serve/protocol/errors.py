@@ -9,7 +9,7 @@ _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503:
 
 
 class ApiError(Exception):
-    """An error for the client: HTTP `status`, the parameter at fault, and a code for programs."""
+    """An error for the client: message, HTTP `status`, the parameter at fault, and a machine-readable code."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -27,5 +27,5 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """Return the error of a request with an invalid value."""
+    """Return the ApiError of a request with an invalid value of `param`."""
     return ApiError(400, message, param, code)

@@ -20,7 +20,7 @@ _KINDS |= {"list": "an array", "dict": "an object", "model": "an object", "NoneT
 
 
 def refusal(error: ValidationError) -> ApiError:
-    """Return the first error that pydantic found in a request, in the API's form."""
+    """Return pydantic's first error in a request as an ApiError."""
     first = error.errors(include_url=False)[0]
     kind, path, value, context = first["type"], first["loc"], first["input"], first.get("ctx", {})
     if path[-1:] == ("[key]",):
@@ -51,7 +51,7 @@ def refusal(error: ValidationError) -> ApiError:
 
 
 def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
-    """Return an error of a `kind` in the field `key`, to be raised by validators of the object around it."""
+    """Return a pydantic error of type `kind` in the field `key`, for validators of the object that contains it."""
     return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
 
 
@@ -90,7 +90,7 @@ def only(*values: Any) -> PlainValidator:
 
 
 def either(chosen: Callable[[Any], bool], hint: Any, otherwise: Any) -> PlainValidator:
-    """Return a validator that checks a value against the type `hint` if `chosen(value)`, else against `otherwise`."""
+    """Return a validator that checks a value against type `hint` if `chosen(value)`, else against `otherwise`."""
     adapters = TypeAdapter(otherwise), TypeAdapter(hint)
     return PlainValidator(lambda value: adapters[chosen(value)].validate_python(value))
 

@@ -25,7 +25,7 @@ _OBJECT = {"type": "object"}
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
-    """Return the object in a body; raise ApiError if it is not a JSON object."""
+    """Return the JSON object in a request body; raise ApiError for any other body."""
     try:
         body: dict[str, Any] = parse_json(raw, "the body of the request", values=MOST_VALUES)
     except WeftError as error:
@@ -34,7 +34,7 @@ def read_body(raw: bytes) -> dict[str, Any]:
 
 
 class ConstraintSpec(NamedTuple):
-    """A language that answers must belong to, described under `param` in a request."""
+    """A constraint on answers: its `kind`, its value, and the request parameter that states it."""
 
     kind: ConstraintKind
     value: Any
@@ -117,7 +117,7 @@ class Generation(Model, extra="forbid"):
 
     @cached_property
     def constraint(self) -> ConstraintSpec | None:
-        """Return the constraint that answers must follow, if any; raise ApiError if the request has several."""
+        """Return the constraint on answers, None without one; raise ApiError if the request has several."""
         form, outputs = self.response_format, self.structured_outputs
         specs: list[tuple[ConstraintKind, Any, str]] = [
             ("json_schema", _OBJECT if form.type == "json_object" else None, "response_format"),
@@ -143,7 +143,7 @@ class Generation(Model, extra="forbid"):
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Return the value of a call's arguments, or the string itself if a model has written invalid JSON."""
+    """Return the parsed JSON of a call's arguments, or the string itself if a model has written invalid JSON."""
     try:
         return parse_json(arguments, "arguments", values=MOST_VALUES)
     except WeftError:
@@ -151,7 +151,7 @@ def _parse_arguments(arguments: str) -> Any:
 
 
 class Function(Model):
-    """The function of a tool, with its parameters, or of a call, with its arguments."""
+    """The function of a tool (with its parameters) or of a call (with its arguments)."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -159,7 +159,7 @@ class Function(Model):
 
 
 class Tool(Model):
-    """A tool, the choice of a tool, or the call of a tool with its id."""
+    """A tool, the choice of a tool, or a tool call (with its id)."""
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -213,7 +213,7 @@ class Message(Model):
 
     @classmethod
     def render(cls, data: Any) -> dict[str, Any]:
-        """Return a message in the form of chat templates: text as one string, arguments of tool calls as objects.
+        """Return a message in the format of chat templates: content as one string, arguments of tool calls as objects.
 
         Raises ValidationError if it is not a message.
         """
@@ -271,7 +271,7 @@ class ChatRequest(Generation):
 
 
 def _as_prompts(value: Any) -> Any:
-    """Return an array of prompts; a single prompt, a string or token ids, becomes an array of one."""
+    """Return an array of prompts; a single prompt (a string or token ids) becomes an array with one element."""
     ids = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if ids or isinstance(value, str) else value
 

@@ -25,17 +25,17 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
+    """Return `data` as a server-sent event, in bytes."""
     return b"data: " + to_bytes(data) + b"\n\n"
 
 
 def to_bytes(data: dict[str, Any]) -> bytes:
-    """Return JSON in UTF-8, without spaces."""
+    """Return `data` as JSON in UTF-8, without spaces."""
     return _ENCODER.encode(data).encode("utf-8", "replace")
 
 
 class Envelope:
-    """The fields that all objects of a response share, of `kind` chat.completion or text_completion."""
+    """The fields that all objects of a response share; `kind` is chat.completion or text_completion."""
 
     def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
@@ -47,18 +47,18 @@ class Envelope:
         return {**self._head, "choices": list(choices), "usage": usage}
 
     def chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool) -> dict[str, Any]:
-        """Return a chunk of a stream; with `wanted`, its usage is null until the last one."""
+        """Return a chunk of a stream; if usage is `wanted`, it is null in all chunks except the last."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
         return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if wanted else {})}
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:
-    """Return the token counts."""
+    """Return the usage object with the token counts of prompt and completion."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def finish_reason(finish: Finish, calls: bool, named: bool) -> str:
-    """Return the finish_reason of an answer; with a tool `named` by the request it is stop."""
+    """Return the finish_reason of an answer: tool_calls if it has `calls`, but stop if the request `named` the tool."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"
@@ -71,7 +71,7 @@ def chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 
 def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str, Any]:
-    """Return the addition of a chunk to a message, which has `first` calls so far."""
+    """Return the delta of a chunk: new content and calls; the message so far has `first` calls."""
     delta: dict[str, Any] = {"content": content} if content else {}
     if calls:
         delta["tool_calls"] = [{"index": index, **call.json()} for index, call in enumerate(calls, first)]
@@ -90,20 +90,20 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> 
 
 
 class Offsets:
-    """Offsets of tokens in the text that they form."""
+    """Character offsets of tokens in the string that they form."""
 
     def __init__(self) -> None:
         self._at, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, raw: bytes) -> int:
-        """Return the offset at which the token of these bytes begins."""
+        """Return the offset at which the next token, with the bytes `raw`, begins."""
         offset = self._at
         self._at += len(self._decoder.decode(raw))
         return offset
 
 
 def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets) -> dict[str, Any]:
-    """Return the log-probabilities of a part of a completion; `offsets` are for the entire completion."""
+    """Return the log-probabilities of a part of a completion; `offsets` is shared by all its parts."""
 
     def name(token: int) -> str:
         text = token_bytes(token).decode(errors=ESCAPES)
@@ -118,7 +118,7 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenByte
 
 
 def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bool) -> dict[str, Any]:
-    """Return the response with vectors, as lists or as base64 of little-endian float32."""
+    """Return the response with `vectors`, as lists or as base64 of little-endian float32."""
     data = []
     for index, vector in enumerate(vectors):
         raw = np.ascontiguousarray(vector, "<f4")
@@ -129,11 +129,11 @@ def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bo
 
 
 def truncate(vector: Floats, dimensions: int) -> Floats:
-    """Return the first `dimensions` features of a vector, of unit length if the vector is, like OpenAI's."""
+    """Return the first `dimensions` features of a vector, rescaled to unit length if the vector has unit length."""
     cut, is_unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
     return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if is_unit else cut
 
 
 def model(name: str, created: int, longest: int) -> dict[str, Any]:
-    """Return the record of a model, with the maximum tokens of prompt and answer."""
+    """Return the record of a model; `longest` is the maximum number of tokens of prompt and answer together."""
     return {"id": name, "object": "model", "created": created, "owned_by": "weft", "max_model_len": longest}

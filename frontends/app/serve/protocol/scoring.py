@@ -19,7 +19,7 @@ Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
 
 
 class ScoringRequest(Model, ABC, extra="forbid"):
-    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the served model.
+    """A request for the scores of `texts`: strings, or pairs of strings if `ranks`; `model` null is the served model.
 
     Inputs that are too long are truncated if one of the two truncation fields requests it.
     """
@@ -41,7 +41,7 @@ class ScoringRequest(Model, ABC, extra="forbid"):
 
 
 class RerankRequest(ScoringRequest):
-    """Documents by their relevance for a query, in the form of vLLM, Jina and Cohere."""
+    """A request to rank documents by their relevance for a query, in the form of vLLM, Jina and Cohere."""
 
     query: str
     documents: Inputs
@@ -73,7 +73,7 @@ class RerankRequest(ScoringRequest):
 
 
 class TeiRerankRequest(RerankRequest):
-    """Documents by their relevance for a query, in the form of text-embeddings-inference."""
+    """A request to rank documents by their relevance for a query, in the form of text-embeddings-inference."""
 
     documents: Inputs = Field(alias="texts")
     return_documents: bool = Field(False, alias="return_text")
@@ -86,7 +86,7 @@ class TeiRerankRequest(RerankRequest):
 
 
 class ScoreRequest(ScoringRequest):
-    """The scores of pairs: one text with each of several, or texts pair by pair."""
+    """A request for the scores of pairs: one text with each of several, or two equally long lists of texts."""
 
     text_1: Inputs
     text_2: Inputs
@@ -110,7 +110,7 @@ class ScoreRequest(ScoringRequest):
 
 
 class ClassifyRequest(ScoringRequest):
-    """The labels of texts."""
+    """A request for the labels of texts."""
 
     ranks = False
     input: Inputs
@@ -137,7 +137,7 @@ Rows = Annotated[Items[Row], Field(min_length=1, max_length=MOST_INPUTS)]
 
 
 class PredictRequest(ScoringRequest):
-    """The labels of a text, a pair [text, text], or an array of arrays of one or two texts, in TEI's form."""
+    """A request for the labels of a text, a pair [text, text], or an array of arrays of one or two texts (TEI)."""
 
     inputs: Annotated[list[Any], either(_is_batch, Rows, Row)]
     raw_scores: bool = False
@@ -149,7 +149,7 @@ class PredictRequest(ScoringRequest):
         return [tuple(row) if len(row) == 2 else row[0] for row in rows]
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return an array of labels and scores, the highest first; for a batch an array of these."""
+        """Return an array of labels and scores, highest score first; for a batch an array of such arrays."""
         labels, scores = model.task.labels, logits if self.raw_scores else model.probabilities(logits)
         rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
         ordered = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]

@@ -1,6 +1,6 @@
-"""Calls of tools in the chat formats of models: their grammars and parsers.
+"""Tool calls in the chat formats of models: their grammars and parsers.
 
-The chat template of a model determines its format. Calls are JSON in all formats; llguidance grammars can force one.
+The chat template of a model determines its format. Calls are JSON in all formats; llguidance grammars can force a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from weft.ir.storage.documents import json_at
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The tools that an answer calls: none, any or no (`auto`), at least one (`required`), or the `named` one."""
+    """The tools that an answer may or must call.
+
+    mode: none, auto (any number), required (at least one), or named (the tool called `named`).
+    """
 
     mode: str = "none"
     named: str | None = None
@@ -30,30 +33,30 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call in an answer; `arguments` are JSON text."""
+    """A tool call in an answer; `arguments` is a JSON string."""
 
     name: str
     arguments: str
 
     def json(self) -> dict[str, Any]:
-        """Return the call as in responses, with a new id."""
+        """Return the call as an object of a response, with a new id."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return the part of a grammar, in llguidance's variant of Lark, that matches a JSON schema."""
+    """Return the rule, in llguidance's variant of Lark, that matches values of a JSON schema."""
     # No whitespace around JSON: a model that may write any amount of it can continue forever.
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The form in which a family of models writes calls.
+    """The format in which a family of models writes tool calls.
 
     Each call is between `begin` and `end`, with its arguments under the key `arguments`. If `begin` is empty, an answer
-    that starts with `opens` consists of calls only, separated by `separator`, or of one array of them. `special` is a
-    token before the calls that is not shown. Templates that contain `marker` use the format.
+    that starts with `opens` consists of calls only, separated by `separator`, or of one array of calls. `special` is a
+    token before the calls that is not part of the text. Templates that contain `marker` use the format.
     """
 
     name: str
@@ -88,7 +91,7 @@ class ToolFormat:
         }
 
     def calls(self, text: str) -> list[ToolCall] | None:
-        """Return the calls that `text`, without marks, has as objects or arrays of them; None for other text."""
+        """Return the calls in `text` (JSON objects or arrays, without marks); None if `text` is anything else."""
         calls, text = list[ToolCall](), text.strip()
         while text:
             try:
@@ -114,7 +117,7 @@ FORMATS = (
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the tool-call format of a model with this chat template; None without one, or in an unknown format."""
+    """Return the tool-call format of a chat template; None without one, or for an unknown format."""
     if "tools" not in template or "<function=" in template:
         return None
     return next((form for form in FORMATS if form.marker in template), None)
@@ -131,7 +134,7 @@ class ToolParser:
         self._has_calls = False
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
-        """Return the content and the calls that are certain after `piece`."""
+        """Add `piece`, and return the content and the calls that no later piece can change."""
         self._pending += piece
         if not self._begin:
             return self._push_entire(), []
@@ -161,7 +164,7 @@ class ToolParser:
         return text
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """Return the content and the calls that are certain at the end of the answer."""
+        """Return the remaining content and calls at the end of the answer."""
         pending, self._pending = self._pending, ""
         if not self._in_call:
             return "" if self._has_calls and not pending.strip() else pending, []
