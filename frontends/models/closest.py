@@ -1,4 +1,4 @@
-"""The families that a folder of an unknown type resembles most, by its config and its tensors."""
+"""The families that a folder of an unknown type is most similar to, by its config and its tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LAYERS = 2  # layers to compare: all others have the same names
 
 @dataclass(frozen=True)
 class Resemblance:
-    """The degree to which a family fits a folder.
+    """How well a family fits a folder.
 
-    `found` of its `parameters` exist in the checkpoint with the shapes of the config. `unread` are patterns of tensors
-    that it does not read, `ignored` config keys that it does not read.
+    found: number of its `parameters` that exist in the checkpoint with the shapes of the config.
+    unread: patterns of tensors that it does not read. ignored: config keys that it does not read.
     """
 
     family: str
@@ -45,7 +45,7 @@ class Resemblance:
 
 
 def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
-    """Return at most `most` families that best read the folder with `config` and the tensors of `reader`."""
+    """Return at most `most` families that fit a folder with `config` and the tensors of `reader`, best first."""
     stored = reader.keys()
     short, keys = _shorten_config(config), frozenset(key for key in stored if _layer(key) < LAYERS)
     tables = [table for name, table in FAMILIES.items() if name == table.model_types[0]]
@@ -55,7 +55,7 @@ def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resembl
 
 
 def _measure(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
-    """Return the resemblance of `family` to the folder; None if it cannot read the config or refuses it."""
+    """Return how well `family` fits the folder; None if it cannot read the config or refuses it."""
     keys_read, n_found, parameters = set[str](), 0, 0
 
     def check(param: Param) -> None:
@@ -90,7 +90,7 @@ def _shorten_config(config: Config) -> dict[str, Any]:
 
 
 def _layer(key: str) -> int:
-    """Return the layer that a tensor belongs to, 0 if none."""
+    """Return the number of the layer that the tensor `key` belongs to, 0 outside of layers."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
 

@@ -1,8 +1,8 @@
-"""Keys of config.json: the spelling that counts among several, and the keys that nothing reads.
+"""Keys of config.json: the key that counts if a setting is spelled twice, and the keys that nothing reads.
 
 transformers is the authority for both. config_keys.json has its facts for every model type, written by ``python -m
 tests.frontends.models.config_facts``. `overrides` maps a key to the key that it replaces if a config has both (of the
-`ordered` ones the later key counts), `rope` states how rope_scaling changes rope_parameters, `original` that the
+`ordered` keys the later one counts), `rope` states how rope_scaling changes rope_parameters, `original` that the
 config's original_max_position_embeddings replaces that of the rotary settings, and `defaults` are the values at which
 an unread key has no effect.
 """
@@ -73,7 +73,7 @@ _REASONS = [(reason, re.compile("|".join(names.split()))) for reason, names in M
 
 
 class Unread(NamedTuple):
-    """A key that nothing reads: its dotted `path`, its `value`, and the key that overrides it, if one does."""
+    """A key that nothing reads: its dotted `path`, its `value`, and the key that overrides it ("" without one)."""
 
     path: str
     value: Any
@@ -106,7 +106,8 @@ class Recorded(dict[str, Any]):
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        """Return the items; inside a config they count as read, but not for the entire config, which errors list."""
+        """Return the items; in a nested config they all count as read, in the top config none does, because errors list
+        it."""
         return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 
@@ -118,7 +119,7 @@ def facts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
-    """Return the reason why the key at the dotted `path` of `config` does not affect the outputs, or "" if it may.
+    """Return the reason why the key at the dotted `path` of `config` does not affect the outputs; "" if it may.
 
     A key of a nested object has the same meaning as at the top level.
     """
@@ -127,7 +128,10 @@ def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
 
 
 def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return `config` with one value per setting that it spells twice, as in transformers; `config` if none is."""
+    """Return `config` with one value for each setting that it spells twice, as in transformers.
+
+    The result is `config` itself if nothing changes.
+    """
     type_facts = _facts_of(config, model_type)
     # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
     ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}
@@ -144,10 +148,11 @@ def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
 
 
 def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
-    """Return the rotary settings of `config`: those of rope_scaling, if it has any.
+    """Return the rotary settings of `config`, after merging rope_scaling and rope_parameters as transformers does.
 
-    By the `form` of the class they replace rope_parameters, or are merged into those of each layer type that `form`
-    lists; classes of the second kind ignore settings that are not by layer type.
+    `form` is that of the config class. Either rope_scaling replaces rope_parameters, or it is merged into those of each
+    layer type that `form` lists; classes of the second kind ignore settings that are not by layer type. `original` as
+    in config_keys.json.
     """
     parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):
@@ -173,10 +178,10 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
 def unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
-    """Yield the keys of `config` that the result of `read`, its settings, does not depend on, except known and `inert`.
+    """Yield the keys of `config` that do not affect `read(config)`, its settings, except known and `inert` keys.
 
-    A key counts as read if `read` accesses it, or would if another key were absent or a flag inverted (such as the
-    window that use_sliding_window=false switches off), or if another value of it gives other settings.
+    A key counts as read if `read` accesses it, or would access it if another key were absent or a flag inverted (such
+    as the window that use_sliding_window=false disables), or if another value of it gives other settings.
     """
     type_facts, resolved = _facts_of(config, model_type), normalized(config, model_type)
     for key, replaced in type_facts.get("overrides", {}).items():
@@ -216,7 +221,8 @@ def unread_keys(
 def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each key of `config`.
 
-    Nested mappings yield their own keys: all of them, or with `read` only keys of mappings in `read` except RoPE's.
+    A non-empty nested mapping yields its own keys instead; with `read`, only if its path is in `read` and it is not
+    RoPE's.
     """
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects built in Python may be numbers
@@ -238,13 +244,13 @@ def _facts_of(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
 def _matters(
     config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], settings: object
 ) -> bool:
-    """Return whether `read` fails or no longer returns `settings` with another value at `path`, or without it."""
+    """Return whether `read` fails or returns other `settings` with another value at `path`, or without it."""
     alternatives = (_ABSENT, *_alternatives(value))
     return any(_attempt(read, _with_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
 def _with_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return `config` with another `value` at `path`, or without that key."""
+    """Return `config` with another `value` at the dotted `path`; `_ABSENT` removes the key."""
     key, _, rest = (path, "", "") if path in config else path.partition(".")
     if rest:
         value = _with_value(config[key], rest, value)

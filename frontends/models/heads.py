@@ -1,4 +1,4 @@
-"""Heads of a family's classes in transformers, chosen by the class in a config."""
+"""Heads of a family's classes in transformers, selected by the class in a config."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\
 class Head:
     """A `TaskHead` of `task`, with the checkpoint names of its parameters.
 
-    `out` is the name of the last linear layer (`out_bias` of its bias, if that differs), `dense` and `norm` of its
-    transform, if it has one. The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of
-    the config. The norm has the settings of the base model's. `prefix` is that of the base model's tensors, if it
-    differs from the family's. `refuse` is as in tables.
+    out: last linear layer. out_bias: name of its bias, if that differs. dense, norm: parts of its transform, "" for
+    none.
+    prefix: that of the base model's tensors, if it differs from the family's. refuse: as in tables.
+    The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of the config. The norm has
+    the settings of the base model's.
     """
 
     task: str
@@ -76,7 +77,7 @@ class Head:
         return replace(head, output=self.output, also=also)
 
     def names(self, home: str = "head") -> Names:
-        """Return the checkpoint names of its parameters, by parameter names under `home`."""
+        """Return the checkpoint names of the head's parameters, by parameter names under `home`."""
         names: Names = {f"{home}.out": self.out}
         if self.out_bias:
             names[f"{home}.out.bias"] = self._bias
@@ -103,7 +104,7 @@ def labels_of(config: Config) -> int | tuple[str, ...]:
 
 
 def suffix_of(config: Config) -> str:
-    """Return the suffix that a config's class adds to its base model (ForTokenClassification), or ""."""
+    """Return the suffix that a config's class adds to its base model (ForTokenClassification); "" without one."""
     classes = config.get("architectures")
     match = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
     return match[0] if match else ""
@@ -116,10 +117,10 @@ def base_class(config: Config) -> list[str] | None:
 
 
 def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """Return `table` with the head of the class of `config`, if the table knows it.
+    """Return `table` with the head of the class of `config`, or `table` itself if it does not list that class.
 
-    `keys` are those of the checkpoint, if there is one. If it lacks the head's tensors, the head is returned as left
-    out.
+    `keys` are those of the checkpoint, empty without one. If they lack the head's tensors, the table gets no head, and
+    the head is returned as left out; else the second result is None.
 
     Raises:
         WeftError: if the table refuses a key of the config.
@@ -144,7 +145,8 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
-    """Return `table` with a reranker's head: the score is the logit of the first of `tokens`, minus that of the second.
+    """Return `table` with a reranker's head: the logit of the first of `tokens`, minus that of the second if there is
+    one.
 
     Raises:
         WeftError: if its logits are not a linear map of the hidden states.
@@ -165,7 +167,7 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
 
 
 def encoder_alone(table: Family) -> Family:
-    """Return the table of the encoder of `table`, an encoder-decoder's: its states, or the labels of its tokens."""
+    """Return a table of the encoder of `table` (an encoder-decoder): it outputs hidden states, or labels of tokens."""
     names = {key.removeprefix("encoder."): value for key, value in table.names.items()}
     refuse = {key: values for key, values in table.refuse.items() if key != "is_encoder_decoder"}
     encoder = table.but(
@@ -175,7 +177,8 @@ def encoder_alone(table: Family) -> Family:
 
 
 def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config keys of the head in graph.meta `facts`, for a config of `table`; {} without a head."""
+    """Return the config keys for the head that graph.meta (`facts`) describes, in a config of `table`; {} without a
+    head."""
     if (task := facts.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
@@ -188,7 +191,10 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class of `config` if weft does not read it; `unread_keys` are its candidates."""
+    """Return the head of the class of `config` if weft does not read it, else None.
+
+    `unread_keys` may contain the head's tensors. `logits`: the model has the head of a language model.
+    """
     suffix = suffix_of(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None
@@ -210,18 +216,18 @@ SPANS = Head("question-answering", "qa_outputs")
 
 
 def language_model(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
-    """Return a masked-language-model head whose tensors have these names under `home`, and whose bias is there."""
+    """Return a masked-language-model head whose dense layer, norm, output and bias are under `home`."""
     names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
     return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **options})
 
 
 def dense_first(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
-    """Return a head for labels by the first token, after a linear layer called dense under `home`."""
+    """Return a head for labels that reads the first token, with a linear layer called dense under `home` before it."""
     return Head("text-classification", f"{home}.out_proj", "first", f"{home}.dense", activation=activation)
 
 
 def pretrained(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
-    """Return a masked-language-model head with an additional classifier of pairs."""
+    """Return the masked-language-model head `words` with the additional head `sentences`, a classifier of pairs."""
     return replace(words, output="prediction_logits", also=replace(sentences, output=output))
 
 

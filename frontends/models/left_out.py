@@ -1,7 +1,7 @@
 """Parts of a source that its graph lacks, each with a name and the reason.
 
 Every part of a source is used, or has no effect on the outputs, or is left out. Parts left out are reported when it
-happens, recorded in weft.json and shown by inspect; if the library of the source would compute other outputs with a
+happens, recorded in weft.json and listed by inspect; if the library of the source would compute other outputs with a
 part, nothing is compiled or exported until ``--without NAME`` accepts that.
 """
 
@@ -22,9 +22,8 @@ from .config_keys import Unread
 class LeftOut:
     """A part of a source that its graph lacks.
 
-    `kind` is tensors, key, file, head, projector, or vision or audio tower; `name` its name in messages and
-    ``--without``; `detail` its value, or its contents. `changes`: the source's own library computes other outputs with
-    it.
+    kind: tensors, key, file, head, projector, or vision or audio tower. name: its name in messages and ``--without``.
+    detail: its value or contents. changes: with it, the source's own library computes other outputs.
     """
 
     kind: str
@@ -57,12 +56,13 @@ _REASONS = {
 
 
 def meaning_of_tensor(key: str) -> str:
-    """Return the reason why the tensor `key`, which a table lists as useless, is not read."""
+    """Return the reason why the tensor `key`, one of the table's `unused`, is not read."""
     return next((reason for reason, names in _REASONS.items() if re.fullmatch(names, key)), "of another head")
 
 
 def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the modules with tensors `unread` but none of `read`; equal modules of all layers are one entry."""
+    """Yield an entry for each module with tensors in `unread` but none in `read`; equal modules of layers are one
+    entry."""
     parents = {key[:end] for key in read for end in _dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:
@@ -73,12 +73,12 @@ def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[Lef
 
 
 def several(keys: Sequence[str]) -> str:
-    """Return the first two of `keys`, and the number of the rest."""
+    """Return the first two of `keys`, and the number of remaining keys, as a phrase."""
     return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
-    """Yield an entry for each key of a config that nothing reads."""
+    """Yield an entry for each config key in `unread`."""
     for key in unread:
         reason = f", overridden by {key.override}" if key.override else ""
         yield LeftOut("key", key.path, f"{key.value!r:.60}{reason}")
@@ -92,7 +92,7 @@ def unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], fil
 
 
 def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
-    """Check that all `parts` left out of `source` that change outputs are among `without`; return the others.
+    """Check that all `parts` left out of `source` that change outputs are named in `without`; return all other parts.
 
     Raises:
         WeftError: naming the first that is not, or a name in `without` that no part has.
@@ -112,5 +112,5 @@ def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> l
 
 
 def _dots(key: str) -> list[int]:
-    """Return the positions of the dots in `key`: the ends of the names of its modules."""
+    """Return the positions of the dots in `key`, where the names of its modules end."""
     return [match.start() for match in re.finditer(r"\.", key)]

@@ -1,4 +1,4 @@
-"""Family tables applied to a config and a checkpoint: the model, with recipes of its parameters."""
+"""Apply a family table to a config and a checkpoint: build the model, with recipes of its parameters."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MOST_LAYERS = 4096  # for shared weights, or without a checkpoint to count layer
 class Loaded:
     """A model with its weights.
 
-    `unread` are checkpoint keys that nothing reads, except `ignored` and `idle` ones, which the table lists. `left_out`
-    are the unread tensors by module, unread config keys, and other parts of the source that are left out.
+    unread: checkpoint keys that nothing reads, except `ignored` and `idle` keys, which the table lists.
+    left_out: unread tensors by module, unread config keys, and other parts of the source that the graph lacks.
     """
 
     graph: Graph
@@ -50,7 +50,7 @@ class Loaded:
 
 
 def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
-    """Build the model of `config` with parameters that read `reader`; errors call the config `source`.
+    """Return the model of `config`, with parameters that read the tensors of `reader`; errors call the config `source`.
 
     Raises:
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
@@ -74,9 +74,9 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
 
 
 def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
-    """Return `table` adapted to a checkpoint that contradicts tied embeddings in its config.
+    """Return `table` adapted to a checkpoint that contradicts tied embeddings in its config, else `table` itself.
 
-    The head is then separate, as in transformers, or the shared matrix has only the head's name.
+    The head is then separate, as in transformers, or the tied matrix has only the head's name.
     """
     if not settings.tie:
         return table
@@ -94,7 +94,7 @@ def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: 
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
-    """Raise WeftError if `config` has more layers than `keys` has tensors, before a rule loops over them."""
+    """Raise WeftError if `config` has more layers than `keys` has tensors, before a rule loops over the layers."""
     limit = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
     for name in _DEPTHS:
         value = config.get(name)
@@ -111,7 +111,7 @@ def describe(
     source: str,
     check: Callable[[Param], None] = lambda param: None,
 ) -> Loaded:
-    """Build the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
+    """Return the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
 
     Tensors that `keys` lacks get the names that they should have. `check` is called with each parameter that has a
     name.

@@ -38,7 +38,7 @@ class Preset:
 
 
 def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> EncoderDecoder:
-    """Build the Transformer of Vaswani 2017; its positions have no limit, here it is 1024."""
+    """Return the Transformer of Vaswani 2017; its positions have no limit there, and are limited to 1024 here."""
     attn, feed, norm = Attention(heads), MLP(ffn, "relu", bias=True), LayerNorm(1e-6)
     block = Block(attn, feed, norm, "post")
     cross = Block(attn, feed, norm, "post", cross=CrossAttention(heads))
@@ -50,7 +50,7 @@ def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> Enc
 
 
 def _t5(ffn: Sequence[Any], tie: bool = True) -> EncoderDecoder:
-    """Build T5 base with the layers' feed-forwards `ffn`; a tied head is scaled by 1/√dim."""
+    """Return T5 base with the feed-forwards `ffn`, one per layer; a tied head is scaled by 1/√dim."""
     attn, cross, norm = Attention(12, scale=1.0), CrossAttention(12, scale=1.0), RMSNorm(1e-6)
     shared: dict[str, Any] = {"position_bias": T5Bias(heads=12), "context": 512}
     decoder = [Block(attn, f, norm, cross=cross) for f in ffn]
@@ -61,7 +61,7 @@ def _t5(ffn: Sequence[Any], tie: bool = True) -> EncoderDecoder:
 
 
 def _gpt(dim: int, layers: int, heads: int, context: int, windows: Sequence[int | None] = (None,)) -> Decoder:
-    """Build GPT-2 or GPT-3; layers alternate between the `windows`."""
+    """Return GPT-2 or GPT-3; layers alternate between the `windows` (None: full attention)."""
     feed, norm = MLP(4 * dim, "gelu_tanh", bias=True), LayerNorm(1e-5)
     blocks = [Block(Attention(heads, window=w, qkv_bias=True, out_bias=True), feed, norm) for w in windows]
     stack = blocks * (layers // len(blocks))
@@ -87,7 +87,7 @@ def _llama(
     tie: bool = False,
     **attention: Any,
 ) -> Decoder:
-    """Build Llama, or a model that differs from it in attention settings, or has experts as feed-forward."""
+    """Return Llama, or a model that differs from it in attention settings, or has experts as feed-forward."""
     attn = Attention(heads, kv_heads, rope=rope, **attention)
     block = Block(attn, GatedMLP(ffn) if isinstance(ffn, int) else ffn, RMSNorm(eps))
     return Decoder(vocab, dim, layers, block, tie_embeddings=tie, context=context)
@@ -99,7 +99,7 @@ def _qwen3(dim: int, layers: int, heads: int, hidden: int) -> Decoder:
 
 
 def _deepseek_v3() -> Decoder:
-    """Build DeepSeek-V3: 61 layers, 3 of them dense; YaRN for 40 times the context, its temperature in the scale."""
+    """Return DeepSeek-V3: 61 layers, 3 of them dense; YaRN for 40 times the context, its temperature in the scale."""
     rope = RoPE(10_000, interleaved=True, scaling="yarn", factor=40, original=4096)
     temperature = (0.1 * math.log(40) + 1) ** 2
     attn = MLA(128, 512, 128, 64, 128, rope, q_rank=1536, scale=temperature / math.sqrt(192))

@@ -1,4 +1,4 @@
-"""The vocabulary of family tables, and the code that applies one to a config and a checkpoint.
+"""The vocabulary of family tables, and the code that applies a table to a config and a checkpoint.
 
-Never here: a family itself.
+Never here: tables of families.
 """

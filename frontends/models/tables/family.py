@@ -1,4 +1,4 @@
-"""Family tables: the sources of the settings and parameters of a model family."""
+"""Family tables: where the settings and parameters of a model family are in configs and checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _HINTS = get_type_hints(Settings)
 
 @dataclass(frozen=True)
 class Fetch:
-    """The tensors of a checkpoint with `keys`, by names without `prefix` and with {i} for `layer`."""
+    """The tensors of a checkpoint by template name: without `prefix`, and with {i} for the layer number `layer`.
+
+    `keys` are the tensors that the checkpoint has, `aliases` other spellings inside names.
+    """
 
     keys: frozenset[str]
     prefix: str
@@ -64,7 +67,8 @@ Names = dict[str, str | Template]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A setting read from the first of the config keys `keys` that is present and not null, or its `reciprocal`."""
+    """A rule that reads the first of the config keys `keys` that is present and not null; `reciprocal` returns
+    1/value."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
@@ -79,7 +83,7 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """Return the rule for the setting under the first of `keys` that is present; required without a `default`."""
+    """Return the rule that reads the first of `keys` that is present; without a `default`, one must be."""
     return Lookup(keys, default, reciprocal)
 
 
@@ -89,7 +93,7 @@ def required(config: Config, *names: str) -> tuple[Any, ...]:
 
 
 def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
-    """Return the rule for a setting that is `make(config)` in the layers where `chosen` is true, and None elsewhere."""
+    """Return the rule whose value per layer is `make(config)` if `chosen(config)` is true for the layer, else None."""
 
     def rule(config: Config) -> tuple[Any, ...]:
         has = list(chosen(config))
@@ -104,15 +108,17 @@ _NOT_INHERITED = ("transformers", "gguf", "loader")  # `but` drops these fields:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of differences.
+    """A table of the differences of a family from plain Llama.
 
-    `model_types`: its names in files. `settings`: each setting's `key` in the config, a constant, or a function of the
-    config. `names`: checkpoint name (or `Template`) of each parameter, with {i} for the layer; a name without its last
-    part covers weight and bias. Checkpoint names may have `prefix` or not. `found`: settings that follow from the
-    checkpoint's keys. `unused`: patterns of checkpoint keys that are known to be useless (masks, buffers, training
-    heads), `idle` of those that an export keeps anyway because transformers asks for them. `refuse`: config keys
-    (`outer.inner` in a mapping) and their values that the table can express. `inert`: config keys without effect on the
-    outputs. `aliases`: other spellings inside checkpoint names.
+    model_types: its names in files. settings: for each setting a config `key`, a constant, or a function of the config.
+    names: checkpoint name (or `Template`) of each parameter, with {i} for the layer; a name without its last part
+    covers weight and bias. prefix: optional prefix of checkpoint names. aliases: other spellings inside checkpoint
+    names.
+    found: settings that follow from the checkpoint's keys.
+    unused: patterns of checkpoint keys that no model needs (masks, buffers, training heads). idle: those of them that
+    an export keeps because transformers asks for them.
+    refuse: config keys (`outer.inner` in a mapping) and the only values that the table can express.
+    inert: config keys without effect on the outputs.
     """
 
     model_types: tuple[str, ...]
@@ -127,9 +133,9 @@ class Table:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def but(self, *model_types: str, **changes: Any) -> Self:
-        """Return this table for other `model_types` with other settings or fields.
+        """Return a copy of this table for other `model_types`, with other settings or fields.
 
-        Fields that are mappings are extended (None removes an entry), others replaced; those for export are not
+        Fields that are mappings are extended (None removes an entry), all others replaced; fields for export are not
         inherited.
         """
         settings = dict(self.settings)
@@ -144,10 +150,10 @@ class Table:
         return replace(self, model_types=model_types, settings=settings, **values)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
+        """Return the settings of a `config` (called `source` in errors) and a checkpoint with the names `keys`.
 
         Raises:
-            WeftError: naming the key that is missing, refused or has a value of no use.
+            WeftError: naming the key that is missing, refused or has an invalid value.
         """
         for name, allowed in self.refuse.items():
             value = _lookup(config, name, source)
@@ -167,7 +173,7 @@ class Table:
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
-        """Return the recipe of `parameter` from a checkpoint with `keys`, or None if the table has no name for it."""
+        """Return the recipe of `parameter` from a checkpoint with `keys`; None if the table has no name for it."""
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
         index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
         stem, _, part = pattern.rpartition(".")
@@ -179,7 +185,8 @@ class Table:
         return None
 
     def says(self, s: Settings) -> dict[str, Any]:
-        """Return the config keys of the settings `s`; a key of several biases is true if any of them exists."""
+        """Return the config keys for the settings `s`; a key that covers several biases is true if any of them
+        exists."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -190,11 +197,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Loader:
-    """The models that llama.cpp's loader of an architecture supports; by default dense ones as plain as Llama.
+    """The models that llama.cpp's loader of an architecture supports; the default is dense models as plain as Llama.
 
-    `biases` are those it requires, `optional_biases` more that it supports: letters for the biases of n norms, q
-    queries (keys and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or
-    required. `head` is tied if the embedding is always read as the head, own if the file must have one, or any.
+    biases, optional_biases: required, and further supported biases, as letters: n norms, q queries (keys and values),
+        o attention outputs, f feed-forwards, h the head. experts: none, optional or required.
+    head: tied (always the embedding), own (the file must have one), or any.
     """
 
     biases: str = ""
@@ -209,17 +216,17 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Table):
-    """A table of llama.cpp's keys and tensor names; models are exported to it if it has a `loader`."""
+    """A table of llama.cpp's keys and tensor names; only architectures with a `loader` are export targets."""
 
     loader: Loader | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family(Table):
-    """A model family: the table of its Hugging Face folders, and its classes elsewhere.
+    """A model family: the table of its Hugging Face folders, and its classes and files in other libraries.
 
-    `transformers` is the class that loads an exported folder (without it, nothing is exported to the family), `gguf`
-    the architecture of its GGUF files, `tasks` the `Head` of each class, by the suffix of the class name.
+    transformers: class that loads an exported folder; without it, nothing is exported to the family.
+    gguf: architecture of its GGUF files. tasks: the `Head` of each class, by the suffix of the class name.
     """
 
     transformers: str = ""
@@ -227,7 +234,8 @@ class Family(Table):
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of a `config`; of settings spelled twice, the spelling that counts in transformers."""
+        """Return the settings of a `config`; if a setting is spelled twice, the spelling that transformers uses
+        counts."""
         return super().read(normalized(config, self.model_types[0]), keys, source)
 
 
@@ -247,7 +255,7 @@ class Families(Registry[Family]):
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:
-    """Return the value under `path`, or at the dotted `path`, or _ABSENT."""
+    """Return the value of the key `path`, else the value at the dotted path `path`, else _ABSENT."""
     *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files contain dots
     for name in outer:
         inner = config.get(name) or {}
@@ -258,7 +266,8 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _setting(name: str, rule: Any, config: Config) -> Any:
-    """Return the value of `rule`, a constant or a function of the config, for the setting `name`; check its type."""
+    """Return the value of `rule` (a constant or a function of the config) for the setting `name`, checked for its
+    type."""
     value = rule(config) if callable(rule) else rule
     if not fits(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} should be of type {Settings.__annotations__[name]}")
@@ -266,10 +275,9 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
 
 
 def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
-    """Return the error `e` of `make(config)` with the keys that cause it: without them it does not occur.
+    """Return the error `e` of `make(config)` as a WeftError that names the config keys without which it does not occur.
 
-    Positive integers, which are of the right type, are blamed if the error contains them and changes with another
-    number.
+    A positive integer is valid in itself, so it is named only if the error contains it and changes with another number.
     """
     numbers = set(re.findall(r"\d+", str(e)))
     culprits = []
@@ -285,7 +293,7 @@ def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
 
 
 def _error_of(make: Rule, config: Config) -> str | None:
-    """Return the error message of `make(config)`, or None if it succeeds."""
+    """Return the error message of `make(config)`; None if it succeeds."""
     try:
         make(config)
     except (WeftError, *UNFIT) as e:

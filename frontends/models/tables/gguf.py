@@ -53,7 +53,8 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 
 
 def local_layers(config: Config, every: int) -> list[bool]:
-    """Return for each layer if it is local: by attention.sliding_window_pattern, or all except each `every`-th."""
+    """Return for each layer whether it is local: by attention.sliding_window_pattern, else all except each
+    `every`-th."""
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
     if isinstance(pattern, list):  # it may have more entries, for layers that predict more tokens
         return [bool(is_local) for is_local in pattern[: len(layers)]]
@@ -61,7 +62,7 @@ def local_layers(config: Config, every: int) -> list[bool]:
 
 
 def windows(every: int) -> Callable[[Config], Any]:
-    """Return the rule for `window`: the file's window in its local layers, None elsewhere."""
+    """Return the rule for `window`: the file's window in local layers (see `local_layers`), None in all others."""
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
@@ -86,13 +87,13 @@ def interleaved(config: Config) -> RoPE:
 
 
 def most_kv_heads(config: Config) -> int | None:
-    """Return attention.head_count_kv of the layers with attention; it is 0 in the others."""
+    """Return attention.head_count_kv of the layers with attention, where it is not 0."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
 
 
 class _EachLayer(Lookup):
-    """A setting that files have once, or per layer; heads that differ stay a list, which is refused."""
+    """A rule for a setting that files state once or per layer; lists of different values are refused for heads."""
 
     def __call__(self, config: Config) -> Any:
         value, layers = super().__call__(config), key("block_count")(config)
@@ -173,7 +174,7 @@ APART_OR_PACKED = {
 
 
 def per_layer(make: Rule, list_key: str) -> Rule:
-    """Return the rule `make` restricted to the layers that the config lists under `list_key`."""
+    """Return the rule `make` restricted to the layers in the config's list `list_key`, None in all others."""
     return in_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
 
 
@@ -196,7 +197,10 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
 
 
 def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str, Any]:
-    """Return how experts are scored and weighted, by llama.cpp's defaults; every sigmoid has a correction."""
+    """Return the arguments of `MoE` for the scores and weights of experts, with llama.cpp's defaults.
+
+    Routers with sigmoid scores always have a correction.
+    """
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")

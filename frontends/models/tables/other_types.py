@@ -1,4 +1,4 @@
-"""Model types without a table: multimodal models, whose language model is read, and types that are refused."""
+"""Model types without a table: multimodal models, of which the language model is read, and refused types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of families: libraries that read and write each, and its errors, for `weft families` and a page of docs."""
+"""The table of families, for `weft families` and the docs: libraries that read and write each, and its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ These types of transformers 5.23 are refused:
 
 
 def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
-    """Return the table, its head first: a row per family, by name."""
+    """Return the table as rows: the column titles, then a row per family, sorted by name."""
     errors, genai = read_verified(), read_genai()
     rows: list[tuple[str, ...]] = [("family", "exported", "GGUF", "genai", *TARGETS)]
     for name in sorted(families):
@@ -57,7 +57,7 @@ def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
 
 
 def page(families: Mapping[str, Family]) -> str:
-    """Return the table as a page of Markdown, with the types that are refused."""
+    """Return the table and the refused types as a page of Markdown."""
     head, *rows = overview(families)
     lines = [head, tuple("---" for _ in head), *rows]
     text = _PAGE.replace("{multimodal}", ", ".join(MULTIMODAL)).replace("{pairs}", ", ".join(PAIRS))

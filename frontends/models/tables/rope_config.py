@@ -1,6 +1,6 @@
 """Rotary settings in configs: Hugging Face's rope_parameters or older keys, and llama.cpp's keys.
 
-A setting of `RopeScaling` has one name in each, by which it is read and written.
+A setting of `RopeScaling` has one name in each of these forms, for reading and for writing.
 """
 
 from __future__ import annotations
@@ -91,9 +91,10 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
-    """Return `rope_of` for a family with other `defaults` of the config's keys, or with adjacent pairs (`interleaved`).
+    """Return `rope_of` for a family with other `defaults` of config keys, or with adjacent pairs (`interleaved`).
 
-    A default for partial_rotary_factor enables that key. A default of rope_parameters applies as a whole or not at all.
+    A default for partial_rotary_factor enables that key. A default of rope_parameters applies only if the config has
+    none.
     """
     partial = "partial_rotary_factor" in defaults
 
@@ -113,9 +114,10 @@ def ropes_by_type(
     near_scaled: bool = False,
     **defaults: Any,
 ) -> Rule:
-    """Return the rule for `rope` of models whose local layers, those with a window by `local`, may rotate differently.
+    """Return the rule for `rope` of models whose local layers (those for which `local` returns a window) rotate
+    otherwise.
 
-    rope_parameters has both rotations, or else the config's settings are for global layers, and local ones have no
+    rope_parameters has both rotations, or else the config's settings are for global layers, and local layers have no
     scaling unless `near_scaled`. `bases` are rules for the base of global and local layers; without them it is
     rope_theta.
     """
@@ -169,7 +171,8 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Return the context length: the original one if longer sequences need other frequencies (pass rope-length)."""
+    """Return the context length; it is the original one if longer sequences need other frequencies (pass
+    rope-length)."""
     context = config.get("max_position_embeddings")
     settings = rope_settings(config)
     if _kind(settings) == "longrope":
@@ -201,7 +204,9 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
 
 
 def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
-    """Return the `RoPE` of llama.cpp's keys, without the architecture's prefix; LongRoPE's factors are tensors.
+    """Return the `RoPE` of llama.cpp's keys in `config`, without the architecture's prefix.
+
+    LongRoPE's factors are not in the keys: they are tensors.
 
     Raises:
         WeftError: if the type is unknown.
@@ -225,7 +230,8 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
 
 
 def gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; unknown scalings become the base."""
+    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; scalings without keys change the
+    base."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

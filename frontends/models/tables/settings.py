@@ -1,4 +1,4 @@
-"""The flat vocabulary of settings in which families are described, and the function that builds a model from it."""
+"""The flat vocabulary of settings that describes families, and the function that builds a model from settings."""
 
 from __future__ import annotations
 
@@ -62,12 +62,13 @@ ACTIVATIONS = {
 class Settings:
     """The settings of a transformer; defaults are those of plain Llama. A tuple has one value per layer.
 
-    `heads` and `ffn` (the inner width) may be None if `mixer` replaces attention and `moe` the feed-forward, or if a
-    layer has none; `vocab` if the model reads no tokens. `qk_norm` is none, head (one weight for all heads), each (a
-    weight per head) or full (over all heads at once). `shared_layers` is the number of layers with weights, each
-    repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. The settings of an encoder-decoder are
-    its encoder's; `decoder` has the ones that differ in the decoder, whose blocks also attend to the encoder.
-    `multipliers` are numbers that a family's names need for weights: factors (muP), the number of alternating blocks.
+    vocab: None if the model reads no tokens. heads, ffn (inner width): None if `mixer` replaces attention and `moe` the
+        feed-forward, or for a layer without them.
+    qk_norm: none, head (one weight for all heads), each (a weight per head) or full (over all heads at once).
+    shared_layers: number of layers with weights, each of which is repeated (ALBERT); None: all layers.
+    embed_dim: width of narrower embeddings. decoder: settings that differ in the decoder of an encoder-decoder, whose
+    other settings are those of its encoder; its blocks also attend to the encoder.
+    multipliers: values that templates of weights need: factors (muP), the number of alternating blocks.
     """
 
     vocab: int | None
@@ -159,18 +160,18 @@ class Settings:
 
     @property
     def head_size(self) -> int:
-        """Return the width of an attention head, if all layers have the same."""
+        """Return the width of an attention head (in the first attention layer, if layers differ)."""
         size = self.first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
         return size or self.dim // self.head_count
 
     @property
     def head_count(self) -> int:
-        """Return the number of attention heads, if all layers have the same."""
+        """Return the number of attention heads (of the first attention layer, if layers differ)."""
         return (self.first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
 
     @property
     def explicit(self) -> Settings:
-        """Return these settings with derived ones filled in, and tuples of equal values collapsed."""
+        """Return these settings with derived values filled in, and tuples of equal values replaced by the value."""
 
         def resolve_rope(rope: RoPE | None) -> RoPE | None:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
@@ -195,12 +196,12 @@ class Settings:
         return values
 
     def first(self, name: str) -> Any:
-        """Return the setting `name` of the first layer that has it."""
+        """Return the first value of the setting `name` that is not None, in the order of layers."""
         return next(value for value in _values_of(getattr(self, name)) if value is not None)
 
     @property
     def groups(self) -> int:
-        """Return the number of key/value heads, if all layers have the same."""
+        """Return the number of key/value heads (of the first attention layer, if layers differ)."""
         count = self.first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
         return count or self.head_count
 
@@ -209,7 +210,7 @@ _Layer = Any  # the Settings of a single layer, without tuples
 
 
 def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder:
-    """Build the model that settings describe.
+    """Return the model that settings describe.
 
     Raises:
         WeftError: naming the setting that is unknown or does not fit.
@@ -262,12 +263,12 @@ def _decoder(s: Settings, cross: bool = False) -> Decoder:
 
 
 def _shared_fields(module: type, s: _Layer) -> dict[str, Any]:
-    """Return the arguments of `module` that have the names of settings."""
+    """Return the settings that are also fields of the class `module`, as its arguments."""
     return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
 
 
 def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
-    """Return the arguments that a decoder and an encoder have in common."""
+    """Return the arguments that `Decoder` and `Encoder` have in common; `cross`: blocks attend to an encoder."""
     layers, block = _layers(s, cross)
     embed_norm = norm_of(s) if s.embed_norm else None
     arguments = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
@@ -275,7 +276,7 @@ def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) ->
 
 
 def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
-    """Return the arguments `layers` and `block` of a model."""
+    """Return the arguments `layers` and `block` of a model; `cross`: blocks attend to an encoder."""
     norm, n_blocks = norm_of(s), s.shared_layers or s.layers
     if s.layers % n_blocks:
         raise WeftError(f"shared_layers={n_blocks} does not divide layers={s.layers}")
@@ -292,7 +293,7 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 
 
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
-    """Return the block of a layer's settings, with attention to an encoder if `cross`."""
+    """Return the block of a layer's settings; `cross`: it also attends to an encoder."""
     # Positions of the source differ from those of the target sequence.
     cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
     memory = _attention(cross_settings, norm, CrossAttention) if cross else None
@@ -321,7 +322,7 @@ def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
 
 
 def norm_of(s: Settings) -> Norm:
-    """Return the norm that settings describe."""
+    """Return the norm in the settings `s`."""
     if s.norm == "rms":
         return RMSNorm(s.eps, s.norm_weight)
     return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)
@@ -333,5 +334,5 @@ def _layer(s: Settings, i: int) -> _Layer:
 
 
 def _values_of(value: Any) -> tuple[Any, ...]:
-    """Return the values of a setting: a single one for all layers, or one per layer."""
+    """Return the values of a setting as a tuple: one element for all layers, or one per layer."""
     return value if isinstance(value, tuple) else (value,)

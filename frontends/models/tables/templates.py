@@ -1,6 +1,6 @@
 """Templates: recipes of parameters whose checkpoint tensors have another layout.
 
-Each function returns a `Template`: pure data movement, or an affine step, over the checkpoint's tensors.
+A `Template` returned here only moves elements of the checkpoint's tensors, or applies an affine step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def transposed(name: str) -> Template:
 def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False) -> Template:
     """Return a template for part `which` (q, k or v) of a fused linear layer.
 
-    Its rows are all queries, then all keys, then all values; or, if `grouped`, per key/value head: its queries, its
-    key, its value. `turned`: it is stored [in, out].
+    The layer's outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its
+    queries, its key, its value. `turned`: it is stored transposed, [in, out].
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -49,17 +49,19 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
 
 
 def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool = False) -> dict[str, Template]:
-    """Return templates for the parameters q, k and v under `prefix`, `packed` in one linear layer."""
+    """Return templates for the parameters q, k and v under `prefix`, which are fused in one linear layer; see
+    `packed`."""
     return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
 
 
 def gated(prefix: str, name: str) -> dict[str, str]:
-    """Return names for the parameters gate, up and down under `prefix`: gate_proj, up_proj and down_proj in `name`."""
+    """Return checkpoint names for the parameters gate, up and down under `prefix`: `name`.gate_proj, up_proj,
+    down_proj."""
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
 def half(name: str, index: int) -> Template:
-    """Return a template for half `index` of a linear layer with the rows of gate above those of up, or vice versa."""
+    """Return a template for the first (`index` 0) or second (1) half of the rows of a fused gate and up layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.ffn
@@ -70,7 +72,7 @@ def half(name: str, index: int) -> Template:
 
 
 def shifted(name: str) -> Template:
-    """Return a template for a norm that multiplies by 1 + weight (Gemma, Nemotron)."""
+    """Return a template for a norm whose weight is stored minus 1 (Gemma, Nemotron)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch(f"{name}.{part}")
@@ -80,7 +82,8 @@ def shifted(name: str) -> Template:
 
 
 def halves_swapped(name: str, of_keys: bool = False) -> Template:
-    """Return a template for queries (or keys) whose heads store their second halves first: RoPE has the other sign."""
+    """Return a template for queries (`of_keys`: keys) whose heads store their second half first (RoPE of other
+    sign)."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
@@ -92,7 +95,7 @@ def halves_swapped(name: str, of_keys: bool = False) -> Template:
 
 
 def by_arrangement(**names: str) -> Template:
-    """Return a template for the name that belongs to the arrangement of the blocks."""
+    """Return a template for the tensor whose name is that of `names` for the blocks' arrangement."""
     return lambda fetch, part, settings: fetch(f"{names[str(settings.first('arrangement'))]}.{part}")
 
 
@@ -102,7 +105,8 @@ def flattened(name: str) -> Template:
 
 
 def joined(name: str, of_keys: bool = False) -> Template:
-    """Return a template for weights stored as a tensor per head, with {h} for the head; `of_keys`: key/value heads."""
+    """Return a template for a weight stored as a tensor per query head ({h} in `name`); `of_keys`: per key/value
+    head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         heads = range(settings.groups if of_keys else settings.head_count)
@@ -112,7 +116,7 @@ def joined(name: str, of_keys: bool = False) -> Template:
 
 
 def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
-    """Return a matrix with the `blocks`, each [rows, columns], on its diagonal and zeros elsewhere: a grouped layer."""
+    """Return the block-diagonal matrix of `blocks`, each [rows, columns], which is the weight of a grouped layer."""
 
     def pad_row(i: int) -> Recipe:
         left, right = Full(0.0, (rows, i * columns)), Full(0.0, (rows, (len(blocks) - 1 - i) * columns))
@@ -122,7 +126,8 @@ def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
 
 
 def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
-    """Return a template for a linear layer times the config's `multipliers`; its bias times `bias`, or the same."""
+    """Return a template for a linear layer times the config's `multipliers`; its bias times `bias`, by default the
+    same."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         factors = multipliers if part == "weight" or bias is None else bias
@@ -134,7 +139,7 @@ def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> 
 
 
 def half_of_each(name: str, index: int) -> Template:
-    """Return a template for half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], gate above up."""
+    """Return a template for half `index` of axis 1 of tensor `name` [experts, 2 · hidden, dim]: gate (0) or up (1)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden = experts_of(settings).hidden
@@ -144,7 +149,7 @@ def half_of_each(name: str, index: int) -> Template:
 
 
 def experts_of(settings: Settings) -> MoE:
-    """Return the mixture of the layers that have one; all are alike."""
+    """Return the mixture of experts of the first layer that has one; all mixtures are equal."""
     if settings.block is None:
         candidates: tuple[Any, ...] = (settings.first("moe"),)
     else:

@@ -21,7 +21,8 @@ def read_verified() -> Errors:
 
 
 def write_verified(errors: Errors) -> None:
-    """Write the committed errors with two digits, a line per family; for the tests, in a checkout."""
+    """Write `errors` as the committed errors, with two digits and a line per family; only for the tests, in a
+    checkout."""
     lines = []
     for family, targets in sorted(errors.items()):
         short = {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}
@@ -36,5 +37,5 @@ def read_genai() -> frozenset[str]:
 
 
 def write_genai(families: Collection[str]) -> None:
-    """Write the families that `read_genai` returns; for the tests, in a checkout."""
+    """Write `families`, the result of the next `read_genai`; only for the tests, in a checkout."""
     (Path(__file__).parent / GENAI).write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")

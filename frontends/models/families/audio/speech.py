@@ -15,7 +15,7 @@ from ..seq2seq.bart import BART
 
 
 def _numbered(name: str) -> Template:
-    """Return a template for the convolution {i}, which the checkpoint counts from 1."""
+    """Return a template for convolution {i}; the checkpoint counts convolutions from 1."""
     return lambda fetch, part, settings: fetch(f"{name}{int(fetch.layer) + 1}.{part}")
 
 
@@ -40,7 +40,8 @@ def _decoder_settings(config: Config) -> dict[str, Any]:
 
 
 def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return a zero bias for keys, which the checkpoint lacks: it would add the same to all products of a query."""
+    """Return zeros as the bias of keys, which the checkpoint lacks: any bias adds a constant to all scores of a
+    query."""
     return Full(0.0, (settings.dim,))
 
 
@@ -82,7 +83,7 @@ def _waveform(config: Config) -> SoundStem:
 
 
 def _layers(part: str, norms: dict[str, str]) -> Names:
-    """Return names of the layers of the encoder or decoder."""
+    """Return names of the layers of `part` (encoder or decoder); `norms` are the names of their norms."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
         names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}
@@ -94,7 +95,7 @@ def _layers(part: str, norms: dict[str, str]) -> Names:
 
 
 def _sizes(part: str) -> dict[str, Any]:
-    """Return the settings of the encoder or the decoder that the config states."""
+    """Return the settings of `part` (encoder or decoder) that the config states."""
     return {
         "layers": key(f"{part}_num_hidden_layers", default=6),
         "heads": key(f"{part}_num_attention_heads", default=8),

@@ -54,7 +54,7 @@ BLOOM = Family(
 
 
 def _arrangement(config: Config) -> str:
-    """Return Falcon's arrangement: sequential, or parallel with one norm (7B) or two (40B)."""
+    """Return Falcon's arrangement of blocks: pre, or parallel with one norm (7B) or two norms (40B)."""
     if not config.get("parallel_attn", True):
         return "pre"
     two = config.get("num_ln_in_parallel_attn") in (None, 2)
@@ -62,13 +62,13 @@ def _arrangement(config: Config) -> str:
 
 
 def _kv_heads(config: Config) -> Any:
-    """Return Falcon's number of KV heads: 1 with multi_query, unless the newer architecture states it."""
+    """Return Falcon's number of KV heads: 1 with multi_query; in the newer architecture, the number that it states."""
     stated = config.get("num_kv_heads")
     return stated if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
 
 
 def _scaled_alibi(config: Config) -> ALiBi | None:
-    """Return Falcon's bias, which is scaled like its scores."""
+    """Return Falcon's ALiBi bias, multiplied by the scale of its scores; None without ALiBi."""
     head = key("hidden_size")(config) // key("num_attention_heads")(config)
     return ALiBi(scale=head**-0.5) if config.get("alibi") else None
 
@@ -118,7 +118,7 @@ _MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
 
 
 def _attention(name: str) -> Any:
-    """Return the rule for the entry `name` of MPT's attn_config."""
+    """Return the rule for the entry `name` of attn_config in MPT's config."""
     return lambda config: (config.get("attn_config") or {}).get(name)
 
 

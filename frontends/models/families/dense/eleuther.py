@@ -17,7 +17,7 @@ from .llama import LLAMA
 
 
 def _local_layers(config: Config) -> tuple[int | None, ...]:
-    """Return GPT-Neo's windows: the layers called local see window_size keys."""
+    """Return GPT-Neo's window per layer: window_size in layers of type local, None in global layers."""
     types = config.get("attention_layers")
     if types is None:
         attention_types = config.get("attention_types") or [[["global", "local"], 12]]

@@ -1,6 +1,6 @@
-"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU.
+"""Gemma: norms that multiply by 1 + weight, scaled embeddings, GeGLU.
 
-From Gemma 2 on norms are around both sublayers (in VaultGemma before them only), and some layers are local.
+From Gemma 2 on there are norms before and after both sublayers (in VaultGemma only before), and some layers are local.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternating(2, period=_PERIOD), alternating(6
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
-    """Return the rule for 1/√d of the head size, except for the 27 B model, which divides the width by its heads."""
+    """Return the rule for the scale of scores: 1/√head_dim, or in the 27 B model (by its layers) 1/√(dim / heads)."""
 
     def rule(config: Config) -> float:
         share = key("embedding_length")(config) // key("attention.head_count")(config)
@@ -32,7 +32,7 @@ def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 
 def _gguf_ropes(config: Config) -> Any:
-    """Return the rotations: local layers have a separate base and no scaling."""
+    """Return the RoPE of each layer: local layers have a separate base and no scaling."""
     wide = rope_of_gguf(config)
     local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
     windows = gguf.windows(6)(config)
@@ -40,7 +40,7 @@ def _gguf_ropes(config: Config) -> Any:
 
 
 def _activation(config: Config) -> Any:
-    """Return the activation: the oldest configs state gelu for its tanh form."""
+    """Return the activation of a config; the oldest configs state gelu for gelu_tanh."""
     name = key("hidden_act", default="gelu_pytorch_tanh")(config)
     return "gelu_pytorch_tanh" if name == "gelu" else name
 

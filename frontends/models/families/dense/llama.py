@@ -58,12 +58,13 @@ LLAMA = Family(
 
 
 def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
-    """Return `window` in the layers that layer_types (by default `types`) calls sliding, None in the others."""
+    """Return `window` for each layer that layer_types (default: `types`) calls sliding, None for all others."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
 def alternating(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
-    """Return the rule for windows of layers that are local except each `every`-th, the first or the last of a period.
+    """Return the rule for `window`: all layers are local except one of each `every`, the last or (`first_global`)
+    first.
 
     layer_types has priority; the config key `period` may override `every`.
     """
@@ -79,7 +80,7 @@ def alternating(every: int, first_global: bool = False, window: int | None = 409
 
 
 def layer_windows(config: Config) -> Any:
-    """Return the windows of Qwen models by use_sliding_window, and layer_types or else max_window_layers."""
+    """Return the windows of Qwen models, None without use_sliding_window; by layer_types, else by max_window_layers."""
     window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
     if not config.get("use_sliding_window") or window is None:
         return None
@@ -120,7 +121,7 @@ QWEN3 = LLAMA.but(
 
 
 def _olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    """Return the rotations of OLMo 3, whose local layers have no YaRN."""
+    """Return the RoPE of OLMo 3, per layer if there are windows: local layers have no YaRN."""
     wide, local = rope_of_gguf(config), gguf.windows(4)(config)
     near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
     return wide if local is None else tuple(wide if window is None else near for window in local)
@@ -179,7 +180,7 @@ GRANITE = LLAMA.but(
 
 
 def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return RoPE where no_rope_layers has a 1; by default in all except every no_rope_layer_interval-th layer."""
+    """Return the RoPE of each layer: by no_rope_layers (1: rotates), else in all but each no_rope_layer_interval-th."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
     rope = rope_with(rope_theta=2e6)(config)

@@ -1,4 +1,4 @@
-"""Persimmon, CodeGen and DiffLlama: projections in layouts of their own, differences of attention maps."""
+"""Persimmon, CodeGen and DiffLlama: projections in unusual layouts, differences of attention maps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ PERSIMMON = LLAMA.but(
 
 
 def _of_four(which: int) -> Template:
-    """Return a template for the rows of queries (0), values (1) or keys (2), packed separately for four devices."""
+    """Return a template for queries (0), values (1) or keys (2) of a layer fused separately for each of four
+    devices."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))

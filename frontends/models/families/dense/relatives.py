@@ -19,7 +19,7 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 
 def rotary_where_local(rope: Rule, local: Rule) -> Rule:
-    """Return the rule for `rope` of models whose global layers have no positions."""
+    """Return the rule for `rope` in the layers for which `local` returns a window; global layers have no positions."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
         rotation = rope(config)
@@ -39,24 +39,24 @@ ARCEE = LLAMA.but(
 
 
 def _scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """Return a template for a scalar, whatever the rank of its stored tensor."""
+    """Return a template for a scalar, whose stored tensor may have any rank."""
     return lambda fetch, part, settings: Reshape(fetch(name), (1,))
 
 
 def _llama3(theta: float, factor: float) -> dict[str, Any]:
-    """Return the rotary settings of Llama 3.1, which its relatives have by default."""
+    """Return Llama 3.1's rotary settings with this base and factor, which its relatives have by default."""
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
 
 
 def _in_each_layer(config: Config, name: str) -> list[float]:
-    """Return the values of a key for all layers, which may be a single number."""
+    """Return the value of the key `name` for each layer; the config may state one number for all."""
     (values,) = required(config, name)
     return values if isinstance(values, list) else [values] * config["block_count"]
 
 
 def _of_layer(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """Return a template for the layer's value of the key `name` in a GGUF file."""
+    """Return a template for the layer's value of the key `name` in a GGUF file's metadata."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
 
@@ -162,7 +162,7 @@ MINISTRAL = MISTRAL.but(
 
 
 def llama4_temperature(config: Config) -> Temperature:
-    """Return the temperature by which queries grow by `llama_4_scaling_beta` with every original context."""
+    """Return the scale of queries that grows by `llama_4_scaling_beta` with each original context length."""
     beta, length = required(rope_settings(config), "llama_4_scaling_beta", "original_max_position_embeddings")
     return Temperature(beta, length)
 
@@ -194,7 +194,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _exaone4_file(config: Config) -> Config:
-    """Return the keys of a GGUF file, with the window of the 32 B model if it is left out."""
+    """Return the keys of a GGUF file, with the window of the 32 B model if the file lacks it."""
     return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
 
 
@@ -224,7 +224,7 @@ OLMO3 = OLMO2.but(
 
 
 def _hunyuan_rope(config: Config) -> RoPE:
-    """Return RoPE whose base is stretched by a fixed `alpha`, though checkpoints call it dynamic."""
+    """Return RoPE whose base is multiplied by a power of the fixed `alpha`, although checkpoints call it dynamic."""
     settings = rope_settings(config)
     if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
         return rope_of(config)
@@ -307,7 +307,7 @@ IQUESTCODER = LLAMA.but(
 
 
 def layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
-    """Return RoPE with each layer's base in layer_rope_theta; a layer with base 0 or null has no positions."""
+    """Return the RoPE of each layer, with its base in layer_rope_theta; base 0 or null means no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return rope_of(config)

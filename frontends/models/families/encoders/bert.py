@@ -65,7 +65,7 @@ BERT = Family(
 
 
 def _positions(config: Config) -> int:
-    """Return the offset of RoBERTa's positions: the first is after the padding token's."""
+    """Return the offset of RoBERTa's positions, pad_token_id + 1."""
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
 

@@ -15,7 +15,7 @@ from .relatives import ELECTRA, narrower
 
 
 def _grouped(name: str, groups: str) -> Template:
-    """Return a template for a grouped linear layer, stored as convolution [out, in / groups, 1], as block diagonal."""
+    """Return a template for a grouped linear layer as a block-diagonal matrix; it is stored [out, in / groups, 1]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
@@ -67,7 +67,8 @@ def _span(config: Config) -> SpanConvAttention:
 
 
 def _shaped(name: str, taps: bool = False) -> Template:
-    """Return a template for a convolution [channels, 1, taps], a linear layer [out, in, 1], or a bias [out, 1]."""
+    """Return a template for the stored convolution [channels, 1, taps] without axis 1, or without its last axis of size
+    1."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
@@ -77,7 +78,7 @@ def _shaped(name: str, taps: bool = False) -> Template:
 
 
 def _grouped_layer(name: str, down: bool) -> Template:
-    """Return a template for a grouped linear layer, stored [groups, in, out]; with one group as usual."""
+    """Return a template for a grouped linear layer, stored [groups, in, out]; with one group, [out, in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
@@ -131,7 +132,7 @@ def _kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 
 def _taps(config: Config) -> int:
-    """Return the taps of the convolution of values.
+    """Return the number of taps of the convolution of values.
 
     Raises:
         WeftError: if there are landmarks. They are means over sequences of the config's length, and the inverse of

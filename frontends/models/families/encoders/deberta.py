@@ -18,7 +18,7 @@ SELF = f"{LAYER}.attention.self"
 
 
 def _terms(config: Config) -> list[str]:
-    """Return the kinds of scores in addition to those of contents: c2p, p2c."""
+    """Return the kinds of scores in addition to content-to-content: c2p, p2c."""
     stated = config.get("pos_att_type") or []
     terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
     is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
@@ -50,7 +50,7 @@ def _table(config: Config) -> RelativeTable | None:
 
 
 def _convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
-    """Return the blocks, the first one with a parallel convolution, if the config has one; else None."""
+    """Return the blocks, the first with a parallel convolution, if the config has one; else None."""
     kernel = config.get("conv_kernel_size") or 0
     if kernel <= 0:
         return None
@@ -111,7 +111,7 @@ DEBERTA_V2 = BERT.but(
 
 
 def _packed(which: str) -> Template:
-    """Return a template for `which` (q, k or v) of a fused linear layer, head by head; q and v have separate biases."""
+    """Return a template for `which` (q, k or v) of a layer fused head by head; q and v have separate biases."""
     weight = packed(f"{SELF}.in_proj", which, grouped=True)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

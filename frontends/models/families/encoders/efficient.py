@@ -21,7 +21,10 @@ from .bert import BERT, LAYER, ROBERTA
 
 
 def _windows(layers: str) -> Rule:
-    """Return the rule for half of attention_window on each side: one number, or one per layer (count in `layers`)."""
+    """Return the rule for `window`: half of attention_window on each side; it is one number, or one per layer.
+
+    `layers` is the config key with the number of layers.
+    """
 
     def rule(config: Config) -> tuple[int, ...]:
         windows = config.get("attention_window", 512)
@@ -70,7 +73,8 @@ GLOBAL = "transient-global"
 
 
 def _encoder(name: str, layer: str = "{i}") -> Template:
-    """Return a template for the tensor `name` of the encoder's attention, whose module differs with global tokens."""
+    """Return a template for tensor `name` of the encoder's attention, whose module is named otherwise with global
+    tokens."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
@@ -80,12 +84,12 @@ def _encoder(name: str, layer: str = "{i}") -> Template:
 
 
 def _with_globals(make: Rule) -> Rule:
-    """Return the rule `make` for a setting of encoders that have global tokens, None for others."""
+    """Return the rule `make` for encoders with global tokens; None for all others."""
     return lambda config: make(config) if config.get("encoder_attention_type") == GLOBAL else None
 
 
 def _window(config: Config) -> int:
-    """Return the distance of the nearest token that is not seen."""
+    """Return the distance of the nearest masked token."""
     return int(config.get("local_radius", 127)) + 1
 
 
@@ -100,7 +104,7 @@ def _global_attention(config: Config) -> TransientGlobalAttention:
 
 
 def _local_bias(config: Config) -> T5Bias | None:
-    """Return the bias that all layers share, or None with global tokens, which include it."""
+    """Return the bias that all layers share; None with global tokens, whose keys have their own bias."""
     return None if config.get("encoder_attention_type") == GLOBAL else relative_bias(config)
 
 
@@ -128,10 +132,10 @@ LONGT5 = T5.but(
 
 
 def _blocks(config: Config) -> BlockSparse | None:
-    """Return the blocks that transformers lets a block see in inference.
+    """Return the visible blocks of keys in transformers' inference.
 
-    All its random blocks are then the first block, which counts that many times more. Sequences no longer than all
-    blocks that a block may see, twice the random blocks included, have full attention.
+    All its random blocks are then the first block, which counts that many times more. Sequences of no more blocks than
+    a block can see, with twice the random blocks, have full attention.
     """
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):

@@ -52,7 +52,7 @@ DISTILBERT = BERT.but(
 
 
 def narrower(name: str, default: int | None) -> Rule:
-    """Return the rule for the width of projected embeddings under the config key `name`; None without a projection."""
+    """Return the rule for the width of embeddings that are projected to `dim`, in config key `name`; None if equal."""
 
     def rule(config: Config) -> Any:
         width = key(name, default=default)(config)
@@ -112,7 +112,7 @@ BERT_GENERATION = BERT.but("bert-generation", found={"pooler": None}, unused=("l
 
 
 def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rows of token types plus the row of the first task: transformers' default for models with tasks."""
+    """Return the rows of token types plus the row of task 0, transformers' default for models with tasks."""
     types, tasks = (f"embeddings.{kind}_type_embeddings.{part}" for kind in ("token", "task"))
     if not fetch.has(tasks):
         return fetch(types)
@@ -181,7 +181,7 @@ MPNET = BERT.but(
 
 
 def _check_language(config: Config) -> int:
-    """Return 0 token types; the languages of tokens would be an additional input."""
+    """Return 0 token types; raise WeftError for embeddings of languages, which would be an additional input."""
     if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
         raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
     return 0
@@ -271,13 +271,13 @@ def _adapter(which: str) -> Template:
 
 
 def _before_adapter(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the norm before the adapter: a separate one, or that of the feed-forward again."""
+    """Return the norm before the adapter: a separate norm, or again that of the feed-forward."""
     adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
     return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
 def _feed_forward_norm(which: str) -> Template:
-    """Return a template for the norm `which`: in post-norm blocks the adapter's norm replaces BERT's."""
+    """Return a template for the norm `which`; in post-norm blocks the adapter's norm replaces BERT's."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         before = (which == "adapter") == (settings.arrangement == "pre")
@@ -312,7 +312,7 @@ def _absolute(config: Config) -> bool:
 
 
 def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rotary frequencies, which transformers reads from the checkpoint if it has them."""
+    """Return the rotary frequencies: those of the checkpoint if it has them, as in transformers."""
     rope = settings.rope
     assert isinstance(rope, RoPE)
     # The first layer's represent those of all; transformers 5 writes a star instead of its number.

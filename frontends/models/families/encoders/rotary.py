@@ -40,13 +40,13 @@ EUROBERT = LLAMA.but(
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
-    """Return ModernBERT's windows: half of local_attention on each side in all except every third layer."""
+    """Return ModernBERT's window per layer: half of local_attention on each side, None in each third layer."""
     near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
     return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
 
 
 def _decoder_windows(config: Config) -> tuple[int | None, ...]:
-    """Return the windows of ModernBERT's decoder: half of local_attention, including the token itself."""
+    """Return the window per layer of ModernBERT's decoder: half of local_attention, including the token itself."""
     near = {"sliding_window": (config.get("local_attention", 128) or 0) // 2 or None, **config}
     return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
 
@@ -57,13 +57,13 @@ def _by_type(local: Rule) -> Rule:
 
 
 def _gguf_local(config: Config) -> list[bool]:
-    """Return for each layer if it is local: all except the first of a period, unless the file lists them."""
+    """Return for each layer whether it is local: by the file's list, else all except the first of a period."""
     every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
     return every if isinstance(every, list) else [i % every != 0 for i in layers]
 
 
 def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
-    """Return half of the file's window on each side, in local layers."""
+    """Return half of the file's window (on each side) for local layers, None for global layers."""
     window = config.get("attention.sliding_window")
     return tuple(window // 2 + 1 if local else None for local in _gguf_local(config)) if window else None
 

@@ -1,4 +1,5 @@
-"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and of token sequences in the same space."""
+"""Image encoders (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and text encoders with the same embedding
+space."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .bert import BERT
 
 
 def _tokens(*names: str) -> Template:
-    """Return a template for learned tokens, each stored [1, 1, dim], as rows."""
+    """Return a template for learned tokens [n, dim]; each of `names` is stored as [1, 1, dim]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
@@ -33,7 +34,7 @@ def _registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
 
 
 def _side(config: Config) -> int:
-    """Return the side of images, which are square."""
+    """Return the side length of images in pixels; raise ValueError if they are not square."""
     size = key("image_size", default=224)(config)
     pair = size if isinstance(size, list) else [size, size]
     if len(set(pair)) != 1:
@@ -100,7 +101,8 @@ IJEPA = VIT.but(
 
 
 def _layer_scaled(name: str, scale: str) -> Template:
-    """Return a template for the last layer of a sublayer, times the checkpoint's `scale` (LayerScale, Touvron 2021)."""
+    """Return a template for the last layer `name` of a sublayer, times the checkpoint's `scale` (LayerScale, Touvron
+    2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 
@@ -111,7 +113,7 @@ def _dinov2_ffn(config: Config) -> int:
 
 
 def _dinov2_up(index: int) -> Template:
-    """Return a template for gate (`index` 0) or up (1) of a packed SwiGLU, or for up of a plain feed-forward."""
+    """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; for up of a plain feed-forward."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not s.gated:
@@ -176,10 +178,10 @@ def _has_projection(config: Config) -> bool:
 
 
 def _at_the_end(config: Config) -> SentencePooling | None:
-    """Return the pooling of CLIP with its projection, or None for a class without projection.
+    """Return the pooling of CLIP with its projection; None for a class without projection.
 
-    It is the state of the first end-of-text token, or of the largest id if eos_token_id is 2, an error of the first
-    configs.
+    It selects the first end-of-text token, or the token with the largest id if eos_token_id is 2 (an error of the first
+    configs).
     """
     if not _has_projection(config):
         return None
@@ -221,7 +223,7 @@ CLIP_VISION = VIT.but(
 
 
 def _packed(which: int) -> Template:
-    """Return a template for queries (0), keys or values of a fused projection."""
+    """Return a template for queries (0), keys (1) or values (2) of a fused projection."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.dim

@@ -1,6 +1,6 @@
 """XLNet: attention to contents, distances and segments.
 
-The stream that predicts tokens in shuffled order is left out, as in transformers without a target.
+The query stream, which predicts tokens in shuffled order, is left out, as in transformers without a target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ATTENTION = f"{_LAYER}.rel_attn"
 
 
 def _per_head(name: str, transpose: bool = True) -> Template:
-    """Return a template for a linear layer stored [in, heads, d], or without `transpose` [out, heads, d]."""
+    """Return a template for a linear layer stored [in, heads, d] (q, k, v), or without `transpose` [out, heads, d]
+    (o)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))

@@ -1,4 +1,4 @@
-"""Decoders with mixtures of experts, and those with latent attention.
+"""Decoders with mixtures of experts, and decoders with latent attention.
 
-Never here: feed-forwards of another kind in the dense layers of a family; states.
+Never here: decoders with other feed-forwards only; states.
 """

@@ -207,7 +207,7 @@ MINIMAX_M2 = MIXTRAL.but(
 
 
 def flat(name: str) -> Template:
-    """Return a template for a vector stored as a matrix of one row."""
+    """Return a template for a vector stored as a matrix with one row."""
     return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
 
 
@@ -257,7 +257,8 @@ def _granite_shared(config: Config) -> Any:
 
 
 def _half_of_shared(index: int) -> Template:
-    """Return a template for gate (`index` 0) or up of the shared expert, which the checkpoint stores in one tensor."""
+    """Return a template for gate (`index` 0) or up (1) of the shared expert, which the checkpoint stores in one
+    tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shared = experts_of(settings).shared

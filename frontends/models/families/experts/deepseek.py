@@ -23,13 +23,14 @@ _NORM = RMSNorm(1e-6)  # of the latents, whatever the config states for other no
 
 
 def latent_of(settings: Settings) -> MLA:
-    """Return the latent attention of the layers, which are all alike."""
+    """Return the latent attention of the first layer; all layers have the same."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
 def rows_of_heads(name: str, which: str) -> Template:
-    """Return a template for the rows of keys or values in `name`, where every head's keys are above its values."""
+    """Return a template for keys or values (`which`) of tensor `name`, which stores each head's keys, then its
+    values."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = latent_of(settings)
@@ -42,11 +43,10 @@ def rows_of_heads(name: str, which: str) -> Template:
 
 
 def _rope(config: Config) -> RoPE:
-    """Return RoPE for the rotated part of each head, all of which is rotated.
+    """Return the RoPE of the rotary part of each head, all of whose features are rotated.
 
-    partial_rotary_factor may state the part, relative to either head size; a factor that leaves out frequencies of a
-    scaled
-    type is refused by `rope_of`.
+    partial_rotary_factor may state the size of the part, relative to either head size; `rope_of` refuses a factor that
+    omits frequencies of a scaled type.
     """
     settings, (plain, rotary) = dict(rope_settings(config)), required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
@@ -75,9 +75,9 @@ def mla(config: Config) -> MLA:
 
 
 def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
-    """Return the rule for the layers with experts: by mlp_layer_types, or after the dense layers counted by either key.
+    """Return the rule for which layers have experts: by mlp_layer_types, else all after the number of dense layers.
 
-    The default is `first_dense` dense layers; all layers have experts if that is None.
+    The default number is `first_dense`; None means that all layers have experts.
     """
 
     def sparse(config: Config) -> Iterator[bool]:
@@ -92,7 +92,7 @@ def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]
 
 
 def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """Return the rule for `moe`, with `routing` by the config, in the layers of `sparse_layers`.
+    """Return the rule for `moe` in the layers of `sparse_layers`; `routing` returns the router's arguments.
 
     `shared` is the default number of shared experts; 0 means none. mlp_bias also applies to the experts if `biased`.
     """
@@ -123,7 +123,8 @@ def corrected(
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
 ) -> Rule:
-    """Return the rule for a sigmoid router with a bias for the choice (DeepSeek-V3); `factor` is the scale's key."""
+    """Return the rule for a sigmoid router with a bias for the selection (DeepSeek-V3); `factor` is the key of its
+    scale."""
 
     def rule(config: Config) -> dict[str, Any]:
         return {
@@ -139,7 +140,7 @@ def corrected(
 
 
 def _heads_of(name: str, transpose: bool = False) -> Template:
-    """Return a template for the rows of all heads, stored as a matrix per head, [rank, rows] if `transpose`."""
+    """Return a template for a linear layer stored as a matrix per head, [rank, rows] if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = latent_of(settings)
@@ -150,7 +151,7 @@ def _heads_of(name: str, transpose: bool = False) -> Template:
 
 
 def gguf_mla(config: Config) -> MLA:
-    """Return latent attention; its keys have the length of the latent in files with key_length, but not in MLA."""
+    """Return the latent attention of a file; key_length_mla is the width of a head's keys, not key_length."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
     factor = config.get("rope.scaling.factor", 1.0)
     strength = 1 + config.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)  # of YaRN on the scores

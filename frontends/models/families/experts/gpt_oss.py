@@ -20,7 +20,7 @@ _EXPERTS = "layers.{i}.mlp.experts"
 
 
 def _interleaved(name: str, offset: int) -> Template:
-    """Return a template for gate (`offset` 0) or up (1) of experts [experts, dim, 2 · hidden], biases without dim."""
+    """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden]; biases lack dim."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight, last = fetch(name), 1 if part.endswith("bias") else 2

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5: latent attention to keys that an index chooses (DeepSeek sparse attention, 2025)."""
+"""DeepSeek-V3.2 and GLM-5: latent attention to keys that an index selects (DeepSeek sparse attention, 2025)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that
 
 
 def index_types(config: Config) -> list[str]:
-    """Return the type of each layer's index: indexer_types, or index_topk_pattern (a letter per layer).
+    """Return the type of each layer's index: by indexer_types, else by index_topk_pattern (a letter per layer).
 
     The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and all before it.
     """
@@ -33,7 +33,8 @@ def index_types(config: Config) -> list[str]:
 
 
 def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` with the `index` in the layers that have one, and elsewhere with the last chosen keys."""
+    """Return `plain` for each layer, with `index` where `has_index`, else with the selection of the last layer that has
+    it."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
@@ -42,7 +43,8 @@ def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> t
 
 
 def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
-    """Return the rule for latent attention and its index of `heads` heads, whose RoPE is `interleaved` or not."""
+    """Return the rule for latent attention and its index with `heads` heads; `interleaved` is that of the index's
+    RoPE."""
 
     def rule(config: Config) -> tuple[MLA, LightningIndex]:
         plain = mla({**config, "rope_interleave": True})

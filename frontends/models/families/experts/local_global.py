@@ -1,4 +1,4 @@
-"""Mixtures of experts whose local layers differ from the global ones: Cohere 2 MoE, MiMo-V2-Flash, Flint, Laguna."""
+"""Mixtures of experts with different local and global layers: Cohere 2 MoE, MiMo-V2-Flash, Flint, Laguna."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _cohere_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return RoPE in local layers, and in dense ones if their period would make all of them global."""
+    """Return the RoPE of each layer: local layers rotate, and dense ones if their period would make all of them
+    global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
     layers = zip(_cohere_windows(config), sparse_layers(0)(config), strict=True)
@@ -37,7 +38,7 @@ def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
 
 
 def _cohere_share(config: Config) -> float:
-    """Return the factor of the routed experts, and of the shared one, in their sum."""
+    """Return the factor of the routed experts and of the shared expert in their sum."""
     averaged = config.get("shared_expert_combination_strategy", "average") == "average"
     return 0.5 if averaged and config.get("num_shared_experts") else 1.0
 
@@ -96,7 +97,7 @@ def _mimo_groups(config: Config) -> tuple[int, ...]:
 
 
 def _mimo_routing(config: Config) -> dict[str, Any]:
-    """Return the router of DeepSeek-V3; published configs have null for a scale of 1."""
+    """Return the arguments of DeepSeek-V3's router; published configs have null for a scale of 1."""
     scale = config.get("routed_scaling_factor")
     routing: dict[str, Any] = corrected(groups=1, top_groups=1)(
         {**config, "routed_scaling_factor": 1.0 if scale is None else scale}

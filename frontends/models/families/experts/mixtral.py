@@ -19,7 +19,7 @@ from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWE
 
 
 def stacked(name: str) -> Template:
-    """Return a template for a weight [experts, out, in] stored as a tensor per expert, which is `{e}` in `name`."""
+    """Return a template for a weight [experts, out, in] stored as a tensor per expert ({e} in `name`)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
@@ -31,9 +31,9 @@ def stacked(name: str) -> Template:
 
 
 def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
-    """Return the names of experts under `prefix`: `stacked`, or in transformers' layout, two tensors for all experts.
+    """Return the names of experts under `prefix`: a tensor per expert, or in transformers' layout two for all experts.
 
-    `at` is the position of the mixture in the model.
+    `at` is the path of the mixture in the model.
     """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
@@ -49,10 +49,10 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
 
 
 def activation(config: Config) -> str:
-    """Return our name of the config's activation `hidden_act`.
+    """Return weft's name of the config's activation `hidden_act`.
 
     Raises:
-        WeftError: if we have none.
+        WeftError: if weft does not have it.
     """
     name = config.get("hidden_act", "silu")
     if name not in ACTIVATIONS:
@@ -61,7 +61,7 @@ def activation(config: Config) -> str:
 
 
 def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
-    """Return the rule for `moe` of a config with the experts' inner width under one of the keys `hidden`."""
+    """Return the rule for `moe` of a config with the experts' inner width under the first present key of `hidden`."""
 
     def rule(config: Config) -> MoE:
         experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
@@ -72,7 +72,8 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
 
 
 def _sparse(config: Config) -> Iterator[bool]:
-    """Yield True for sparse layers of Qwen models: every decoder_sparse_step-th, except mlp_only_layers."""
+    """Yield for each layer of Qwen models whether it has experts: every decoder_sparse_step-th, except
+    mlp_only_layers."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
 
@@ -176,7 +177,7 @@ GRANITE_MOE = GRANITE.but(
 
 
 def granite_experts(config: Config) -> MoE | None:
-    """Return the experts next to the shared feed-forward, or None for dense models, which have only that."""
+    """Return the experts next to the shared feed-forward; None for dense models, which only have the feed-forward."""
     if not config.get("num_local_experts", 8):
         return None
     moe: MoE = GRANITE_MOE.settings["moe"](config)

@@ -24,7 +24,7 @@ from .mixtral import MIXTRAL, activation, per_expert
 
 
 def _no_rope_layers(config: Config) -> list[Any]:
-    """Return a 1 for each layer that has positions, unlike the name of the key suggests."""
+    """Return a 1 for each layer with positions, in spite of the key's name (no_rope_layers), and a 0 for all others."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
@@ -71,7 +71,8 @@ def _llama4_moe(config: Config) -> MoE:
 
 
 def _transposed_half(name: str, index: int | None) -> Template:
-    """Return a template for half `index` of tensor `name` [experts, in, gate and up], or all, as [experts, out, in]."""
+    """Return a template for half `index` (None: all) of tensor `name` [experts, in, gate and up], as [experts, out,
+    in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden, stored = experts_of(settings).hidden, fetch(name)
@@ -86,7 +87,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _gguf_chunked(config: Config) -> list[bool]:
-    """Return for each layer if it has positions and sees its chunk only; with window 0 all layers see everything."""
+    """Return for each layer whether it has positions and chunks; True for all with window 0, which disables chunks."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.local_layers(config, 4)
 
 
@@ -139,7 +140,7 @@ LLAMA4 = LLAMA.but(
 
 
 def _inner(outer: str, name: str, default: Any = None) -> Rule:
-    """Return the rule for the entry `name` of the mapping `outer` of a config."""
+    """Return the rule for the entry `name` of the mapping `outer` in a config."""
 
     def rule(config: Config) -> Any:
         inner = config.get(outer) or {}
@@ -164,7 +165,7 @@ def _dbrx_moe(config: Config) -> MoE:
 
 
 def _by_expert(name: str, transpose: bool = False) -> Template:
-    """Return a template for the rows of all experts in order, as [experts, hidden, dim], swapped if `transpose`."""
+    """Return a template for the rows of all experts as [experts, hidden, dim]; the last axes swapped if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
@@ -219,7 +220,7 @@ DBRX = LLAMA.but(
 
 
 def _phimoe_rope(config: Config) -> RoPE:
-    """Return the scaled frequencies, with the amplitude that the config states for up to the original context."""
+    """Return RoPE with the scaled frequencies; the amplitude is the config's for up to the original context."""
     config = {"rope_theta": 1e6, **config}
     settings = rope_settings(config)
     if settings.get("rope_type", settings.get("type", "default")) == "default":
@@ -266,7 +267,7 @@ def _jet_moe(config: Config) -> MoE:
 
 
 def _by_head(name: str, rows: bool) -> Template:
-    """Return a template for all experts' weights with the rows (else columns) of every expert's KV head 0 first."""
+    """Return a template that orders the rows (or columns) of all experts by KV head: head 0 of every expert first."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mixer: MixtureOfAttention = settings.mixer
@@ -281,7 +282,7 @@ def _by_head(name: str, rows: bool) -> Template:
 
 
 def _kv(index: int) -> Template:
-    """Return a template for keys (`index` 0) or values of a fused linear layer."""
+    """Return a template for keys (`index` 0) or values (1) of a fused linear layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.mixer.kv_heads * settings.mixer.head_dim

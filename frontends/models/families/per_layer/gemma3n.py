@@ -73,7 +73,7 @@ def _embedding(config: Config) -> PerLayerEmbedding:
 
 
 def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
-    """Return the layers of a file; llama.cpp always assumes that 20 layers have separate keys and values."""
+    """Return the layers of a GGUF file; as in llama.cpp, 20 layers have keys and values of their own."""
     shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
     scales = config.get("activation_sparsity_scale")  # in standard deviations
     return _layers(
@@ -86,7 +86,7 @@ def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
 
 
 def _unstack(name: str) -> Template:
-    """Return a template for a matrix of one stream, stored in a stack with the others."""
+    """Return a template for the matrix of one stream, which the checkpoint stores in a stack of all streams."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         i = int(fetch.layer)

@@ -43,7 +43,8 @@ def types_of(config: Config, every: int) -> list[str]:
 
 
 def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
-    """Return `Attention` arguments of layer `i`: the last layers share keys and values with the last of their kind."""
+    """Return `Attention` arguments of layer `i`: the last layers use keys and values of an earlier layer of their
+    kind."""
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
         return {}
@@ -54,7 +55,7 @@ def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
 
 
 def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
-    """Return RoPE of the layers of a `kind`, for heads of `head` features."""
+    """Return the RoPE of layers of a `kind`, for heads of `head` features; `defaults` are used for missing settings."""
     base = {"rope_theta": defaults[kind]["rope_theta"]}
     settings = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
     if settings.get("rope_type") != "proportional":
@@ -65,7 +66,7 @@ def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any])
 
 
 def _of_layer(config: Config, i: int, kind: str) -> tuple[int, int]:
-    """Return the size and the number of KV heads of a layer; global ones may differ."""
+    """Return the head size and the number of KV heads of layer `i`; global layers may have others than local layers."""
     by_layer = config.get("per_layer_config") or {}
     layer_config = by_layer.get(str(i), by_layer.get(i)) or {}
     size, groups = key("head_dim", default=256)(config), key("num_key_value_heads", default=4)(config)
@@ -122,7 +123,7 @@ def _embedding(config: Config) -> PerLayerEmbedding | None:
 
 
 def inside(names: Names, at: str = "block") -> Names:
-    """Return `names` of parameters whose blocks are in the field `at` of their layers."""
+    """Return `names` with the parameters of blocks under the field `at` of their layers."""
     return {name.replace("layers.{i}.", f"layers.{{i}}.{at}.", 1): template for name, template in names.items()}
 
 
@@ -159,7 +160,7 @@ PER_LAYER: Names = {
 
 
 def gguf_config(config: Config) -> dict[str, Any]:
-    """Return the keys of a GGUF file under their names in Hugging Face's configs of Gemma 3n and 4."""
+    """Return the keys of a GGUF file, renamed to those of Hugging Face's configs of Gemma 3n and 4."""
     layers, local = range(config["block_count"]), gguf.local_layers(config, 5)
     types = ["sliding_attention" if is_local else "full_attention" for is_local in local]
     wide = int(key("attention.key_length")(config))
@@ -188,7 +189,10 @@ def gguf_config(config: Config) -> dict[str, Any]:
 
 
 def _rotated_fraction(config: Config, head: int) -> dict[str, Any]:
-    """Return the fraction of rotated features of global heads: their frequencies are divided by 1, not by 10³⁰."""
+    """Return the setting for the fraction of rotated features of global heads, from the file's frequency divisors.
+
+    Rotated features have the divisor 1, the others 10³⁰.
+    """
     divisors = config.get(FREQUENCIES)
     if divisors is None:
         return {}

@@ -21,7 +21,7 @@ RECURRENT = "linear_attention"
 
 
 def delta_of(settings: Settings) -> GatedDeltaNet:
-    """Return the delta rule of the layers that have one, which are all alike."""
+    """Return the delta rule of the first layer that has one; all of them are equal."""
     return next(mixer for mixer in settings.mixer if isinstance(mixer, GatedDeltaNet))
 
 
@@ -43,7 +43,7 @@ def delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any
 
 
 def kinds_of(config: Config, every: int = 4) -> list[str]:
-    """Return the types of the layers, by default attention in each `every`-th."""
+    """Return the type of each layer in a config; by default each `every`-th is full attention."""
     layers = range(key("num_hidden_layers")(config))
     plain = [RECURRENT if (i + 1) % every else "full_attention" for i in layers]
     types: list[str] = config.get("layer_types") or plain
@@ -63,7 +63,7 @@ GDN: Names = {
 
 
 def _concat_qkv(name: str) -> Template:
-    """Return a template for a linear layer, or the taps of a convolution, stored separately for q, k and v."""
+    """Return a template for q, k and v, stored separately, as one linear layer or one set of convolution taps."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
@@ -132,7 +132,7 @@ OLMO_HYBRID = LLAMA.but(
 
 
 def _kimi_kinds(config: Config) -> list[bool]:
-    """Return for each layer if it has the delta rule; the config's lists of layers count from 1."""
+    """Return for each layer whether it has the delta rule; the config's lists of layers count from 1."""
     layers, linear_config = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
         return [kind == RECURRENT for kind in config["layer_types"]]

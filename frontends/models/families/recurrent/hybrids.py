@@ -34,7 +34,7 @@ def _short_conv(config: Config) -> ShortConv:
 
 
 def _lfm2_width(config: Config) -> int:
-    """Return the inner width of feed-forwards, which the config may state for one without a gate."""
+    """Return the inner width of feed-forwards; the config may state the width of an ungated one, which is converted."""
     width = int(key("block_ff_dim", "intermediate_size")(config))
     if not config.get("block_auto_adjust_ff_dim", True):
         return width
@@ -44,7 +44,8 @@ def _lfm2_width(config: Config) -> int:
 
 
 def _lfm2_experts(config: Config) -> MoE:
-    """Return experts routed by sigmoids; unlike in transformers, 1e-6 is not added to their sum, less than rounding."""
+    """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores, less than rounding, is left
+    out."""
     experts, hidden, k = required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
         experts,
@@ -173,12 +174,12 @@ def _falcon_mixer(config: Config) -> ParallelHybrid:
 
 
 def _parallel_names(names: Names) -> Names:
-    """Return the names of a state space that runs in parallel to attention."""
+    """Return `names` of a state space as those of the state space in a `ParallelHybrid`."""
     return {name.replace(".attn.", ".attn.ssm."): template for name, template in names.items()}
 
 
 def _gguf_falcon(config: Config) -> ParallelHybrid:
-    """Return attention and a state space, which llama.cpp normalizes, if at all, after the gate."""
+    """Return attention in parallel to a state space; llama.cpp applies its norm, if there is one, after the gate."""
     heads, kv_heads = required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), rope_of_gguf(config))
     mamba = replace(gguf_mamba2(config), norm_first=False)
@@ -299,7 +300,7 @@ _EXPERTS = "layers.{i}.mixer.experts"
 
 
 def _nemotron_stacked(part: str) -> Template:
-    """Return a template for the weights of all experts, stored in one tensor or in a tensor per expert."""
+    """Return a template for the weights `part` of all experts, stored in one tensor or in a tensor per expert."""
     separate = stacked(f"{_EXPERTS}.{{e}}.{part}_proj")
 
     def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
@@ -310,14 +311,14 @@ def _nemotron_stacked(part: str) -> Template:
 
 
 def _gguf_widths(config: Config) -> tuple[int | None, ...]:
-    """Return the inner widths of the layers that are a plain feed-forward, None for others."""
+    """Return the inner width of each layer that is a plain feed-forward; None for all other layers."""
     widths_stated, layers = key("feed_forward_length")(config), range(config["block_count"])
     widths = widths_stated if isinstance(widths_stated, list) else [widths_stated for _ in layers]
     return tuple(None if i in config[gguf.SPARSE] else widths[i] or None for i in layers)
 
 
 def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
-    """Return the layers of a file, with the minimum step of all published configs, which files do not state."""
+    """Return the layers of a GGUF file; the minimum step, which files lack, is that of all published configs."""
     kv_heads = key("attention.head_count_kv")(config)
     heads, mamba = key("attention.head_count")(config), replace(gguf_mamba2(config), least_step=0.001)
 

@@ -59,7 +59,8 @@ def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
 
 
 def _lightning(which: str) -> Template:
-    """Return a template for rows of q, k or v: of attention, or of lightning attention, which packs them by head."""
+    """Return a template for q, k or v (`which`), which attention stores separately and lightning attention head by
+    head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):

@@ -35,7 +35,7 @@ def taps(name: str, channels: Callable[[Settings], int] = _channels) -> Template
 
 
 def _names(at: str) -> Names:
-    """Return the names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
+    """Return the names of the parameters of a Mamba or Mamba-2 layer, whose module is called `at` in checkpoints."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": taps(f"{at}.conv1d.weight"),
@@ -46,7 +46,7 @@ def _names(at: str) -> Names:
 
 
 def mamba2_names(at: str) -> Names:
-    """Return the names of a Mamba-2 layer that the checkpoint calls `at`."""
+    """Return the names of the parameters of a Mamba-2 layer, whose module is called `at` in checkpoints."""
     return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
@@ -87,7 +87,7 @@ def _mamba2(config: Config) -> Mamba2:
 
 
 def log_rates(*dims: int) -> Template:
-    """Return a template for A_log, of shape `dims` if given, of the stored A = −e^A_log."""
+    """Return a template for A_log, reshaped to `dims` if given; the checkpoint stores A = −e^A_log."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch("blk.{i}.ssm_a")
@@ -112,7 +112,7 @@ HEADED_STATES: Names = {
 
 
 def _gguf_mamba(normed: bool = False) -> Rule:
-    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed` or by the file (Falcon Mamba)."""
+    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed`, or if the file states it."""
 
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
@@ -204,7 +204,7 @@ def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 
 def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
-    """Return a rule for the layers of a `kind`, by the config keys of its period and offset."""
+    """Return a rule for whether each layer is of a `kind`; the config may override `period` and `offset`."""
 
     def layers(config: Config) -> tuple[bool, ...]:
         step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)

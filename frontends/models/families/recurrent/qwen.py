@@ -25,7 +25,8 @@ def _qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
 
 
 def _of_each_head(name: str, index: int) -> Template:
-    """Return a template for part `index` of a linear layer with the rows of queries and gate, head by head."""
+    """Return a template for queries (`index` 0) or gate (1) of a linear layer that stores both for each head in
+    order."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
@@ -96,7 +97,7 @@ def _gguf_delta(config: Config) -> GatedDeltaNet:
 
 
 def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
-    """Return `stored`, the first value heads of all groups, then the second ones and so on, ordered by group."""
+    """Return `stored` reordered by group; it stores the first value heads of all groups, then all second ones, …."""
     delta = delta_of(settings)
     groups = delta.groups or delta.heads
     by_group = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
@@ -104,7 +105,7 @@ def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
 
 
 def _rows_of_heads(name: str) -> Template:
-    """Return a template for a linear layer whose rows are value heads."""
+    """Return a template for a linear layer whose outputs are value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta, stored = delta_of(settings), fetch(f"{name}.{part}")
@@ -115,7 +116,7 @@ def _rows_of_heads(name: str) -> Template:
 
 
 def _rows_of_values(name: str) -> Template:
-    """Return a template for rows of q and k, unchanged, and of value heads."""
+    """Return a template for a layer whose outputs are q and k (unchanged) and value heads (reordered by group)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         (keys, values), stored = delta_of(settings).widths, fetch(f"{name}.{part}")
@@ -126,7 +127,7 @@ def _rows_of_values(name: str) -> Template:
 
 
 def _columns_of_heads(name: str) -> Template:
-    """Return a template for a linear layer whose columns are value heads."""
+    """Return a template for a linear layer whose inputs are value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta = delta_of(settings)
@@ -138,7 +139,7 @@ def _columns_of_heads(name: str) -> Template:
 
 
 def _of_heads(template: Template) -> Template:
-    """Return a template for a number per value head."""
+    """Return a template for one element per value head, reordered by group."""
     return lambda fetch, part, settings: Reshape(_by_group(template(fetch, part, settings), settings, 1), (-1,))
 
 
@@ -163,7 +164,7 @@ _GATE = "layers.{i}.attn.gate"
 
 
 def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
-    """Return a template for the gate after the delta rule, or after attention, by the kind of layer."""
+    """Return a template for the gate of a layer: `of_delta` in a layer with the delta rule, else attention's gate."""
     of_heads = _of_each_head(queries, 1)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

@@ -18,7 +18,7 @@ from .mamba import mamba2_names, taps
 
 
 def _kinds(config: Config) -> list[bool]:
-    """Return for each layer if a transformer block feeds it."""
+    """Return for each layer whether a transformer block feeds it."""
     plain = ["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7
     plain += ["mamba"] * 4 + ["hybrid"] + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2
     kinds = [kind == "hybrid" for kind in config.get("layers_block_type") or plain]
@@ -59,12 +59,12 @@ def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
 
 
 def _fed_layers(settings: Settings) -> list[int]:
-    """Return the layers that a transformer block feeds."""
+    """Return the indices of the layers that a transformer block feeds."""
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
 def _shared(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
-    """Return a template for a weight of the layer's `block`, plus its low-rank `adapter`; or `half` of the rows."""
+    """Return a template for a weight of the layer's `block`, plus its low-rank `adapter`; or for `half` of its rows."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         layers = _fed_layers(settings)
@@ -85,7 +85,7 @@ def _shared(name: str, adapter: str = "", half: int | None = None, block: str = 
 
 
 def _either(plain: str | Template, hybrid: str | Template) -> Template:
-    """Return a template for the tensor of a layer without a transformer block, or of one with it."""
+    """Return a template that reads `plain` in a layer without a transformer block, and `hybrid` in a layer with one."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
@@ -205,13 +205,13 @@ def _both(name: str) -> Template:
 
 
 def _in_turns(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rows of x and of the gate, which alternate in the checkpoint."""
+    """Return all rows of x, then all rows of the gate; they alternate in the checkpoint."""
     stored, rows = _both("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
     return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
 
 
 def _of_head(name: str, head: int) -> Template:
-    """Return a template for a head's part of tensor `name` [heads, ...]; all channels if there is one head."""
+    """Return a template for the part of `head` in tensor `name` [heads, ...]; for all channels if there is one head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mamba = settings.block[0].mamba

@@ -1,4 +1,4 @@
 """Encoder-decoders, and decoders built from the same blocks.
 
-Never here: decoders that share nothing with them.
+Never here: decoders with other blocks.
 """

@@ -16,7 +16,7 @@ from ...tables.settings import Settings
 
 
 def _names(part: str) -> dict[str, str]:
-    """Return the names of the encoder or decoder."""
+    """Return the names of `part` (encoder or decoder)."""
     layer = f"{part}.layers.{{i}}"
     names = {
         f"{part}.positions.weight": f"{part}.embed_positions.weight",
@@ -40,7 +40,7 @@ def _decoder_alone(prefix: str) -> Names:
 
 
 def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the head's bias, stored as a separate row."""
+    """Return the head's bias, which the checkpoint stores as a matrix with one row."""
     return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
 
 
@@ -55,7 +55,7 @@ def _size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
 
 
 def scaled(default: bool, width: str = "d_model") -> Rule:
-    """Return the rule for the factor of embeddings: √width with scale_embedding, or without that key by `default`."""
+    """Return the rule for the factor of embeddings: √width if scale_embedding (by default `default`), else 1."""
     return lambda c: key(width)(c) ** 0.5 if c.get("scale_embedding", default) else 1.0
 
 
@@ -141,7 +141,7 @@ BLENDERBOT_SMALL = BART.but(
 
 
 def _first_position(config: Config) -> int:
-    """Return the position of the first token: the one after the padding token's."""
+    """Return the position of the first token: pad_token_id + 1."""
     return int(key("pad_token_id", default=1)(config)) + 1
 
 

@@ -1,4 +1,4 @@
-"""Decoders before GPT-2, and those that keep their positions: GPT, CTRL, BioGPT."""
+"""Decoders before GPT-2, and later ones with the same positions: GPT, CTRL, BioGPT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .bart import scaled
 
 
 def _activation(config: Config) -> str:
-    """Return the activation; GPT's gelu is the tanh form."""
+    """Return the activation of a config; GPT's gelu is gelu_tanh."""
     name = str(config.get("afn") or "gelu")
     return "gelu_new" if name == "gelu" else name
 

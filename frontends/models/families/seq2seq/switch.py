@@ -10,7 +10,8 @@ from .t5 import T5
 
 
 def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
-    """Return the mixtures of `layers` layers of which about `sparse` have one: every layers/sparse-th."""
+    """Return one entry per layer: a mixture in every (layers/sparse)-th layer, so about `sparse` of `layers`; else
+    None."""
     moe = MoE(
         config.get("num_experts", 8),
         key("d_ff")(config),
@@ -35,7 +36,7 @@ def _decoder(config: Config) -> dict[str, object]:
 
 
 def _names(part: str, ffn: int) -> Names:
-    """Return names that differ from T5 in the encoder or decoder, whose feed-forward is sublayer `ffn`."""
+    """Return the names that differ from T5 in `part` (encoder or decoder), whose feed-forward is sublayer `ffn`."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",

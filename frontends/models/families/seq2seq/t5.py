@@ -18,7 +18,7 @@ from ..dense.gemma import GEMMA2
 
 
 def _names(part: str, ffn: int) -> Names:
-    """Return the names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
+    """Return the names of `part` (encoder or decoder), whose feed-forward is sublayer `ffn` of a block."""
     block = f"{part}.block.{{i}}.layer"
     names: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -46,13 +46,14 @@ def _up(name: str) -> Template:
 
 
 def relative_bias(config: Config) -> T5Bias:
-    """Return the table of relative positions of a config, one for all layers."""
+    """Return the bias by relative positions of a config; one table for all layers."""
     buckets = config.get("relative_attention_num_buckets", 32)
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
 def feed_forward(default: str) -> dict[str, Any]:
-    """Return the settings in feed_forward_proj: an activation, perhaps after "gated-"; gated-gelu is the tanh form.
+    """Return the settings that feed_forward_proj states: an activation, perhaps after "gated-"; gated-gelu is
+    gelu_tanh.
 
     dense_act_fn and is_gated_act, which transformers writes into configs, override it.
     """
@@ -68,13 +69,13 @@ def feed_forward(default: str) -> dict[str, Any]:
 
 
 def _scaled(config: Config) -> Any:
-    """Return the scale of logits: 1/√dim if the head was tied to the embedding."""
+    """Return the factor of logits: 1/√dim if the head was tied to the embedding, else 1."""
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     return 1.0 if tied is False else key("d_model")(config) ** -0.5
 
 
 def _gguf_names(part: str, short: str) -> Names:
-    """Return the names of the encoder or decoder in GGUF files, which call it `short`."""
+    """Return the names of `part` (encoder or decoder) in GGUF files, which call it `short`."""
     block = f"{short}.blk.{{i}}"
     sublayers = {"attn": "attn", "cross": "cross_attn"}
     return {
@@ -92,12 +93,13 @@ def _gguf_bias(config: Config) -> T5Bias:
 
 
 def _where_biased(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for the table of relative positions: `by_layer` if more than the first have one, or shared."""
+    """Return the rule for a bias per layer (`by_layer`) or for one that layers share; None for files of the other
+    kind."""
     return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
 def _gguf_scaled(config: Config) -> Any:
-    """Return 1/√dim for the first T5, the only one without gates, and for UMT5, whose layers have separate tables.
+    """Return the factor of logits: 1/√dim for the first T5 (without gates) and UMT5 (a bias per layer), else 1.
 
     transformers does the same; llama.cpp leaves it out, which does not change the order of tokens.
     """
@@ -179,7 +181,7 @@ UMT5 = T5.but(
 
 
 def _gemma_names(part: str) -> Names:
-    """Return the names of the encoder or decoder, which has norms around each sublayer."""
+    """Return the names of `part` (encoder or decoder), which has norms before and after each sublayer."""
     layer = f"{part}.layers.{{i}}"
     names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": shifted(f"{part}.norm")}
     for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
@@ -190,7 +192,7 @@ def _gemma_names(part: str) -> Names:
 
 
 def _of(part: str, rule: Any) -> Any:
-    """Return the rule that reads the config of the encoder or decoder."""
+    """Return the rule that applies `rule` to the config of `part` (encoder or decoder)."""
     return (lambda c: rule(key(part)(c))) if callable(rule) else rule
 
 
