@@ -90,8 +90,7 @@ class Model(Displayable):
         return path if path is not None and path.exists() else None
 
     def _label(self, path: Path) -> str:
-        """Return the name of a file in records; files of adapters are called `adapter0/…`, because their names
-        repeat."""
+        """Return the name of a file in records; files of adapters are called `adapter0/…`, as names repeat."""
         adapter = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
         return path.name if adapter is None or not path.name.startswith("adapter_") else f"adapter{adapter}/{path.name}"
 

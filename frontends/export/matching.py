@@ -121,8 +121,7 @@ class _Matcher:
             yield ours, theirs
 
     def operands(self, node: Node) -> list[Value | None]:
-        """Return the operands without trailing None; those of commutative ops are sorted by the order of their
-        nodes."""
+        """Return the operands without trailing None; those of commutative ops are in node order."""
         operands = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
         if Trait.COMMUTATIVE in node.op.traits:
             operands.sort(key=lambda v: -1 if v is None or v.producer is None else self.position[v.producer])

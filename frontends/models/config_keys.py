@@ -106,8 +106,7 @@ class Recorded(dict[str, Any]):
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        """Return the items; in a nested config they all count as read, in the top config none does, because errors list
-        it."""
+        """Return the items; in a nested config they all count as read, in the top one none does."""
         return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 

@@ -145,8 +145,7 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
-    """Return `table` with a reranker's head: the logit of the first of `tokens`, minus that of the second if there is
-    one.
+    """Return `table` with a reranker's head: the logit of the first of `tokens`, minus that of a second.
 
     Raises:
         WeftError: if its logits are not a linear map of the hidden states.
@@ -177,8 +176,7 @@ def encoder_alone(table: Family) -> Family:
 
 
 def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config keys for the head that graph.meta (`facts`) describes, in a config of `table`; {} without a
-    head."""
+    """Return the config keys for the head that graph.meta (`facts`) describes, for `table`; {} without a head."""
     if (task := facts.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")

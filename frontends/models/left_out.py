@@ -61,8 +61,7 @@ def meaning_of_tensor(key: str) -> str:
 
 
 def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each module with tensors in `unread` but none in `read`; equal modules of layers are one
-    entry."""
+    """Yield an entry for each module with tensors in `unread` but none in `read`; equal ones of layers are one."""
     parents = {key[:end] for key in read for end in _dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:

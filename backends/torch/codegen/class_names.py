@@ -27,11 +27,9 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 
 def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """Map the key of each method to the name of its class; none is in `taken`, and the class of `top` is called
-    `whole`.
+    """Map the key of each method to the name of its class; none is in `taken`, and `top`'s is `whole`.
 
-    Equal names are distinguished by encoder or decoder, then by the ops among the `nodes` of each class, then by
-    numbers.
+    Equal names are distinguished by encoder or decoder, then by the ops of each class, then by numbers.
     """
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
@@ -83,8 +81,7 @@ def _kind(node: Node) -> str:
 
 
 def _title(path: str, nodes: list[Node]) -> str:
-    """Return the preferred class name of the module at `path`, which computes `nodes`; other classes may get the
-    same."""
+    """Return the preferred class name of the module at `path`, which computes `nodes`; others may get it too."""
     last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
     if last == "attn" and kinds:
         return kinds[0]

@@ -43,8 +43,7 @@ class Class:
 
     @property
     def like(self) -> str:
-        """Return the source of the parameter `like` of `new_cache`, "" if the cache takes its dtype from a weight of
-        the class."""
+        """Return the source of the parameter `like` of `new_cache`, "" if a weight of the class gives the dtype."""
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
@@ -75,13 +74,11 @@ class ClassWriter(ABC):
         """Return the source of the cache parameter of an inner method that has states."""
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
-        """Return the source of a parameter: `name` and its annotation. `top`: it belongs to the forward of the whole
-        model."""
+        """Return the source of a parameter: `name` and its annotation. `top`: of the whole model's forward."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def keeps(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
-        cache."""
+        """Return the expression that constructs a class's cache, and its type; ("", "") without a cache."""
         return "", ""
 
     def described_nodes(self, method: Method) -> list[Node]:
@@ -91,8 +88,7 @@ class ClassWriter(ABC):
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the name of the class of `method`; a new class is added to `classes` after the classes of inner
-        methods."""
+        """Return the name of the class of `method`; a new one is added to `classes` after those of inner methods."""
         if not self.names:
             self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]

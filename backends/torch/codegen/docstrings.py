@@ -39,8 +39,7 @@ STYLES = (  # by the `_place` of all norms of a block
 
 
 def model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
-    """Return the lines of a generated file's docstring: kind and size of the model, its imports, inputs, outputs and
-    cache.
+    """Return the lines of a generated file's docstring: kind, size, imports, inputs, outputs and cache.
 
     `kernels` states that the source imports the package `kernels`.
     """

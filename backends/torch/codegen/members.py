@@ -11,8 +11,7 @@ from .structure import Call, Loop, Method, reads
 
 
 class Constructor:
-    """Writes the lines of ``__init__`` that construct the members (modules, parameters, buffers) of a method's
-    class."""
+    """Writes the lines of ``__init__`` that construct modules, parameters and buffers of a method's class."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -20,13 +19,11 @@ class Constructor:
     # -- to override
 
     def construct(self, place: str, name: str) -> str:
-        """Return the expression that constructs a module of class `name`; `place` is its relative path, for
-        subclasses."""
+        """Return the expression that constructs a module of class `name`; `place` is its relative path."""
         return f"{name}()"
 
     def construct_list(self, place: str, names: Sequence[str]) -> str:
-        """Return the expression that constructs a ModuleList of the classes `names`; `place` is its path, for
-        subclasses."""
+        """Return the expression that constructs a ModuleList of the classes `names`; `place` is its path."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
         return f"nn.ModuleList(kind() for kind in {periodic([*names])})"
@@ -88,8 +85,7 @@ class Constructor:
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
-        """Return the expression that constructs one module; an empty ``nn.Module()`` if `entry` is None or has only
-        children."""
+        """Return the expression that constructs one module; an empty ``nn.Module()`` for None or only children."""
         if isinstance(entry, Submodule):
             return entry.init
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"

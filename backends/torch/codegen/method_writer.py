@@ -1,5 +1,4 @@
-"""The lines of a method: expressions inlined into their readers while lines stay short, and names for all other
-values."""
+"""The lines of a method: expressions inlined into their readers while lines stay short, and named values."""
 
 from __future__ import annotations
 
@@ -295,8 +294,7 @@ def _alike(o: Operand, results: Iterable[Var]) -> bool:
 
 
 def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
-    """Return the path of the ModuleList whose modules `calls` run in order, and the slice that they run ("" for
-    all)."""
+    """Return the path of the ModuleList whose modules `calls` run in order, and their slice ("" for all)."""
     container = relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative(p, method.path) for p in (*method.modules, *method.holds))

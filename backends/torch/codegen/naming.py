@@ -32,8 +32,7 @@ class Line:
 class Names:
     """Chooses the names of the values in `lines`.
 
-    tokens: placeholder of each operand. taken: names that no value gets. stream: name of a value that passes through a
-    loop.
+    tokens: placeholder of each operand. taken: names that no value gets. stream: name of a looped value.
     """
 
     def __init__(
@@ -52,8 +51,7 @@ class Names:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names by operand: `stream` for the value that passes through a loop and for values it
-        replaces."""
+        """Return preferred names by operand: `stream` for a value in a loop and values it replaces."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -142,8 +140,7 @@ class Names:
 
 
 def _assignment(targets: str, tree: ast.AST) -> str:
-    """Return the source of ``targets = tree``; an `if` statement if one branch of a conditional expression is
-    `targets`."""
+    """Return the source of ``targets = tree``; an `if` if one branch of a conditional is `targets`."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:

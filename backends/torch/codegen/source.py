@@ -154,8 +154,7 @@ def _new_cache(method: Method) -> str:
 
 
 def _find_weight(method: Method) -> str:
-    """Return the source of a weight from which the cache takes its dtype and device; ``like`` if the module has
-    none."""
+    """Return the source of a weight that gives the cache its dtype and device; ``like`` without one."""
     for path, member in method.holds.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.holds:

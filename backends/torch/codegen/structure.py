@@ -161,8 +161,7 @@ class _Builder:
         return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether statements outside of `mine` only return `v`, without computing with it; then it is the last
-        output."""
+        """Return whether statements outside of `mine` only return `v`, without computing with it; it is then last."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
@@ -300,8 +299,7 @@ def _roll_loops(items: list[Item]) -> list[Item]:
 
 
 def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """Yield consecutive runs of `items`: calls of successive modules of a list, calls of one module, or a single
-    item."""
+    """Yield consecutive runs of `items`: calls of successive modules or of one module, or one item."""
     run: list[Item] = []
     for item in items:
         if run and not (isinstance(item, Call) and isinstance(run[-1], Call) and _follows(run[-1].path, item.path)):

@@ -23,8 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _Divergence(torch.autograd.Function):
-    """Compute Σ KL(p ‖ q) over logits [tokens, vocab], p from the teacher and q from the student; only q has a
-    gradient."""
+    """Compute Σ KL(p ‖ q) over logits [tokens, vocab], p from the teacher, q (with a gradient) from the student."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
@@ -83,8 +82,7 @@ def distill(
 ) -> Outcome:
     """Train `student` on `windows` [n, context], restore its best state, and return the divergence before and after.
 
-    held_back: windows [n, context] on which the best state has the least divergence from `teacher`; its scales are
-    rounded.
+    held_back: windows [n, context] on which the best state (scales rounded) is closest to `teacher`.
     batch: windows per step. rate: step size of Adam relative to the size of each parameter; it warms up, then decays to
     0 along a cosine at `steps` or `seconds`, whichever is first. bf16: matrix products of the training are in bf16.
     progress: called with ("healing", steps done, `steps`).

@@ -114,8 +114,7 @@ class Student:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Return all trainable parameters: the changes of scales, then the vectors; a tied weight's change occurs
-        repeatedly."""
+        """Return all trainable parameters: changes of scales (repeated for tied weights), then vectors."""
         return [change for _, change in self.scales.values()] + list(self.vectors.values())
 
     def counts(self) -> tuple[int, int]:
@@ -178,8 +177,7 @@ def _cast_scales(student: Student, name: str) -> Array:
 
 
 def scaled_params(graph: Graph) -> list[str]:
-    """Return the names of quantized parameters of `graph` whose scales are trained; those with minima or float codes
-    are not.
+    """Return the names of quantized parameters of `graph` whose scales are trained: without minima and float codes.
 
     If some have codes of less than 8 bits, parameters with 8-bit codes are not trained: they have almost no error to
     compensate, and the noise of their gradients costs more than they gain.

@@ -98,8 +98,7 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to identifiers; names that are all indices stay as they are if `listed` (in a
-    ModuleList)."""
+    """Map the names of siblings to identifiers; all-index names stay if `listed` (in a ModuleList)."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):

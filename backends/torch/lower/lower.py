@@ -136,8 +136,7 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
 
 
 def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
-    """Replace the operand of `value` by one token of each batch row if the optional input ``last`` [batch] is
-    passed."""
+    """Replace the operand of `value` by one token of each batch row if input ``last`` [batch] is passed."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)

@@ -71,8 +71,7 @@ def explain(
 
 
 def _merge_traces(report: Report) -> Trace:
-    """Return the merged traces of the phase fuse-decode: all refusals, and at each value the match that got
-    furthest."""
+    """Return the merged traces of the phase fuse-decode: all refusals, and at each value the furthest match."""
     trace = Trace()
     for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
         trace.refusals += record.trace.refusals
@@ -98,8 +97,7 @@ def explain_cpu(dtype: torch.dtype) -> str:
 
 
 def _explain_choice(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
-    """Return the entry of one choice, without the node's name; `unfused` is the reason why its node is not fused
-    further."""
+    """Return the entry of one choice, without the node's name; `unfused`: why its node is not fused further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assumed(capability):

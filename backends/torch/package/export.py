@@ -117,8 +117,7 @@ def kernel_files(kernels: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _find_imports(name: str) -> tuple[str, ...]:
-    """Return the kernel modules that the module `name` imports; cached, because the files do not change while weft
-    runs."""
+    """Return the kernel modules that the module `name` imports; cached, because files do not change."""
     package, imported = name.rpartition(".")[0], list[str]()
     for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:

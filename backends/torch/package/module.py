@@ -87,8 +87,7 @@ def state_dict(
 
 
 def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
-    """Return a parameter as a CPU tensor in `dtype`; constant tables are f32, integers and block scales keep their
-    dtype."""
+    """Return a parameter as a CPU tensor in `dtype`; constants are f32, integers and block scales keep theirs."""
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
@@ -146,8 +145,7 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Return the pickle reduction of an instance of a generated class: the source and name of the class, its
-    attributes."""
+    """Return the pickle reduction of an instance of a generated class: source and name of the class, attributes."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None

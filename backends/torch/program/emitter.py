@@ -78,8 +78,7 @@ class Emitter:
         self._made[value] = operand
 
     def give(self, name: str, default: str, type: str) -> Var:
-        """Return the input of the model called `name`; if there is none, add it with this default and annotation
-        (`type`)."""
+        """Return the input of the model called `name`; if there is none, add it with this default and type."""
         for var in self.program.inputs:
             if var.name == name:
                 return var
@@ -89,13 +88,11 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] unchanged; emitters whose inputs have padding override it to zero the
-        padding."""
+        """Return `value` [batch, seq, width] unchanged; emitters for padded inputs override it."""
         return value
 
     def padding(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None if inputs have no
-        padding."""
+        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None for unpadded inputs."""
         return None
 
     def keep_state(
@@ -109,8 +106,7 @@ class Emitter:
         return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return all keys and values that `node` attends to. `make` emits them, once for all nodes that share a
-        cache."""
+        """Return all keys and values that `node` attends to. `make` emits them once per shared cache."""
         first = cache_owner(node)
         if first not in self._keys:
             self._keys[first] = make()
@@ -119,8 +115,7 @@ class Emitter:
     # -- heads
 
     def heads(self, value: Value, heads: Any, name: str = "") -> Var:
-        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width]; `name` defaults to the name of
-        `value`."""
+        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width]; `name` defaults to its name."""
         count, width = int(heads), self.size_of(value) // heads
         if (by_head := self.known_heads(value, count)) is not None:
             return by_head
@@ -229,8 +224,7 @@ class Emitter:
         return folded if len(s.results) == 1 else f"({folded})[{s.results.index(var)}]", operands
 
     def function(self, stem: str, text: str) -> str:
-        """Add a function to the source of this model and return its name: `stem`, with a number if another function has
-        it.
+        """Add a function to the source of this model and return its name: `stem`, numbered if it is taken.
 
         `text` is its source, with ``{name}`` for the name; equal functions are added once.
         """
@@ -243,8 +237,7 @@ class Emitter:
     # -- weights
 
     def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
-        """Return a module, constructed by `init`, whose parameters are `weights` (attribute name to weight; None is
-        skipped).
+        """Return a module, constructed by `init`, whose parameters are `weights` (by attribute; None is skipped).
 
         None if their names are not those of one module in this scope, if the module has other members, or if an earlier
         statement reads a weight directly: then the statement must read the weights themselves.
@@ -271,8 +264,7 @@ class Emitter:
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Return whether the graph has more names below `path` than `params`, so that it cannot be a single module of
-        torch."""
+        """Return whether the graph has more names below `path` than `params`, so it is not one module of torch."""
         if self._parts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
@@ -283,8 +275,7 @@ class Emitter:
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def hold(self, param: Param) -> Operand:
-        """Return the operand of a parameter: a hoisted result if `formula` can compute it, else a tensor of a
-        module."""
+        """Return the operand of a parameter: a hoisted `formula` if there is one, else a tensor of a module."""
         if (text := formula(param.recipe)) is not None:
             return self.hoist(
                 param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
@@ -310,8 +301,7 @@ class Emitter:
     def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
         """Return an expression for `size` with placeholders from ``{0}`` on, and its operands.
 
-        A symbolic size is read from the first value of `near` that has it as an axis, else computed from the graph
-        inputs.
+        A symbolic size is read from the first value of `near` that has it, else computed from the graph inputs.
         """
         if not isinstance(size, Poly):
             return str(size), []
@@ -352,8 +342,7 @@ class Emitter:
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
 
     def shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """Return `shape` as comma-separated expressions, and their operands; see `size`. Placeholders start at
-        `first`."""
+        """Return `shape` as comma-separated expressions, and operands; see `size`. Placeholders start at `first`."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.size(s, *near)

@@ -14,8 +14,7 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin(e: Emitter) -> None:
-    """Make `position_ids` and the encoder's inputs optional, and emit the advance of the cache; do nothing without
-    tokens."""
+    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
     tokens = tokens_of(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -36,8 +35,7 @@ def begin(e: Emitter) -> None:
 
 
 def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """Return `statements`, preceded by one that advances the cache if they do not contain it; unchanged without a
-    cache."""
+    """Return `statements`, preceded by the advance of the cache if they lack it; unchanged without a cache."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
@@ -58,8 +56,7 @@ def query_positions(e: Emitter) -> Operand:
 
 
 def first_position(e: Emitter) -> Var | None:
-    """Emit and return the position of the first new token, which is None at run time if the caller passes
-    `position_ids`.
+    """Emit and return the position of the first new token, None at run time if `position_ids` is passed.
 
     Return None (and emit nothing) without a cache, or if `position_ids` is a required input.
     """
@@ -108,8 +105,7 @@ def written_positions(e: Emitter) -> Operand:
 
 
 def key_positions(e: Emitter) -> Var:
-    """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens if the cache is empty, else of all
-    keys."""
+    """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens in an empty cache, else of all."""
     positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"

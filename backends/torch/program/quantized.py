@@ -25,8 +25,7 @@ MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.lin
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if it was never to stay in
-    blocks."""
+    """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if not asked to stay."""
     layout = kept_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -50,8 +49,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return a trained float vector (rank 1), which is never in blocks and so has the model's dtype; None without
-    one."""
+    """Return a trained float vector (rank 1), which has the model's dtype; None without one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
@@ -112,8 +110,7 @@ def widens_all(graph: Graph) -> str:
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
-    """Return whether `node` reads `weight` as its weight (in a linear map or lookup) and can call a module at
-    `home`."""
+    """Return whether `node` reads `weight` as its weight and can call a module at `home`."""
     within = not node.scope or home.startswith(f"{node.scope}.")
     if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs

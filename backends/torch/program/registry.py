@@ -18,8 +18,7 @@ When = Callable[[Node], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of an op: `emit` emits a node; `when` returns the reason why it refuses a node, None if it accepts
-    it."""
+    """A lowering of an op: `emit` emits a node; `when` returns the reason to refuse a node, else None."""
 
     name: str
     when: When

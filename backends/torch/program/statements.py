@@ -26,8 +26,7 @@ TOP = ""  # the scope of the model itself
 class Var:
     """The result of a statement or an input of the model: a tensor or a Python value.
 
-    name: preferred name. shape: None if unknown or not a tensor. type: annotation. default: source of the default, ""
-    for none.
+    name: preferred name. shape: None if unknown or not a tensor. type: annotation. default: its source, "" for none.
     """
 
     name: str
@@ -39,8 +38,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module of torch or of the snippets at `path`; `init` is the expression that constructs it, `holds` names its
-    tensors."""
+    """A module of torch or of the snippets at `path`; `init` constructs it, `holds` names its tensors."""
 
     path: str
     init: str

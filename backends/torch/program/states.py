@@ -25,8 +25,7 @@ def _generates(graph: Graph) -> bool:
 
 
 def find_choosing(graph: Graph) -> Node | None:
-    """Return the first node that needs a cache or state but runs on a subset of the tokens, chosen from the whole
-    sequence.
+    """Return the first node that needs a cache or state but runs on a subset of the tokens, chosen from the sequence.
 
     None if there is no such node, or if the graph is not a decoder without cache operands.
     """
@@ -58,8 +57,7 @@ def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
 
 
 def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
-    """Return the cross-attentions of a decoder: their queries depend on the decoder's inputs, their keys and values do
-    not.
+    """Return the cross-attentions of a decoder: only their queries depend on the decoder's inputs.
 
     The set is empty if `cached` is.
     """

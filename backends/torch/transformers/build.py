@@ -103,8 +103,7 @@ class TransformersFolder:
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return the lines of `explain_engines`: for each engine that reads such folders, whether it can run the
-        model."""
+        """Return the lines of `explain_engines`: whether each engine can run the model."""
         return self._explained
 
     @property
@@ -161,8 +160,7 @@ class TransformersFolder:
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
-        """Return the graph in the text format, with the folder's tensors as weights, so that weft can load it after
-        training."""
+        """Return the graph in the text format, with the folder's tensors as weights, to load it after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
         prefix = "" if self._head is None else "model."
         mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}

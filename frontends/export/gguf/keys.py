@@ -29,8 +29,7 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the architecture of the family (None without one), and all that llama.cpp loads: it first, then the
-    plainest."""
+    """Return the architecture of the family (None without one), and all that llama.cpp loads: it, then the plainest."""
     tables, family = architectures(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.
@@ -75,8 +74,7 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
 
 
 def list_tensor_names(table: Architecture, s: Settings) -> frozenset[str]:
-    """Return the checkpoint tensors of `s` whose presence implies settings, among them biases if llama.cpp loads
-    them."""
+    """Return the checkpoint tensors of `s` whose presence implies settings (biases if llama.cpp loads them)."""
     loader = table.loader or Loader()
     biases = {
         "n": ("blk.0.attn_norm.bias", s.norm_bias),

@@ -79,8 +79,7 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
 
 
 def _shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
-    """Return the keys, common to all families, that do not correspond to exactly one setting, with their values for
-    `s`."""
+    """Return the keys, common to all families, that are not one setting each, with values for `s`."""
     return {
         "multi_query": s.groups == 1,
         **_same_value("intermediate_size n_inner", s.ffn),

@@ -140,8 +140,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    """Return a candidate for the language model of a multimodal model; its tensors have names of a text-only
-    checkpoint."""
+    """Return a candidate for the language model of a multimodal model; tensors are named as in text-only ones."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
     text_shapes = {

@@ -108,8 +108,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
 def _unread_parts(loaded: Loaded, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
     """Yield the tensors of `loaded` that nothing reads, and those of its unread keys that are in `unread_keys`.
 
-    Key names get the prefix of the `architecture`. Keys derived from tensors are skipped, and keys of RoPE in a model
-    without RoPE.
+    Key names get the prefix of the `architecture`. Skipped are keys derived from tensors, and of RoPE without RoPE.
     """
     yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)

@@ -310,8 +310,7 @@ def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_pattern(pattern: str) -> str:
-    """Return the reason to reject a `pattern` from a file, "" to accept it: it must compile, and match any string
-    fast."""
+    """Return the reason to reject a `pattern` from a file, "" to accept it: it must compile and match fast."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:

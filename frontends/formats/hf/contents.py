@@ -72,8 +72,7 @@ OF_TOWERS = re.compile(
 
 
 def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
-    """Yield the files and folders in `folder` that are not among `files` (which were read) and may affect the
-    outputs."""
+    """Yield the files and folders in `folder` that are not among `files` (read) and may affect the outputs."""
     names_read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
     for path in sorted(folder.iterdir()):
         if path.name in names_read or meaning_of_file(path.name):
@@ -93,8 +92,7 @@ def meaning_of_file(name: str) -> str:
 
 
 def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
-    """Yield the keys of a generation_config.json that change the tokens that transformers generates but that weft
-    ignores."""
+    """Yield the keys of a generation_config.json that change transformers' tokens but that weft ignores."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
         if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
@@ -102,8 +100,7 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 
 def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each of the `modules` other than the language model; `keys` are the names of all ignored
-    tensors.
+    """Yield an entry for each of the `modules` other than the language model; `keys` name all ignored tensors.
 
     Vision and audio towers and projectors do not change the logits of text-only input.
     """

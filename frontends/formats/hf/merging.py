@@ -330,8 +330,7 @@ class _FamilyMerger(Merger):
         self.family, self.config, self.loaded = family, config, loaded
 
     def resize(self, adapter: Adapter) -> _FamilyMerger:
-        """Return a merger whose vocabulary has the size of the embedding that `adapter` stores; self if sizes are equal
-        or it stores none.
+        """Return a merger with the vocabulary of the embedding that `adapter` stores; self without a difference.
 
         Raises:
             WeftError: if the size differs and the adapter does not store a head of that size.

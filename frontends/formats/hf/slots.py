@@ -24,8 +24,7 @@ _BASE = "model."
 
 
 def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
-    """Add slots for the adapters in `folders` to the linear layers of `graph`, in place; errors call the graph
-    `source`.
+    """Add slots for the adapters in `folders` to the linear layers of `graph`, in place; errors call it `source`.
 
     Adapters of lower rank than the highest are padded with zeros.
 
@@ -69,8 +68,7 @@ def _check_plain(adapter: Adapter) -> None:
 
 
 def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
-    """Return the key in `weights` of the weight that an adapter calls `name`; raise WeftError if `update` does not fit
-    it."""
+    """Return the key in `weights` of the weight that an adapter calls `name`; WeftError if `update` does not fit."""
     key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
     if key is None:
         raise adapter.error(f": no linear layer of {source} reads the weight of {update.down!r} unchanged")
@@ -85,8 +83,7 @@ def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter:
 
 
 def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]], down: str, up: str) -> None:
-    """Add B (A x) to the outputs of the linear layers of the weight `param`; `down` and `up` are the keys of A and
-    B."""
+    """Add B (A x) to the outputs of the linear layers of the weight `param`; `down`, `up`: keys of A and B."""
     a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
     for node in param.users:
         x, y = node.required("x"), node.output

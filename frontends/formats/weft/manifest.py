@@ -123,8 +123,7 @@ def _sound_entry(graph: Graph) -> dict[str, Any]:
 
 
 def _absolute(spec: str) -> str:
-    """Return the name `spec` of a source as an absolute path if it is a path; links are kept, their targets may be
-    renamed."""
+    """Return the name `spec` of a source as an absolute path if it is a path; links are kept."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)
     if not path.exists():

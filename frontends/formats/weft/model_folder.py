@@ -152,8 +152,7 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters of `graph` that store weights, by name, except those in `leave`; dtypes as in
-    `write_model`."""
+    """Return the parameters of `graph` that store weights, except `leave`; dtypes as in `write_model`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):

@@ -67,8 +67,7 @@ Names = dict[str, str | Template]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A rule that reads the first of the config keys `keys` that is present and not null; `reciprocal` returns
-    1/value."""
+    """A rule that reads the first of the config keys `keys` that is not null; `reciprocal` returns 1/value."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
@@ -185,8 +184,7 @@ class Table:
         return None
 
     def says(self, s: Settings) -> dict[str, Any]:
-        """Return the config keys for the settings `s`; a key that covers several biases is true if any of them
-        exists."""
+        """Return the config keys for the settings `s`; a key for several biases is true if one exists."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -234,8 +232,7 @@ class Family(Table):
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of a `config`; if a setting is spelled twice, the spelling that transformers uses
-        counts."""
+        """Return the settings of a `config`; of two spellings, transformers' choice counts."""
         return super().read(normalized(config, self.model_types[0]), keys, source)
 
 
@@ -266,8 +263,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _setting(name: str, rule: Any, config: Config) -> Any:
-    """Return the value of `rule` (a constant or a function of the config) for the setting `name`, checked for its
-    type."""
+    """Return the value of `rule` (constant or function) for the setting `name`, type-checked."""
     value = rule(config) if callable(rule) else rule
     if not fits(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} should be of type {Settings.__annotations__[name]}")

@@ -114,8 +114,7 @@ def ropes_by_type(
     near_scaled: bool = False,
     **defaults: Any,
 ) -> Rule:
-    """Return the rule for `rope` of models whose local layers (those for which `local` returns a window) rotate
-    otherwise.
+    """Return the rule for `rope` of models whose local layers (with a window by `local`) rotate otherwise.
 
     rope_parameters has both rotations, or else the config's settings are for global layers, and local layers have no
     scaling unless `near_scaled`. `bases` are rules for the base of global and local layers; without them it is
@@ -171,8 +170,7 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Return the context length; it is the original one if longer sequences need other frequencies (pass
-    rope-length)."""
+    """Return the context length; the original one if more needs other frequencies (pass rope-length)."""
     context = config.get("max_position_embeddings")
     settings = rope_settings(config)
     if _kind(settings) == "longrope":
@@ -230,8 +228,7 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
 
 
 def gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; scalings without keys change the
-    base."""
+    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; other scalings change the base."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

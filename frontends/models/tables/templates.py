@@ -49,8 +49,7 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
 
 
 def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool = False) -> dict[str, Template]:
-    """Return templates for the parameters q, k and v under `prefix`, which are fused in one linear layer; see
-    `packed`."""
+    """Return templates for the parameters q, k and v under `prefix`, fused in one linear layer; see `packed`."""
     return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
 
 
@@ -82,8 +81,7 @@ def shifted(name: str) -> Template:
 
 
 def halves_swapped(name: str, of_keys: bool = False) -> Template:
-    """Return a template for queries (`of_keys`: keys) whose heads store their second half first (RoPE of other
-    sign)."""
+    """Return a template for queries (`of_keys`: keys) with second halves of heads first (RoPE of other sign)."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
@@ -105,8 +103,7 @@ def flattened(name: str) -> Template:
 
 
 def joined(name: str, of_keys: bool = False) -> Template:
-    """Return a template for a weight stored as a tensor per query head ({h} in `name`); `of_keys`: per key/value
-    head."""
+    """Return a template for a weight stored as a tensor per query head ({h} in `name`); `of_keys`: per KV head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         heads = range(settings.groups if of_keys else settings.head_count)

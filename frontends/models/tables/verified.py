@@ -21,8 +21,7 @@ def read_verified() -> Errors:
 
 
 def write_verified(errors: Errors) -> None:
-    """Write `errors` as the committed errors, with two digits and a line per family; only for the tests, in a
-    checkout."""
+    """Write `errors` as the committed errors, two digits, a line per family; only for tests in a checkout."""
     lines = []
     for family, targets in sorted(errors.items()):
         short = {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}

@@ -61,8 +61,7 @@ def _other_operands(call: Call, loop: Loop) -> list[Operand]:
 
 
 def _dependent_values(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
-    """Return the values that depend on the elements of the embeddings `embeds`, not only on their shape, except
-    masks."""
+    """Return the values that depend on the elements of `embeds`, not only on its shape, except masks."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
     for item in items:

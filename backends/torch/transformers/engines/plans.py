@@ -88,8 +88,7 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: Lowered
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return styles by path (with ``*`` for layer numbers), and the units whose modules have one style in all
-    layers."""
+    """Return styles by path (with ``*`` for layer numbers), and the units with one style in all layers."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:

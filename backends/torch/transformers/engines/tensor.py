@@ -25,8 +25,7 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 class Units:
     """Groups of modules that tensor parallelism divides together or not at all.
 
-    styles: for the scope of each group, the style of each module by path. whole: reasons for scopes that stay
-    undivided.
+    styles: for the scope of each group, the style of each module by path. whole: reasons for undivided scopes.
     """
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -66,8 +65,7 @@ class _Leaves:
 
 
 def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
-    """Return the styles of the linear maps and norms around an attention, by path; a reason (str) if it is not
-    divided."""
+    """Return the styles of linear maps and norms of an attention, by path; a reason (str) if it is not divided."""
     gate, out = _gate(node)
     around = projections(node) if gate is None else _around(node, out)
     if isinstance(around, str):
@@ -142,8 +140,7 @@ def _only_reader(node: Node) -> Node | None:
 
 
 def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
-    """Return the styles of the norms between a projection and the attention, by path; a reason (str) if they cannot be
-    divided."""
+    """Return the styles of the norms between projection and attention, by path; a reason (str) if indivisible."""
     styles = {}
     for node in branch.between:
         weights = [v for v in node.inputs[1:] if isinstance(v, Param)]

@@ -73,8 +73,7 @@ def _is_only_attention(node: Node) -> bool:
 
 
 def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """Return the keys (see `_weights`) of the distinct attentions in the scope of `node`, in order; of those in
-    `among`."""
+    """Return the keys (see `_weights`) of the distinct attentions in the scope of `node` (and `among`), in order."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
     return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
 
@@ -85,8 +84,7 @@ def _weights(node: Node) -> tuple[Value, ...]:
 
 
 def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand]) -> list[str]:
-    """Return the keyword arguments for softcap, sinks, bias and window; append their operands and record the
-    features."""
+    """Return the keyword arguments for softcap, sinks, bias and window; append operands, record features."""
     keywords = []
     if node.attrs["softcap"] is not None:
         attending.features.add("softcap")
@@ -161,8 +159,7 @@ def _record(e: ShellEmitter, attending: Attending) -> None:
 
 
 def _find_hidden(node: Node) -> Value:
-    """Return the value [batch, seq, dim] that the queries are computed from in the scope of `node`, else the
-    queries."""
+    """Return the value [batch, seq, dim] in the scope of `node` that queries come from, else the queries."""
     value = node.required("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
         before = first_operand(value.producer)

@@ -151,8 +151,7 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
 
 @lowers(ops.affine)
 def _affine(e: ShellEmitter, node: Node) -> Operand | None:
-    """Emit the division of logits by the named soft cap; return the operand of the scaling that `ScaledEmbedding`
-    does."""
+    """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
     if node is e.scaling:
         return e[node.required("x")]
     if node not in e.divided:

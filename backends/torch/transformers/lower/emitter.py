@@ -58,8 +58,7 @@ class Mask:
 
 @dataclass
 class Attending:
-    """The facts of a statement that computes attention: the node, source of its scale and head groups, and its
-    features."""
+    """The facts of a statement that computes attention: node, source of scale and head groups, features."""
 
     node: Node
     scaling: str
@@ -245,8 +244,7 @@ class ShellEmitter(Emitter):
         return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
 
     def _frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return the expression of `formula`, with config fields instead of literals for theta and the rotated
-        width."""
+        """Return the expression of `formula`, with config fields for theta and the rotated width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)

@@ -61,8 +61,7 @@ def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
 
 
 def stacks(node: Node, home: str) -> dict[str, Recipe]:
-    """Return recipes of a mixture's operands (up, gate, down and biases) from the stacked tensors of the module at
-    `home`."""
+    """Return recipes of a mixture's operands (up, gate, down and biases) from the stacked tensors at `home`."""
     recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
         up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")

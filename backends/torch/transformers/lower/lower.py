@@ -137,8 +137,7 @@ def _with_task(
 
 
 def _unlike(lowered: Lowered) -> bool:
-    """Return whether attentions of one class differ in attributes of their modules, so that they need modules of their
-    own."""
+    """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in structure(lowered.base).walk():
         for item in method.items:
@@ -149,8 +148,7 @@ def _unlike(lowered: Lowered) -> bool:
 
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return the hidden states of a base model, and the linear map from them to logits (None for a model without
-    logits).
+    """Return the hidden states of a base model, and the linear map to logits (None without logits).
 
     Raises:
         WeftError: if logits are not an elementwise function of a linear map's result.

@@ -159,8 +159,7 @@ def find_activation_keys(keys: Iterable[str]) -> frozenset[str]:
 
 
 def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
-    """Return the possible bits of codes and the possible edges of tiles in the quantization config `scheme`,
-    checked."""
+    """Return the possible bits of codes and edges of tiles in the checked config `scheme`."""
     groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()) or not groups:
         raise WeftError("config_groups does not state how weights are quantized")

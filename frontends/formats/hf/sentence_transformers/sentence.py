@@ -156,8 +156,7 @@ class _JoinedReader(Rerouted):
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return the window rule for bidirectional layers: w tokens on each side, or w on both sides together
-    (`is_split`)."""
+    """Return the window rule for bidirectional layers: w tokens on each side, or on both together (`is_split`)."""
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule

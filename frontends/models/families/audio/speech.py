@@ -40,8 +40,7 @@ def _decoder_settings(config: Config) -> dict[str, Any]:
 
 
 def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return zeros as the bias of keys, which the checkpoint lacks: any bias adds a constant to all scores of a
-    query."""
+    """Return zeros as the bias of keys, which the checkpoint lacks: it would shift all scores of a query."""
     return Full(0.0, (settings.dim,))
 
 

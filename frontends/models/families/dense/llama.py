@@ -63,8 +63,7 @@ def windows(config: Config, window: int | None, types: list[str]) -> tuple[int |
 
 
 def alternating(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
-    """Return the rule for `window`: all layers are local except one of each `every`, the last or (`first_global`)
-    first.
+    """Return the rule for `window`: all layers are local except the last (`first_global`: first) of each `every`.
 
     layer_types has priority; the config key `period` may override `every`.
     """

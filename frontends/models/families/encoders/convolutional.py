@@ -67,8 +67,7 @@ def _span(config: Config) -> SpanConvAttention:
 
 
 def _shaped(name: str, taps: bool = False) -> Template:
-    """Return a template for the stored convolution [channels, 1, taps] without axis 1, or without its last axis of size
-    1."""
+    """Return a template for the stored convolution [channels, 1, taps] without its axis of size 1."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)

@@ -73,8 +73,7 @@ GLOBAL = "transient-global"
 
 
 def _encoder(name: str, layer: str = "{i}") -> Template:
-    """Return a template for tensor `name` of the encoder's attention, whose module is named otherwise with global
-    tokens."""
+    """Return a template for tensor `name` of the encoder's attention, which global tokens rename."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"

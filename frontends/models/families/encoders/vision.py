@@ -1,5 +1,4 @@
-"""Image encoders (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and text encoders with the same embedding
-space."""
+"""Image encoders (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and their text encoders."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ IJEPA = VIT.but(
 
 
 def _layer_scaled(name: str, scale: str) -> Template:
-    """Return a template for the last layer `name` of a sublayer, times the checkpoint's `scale` (LayerScale, Touvron
-    2021)."""
+    """Return a template for the last layer `name` of a sublayer, times the checkpoint's `scale` (Touvron 2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 

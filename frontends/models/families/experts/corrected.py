@@ -257,8 +257,7 @@ def _granite_shared(config: Config) -> Any:
 
 
 def _half_of_shared(index: int) -> Template:
-    """Return a template for gate (`index` 0) or up (1) of the shared expert, which the checkpoint stores in one
-    tensor."""
+    """Return a template for gate (`index` 0) or up (1) of the shared expert, stored in one tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shared = experts_of(settings).shared

@@ -29,8 +29,7 @@ def latent_of(settings: Settings) -> MLA:
 
 
 def rows_of_heads(name: str, which: str) -> Template:
-    """Return a template for keys or values (`which`) of tensor `name`, which stores each head's keys, then its
-    values."""
+    """Return a template for keys or values (`which`) of tensor `name`, by head: keys, then values."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = latent_of(settings)
@@ -123,8 +122,7 @@ def corrected(
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
 ) -> Rule:
-    """Return the rule for a sigmoid router with a bias for the selection (DeepSeek-V3); `factor` is the key of its
-    scale."""
+    """Return the rule for a sigmoid router with a bias for the selection (DeepSeek-V3); `factor`: key of its scale."""
 
     def rule(config: Config) -> dict[str, Any]:
         return {

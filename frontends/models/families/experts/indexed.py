@@ -33,8 +33,7 @@ def index_types(config: Config) -> list[str]:
 
 
 def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` for each layer, with `index` where `has_index`, else with the selection of the last layer that has
-    it."""
+    """Return `plain` for each layer, with `index` where `has_index`, else with the last selection."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
@@ -43,8 +42,7 @@ def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> t
 
 
 def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
-    """Return the rule for latent attention and its index with `heads` heads; `interleaved` is that of the index's
-    RoPE."""
+    """Return the rule for latent attention and its index with `heads` heads; `interleaved`: its RoPE."""
 
     def rule(config: Config) -> tuple[MLA, LightningIndex]:
         plain = mla({**config, "rope_interleave": True})

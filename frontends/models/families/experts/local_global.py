@@ -29,8 +29,7 @@ def _cohere_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer: local layers rotate, and dense ones if their period would make all of them
-    global."""
+    """Return the RoPE of each layer: local layers rotate, and dense ones that would all be global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
     layers = zip(_cohere_windows(config), sparse_layers(0)(config), strict=True)

@@ -72,8 +72,7 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
 
 
 def _sparse(config: Config) -> Iterator[bool]:
-    """Yield for each layer of Qwen models whether it has experts: every decoder_sparse_step-th, except
-    mlp_only_layers."""
+    """Yield for each layer of Qwen models if it has experts: each decoder_sparse_step-th, except mlp_only_layers."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
 

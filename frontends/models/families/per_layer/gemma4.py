@@ -43,8 +43,7 @@ def types_of(config: Config, every: int) -> list[str]:
 
 
 def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
-    """Return `Attention` arguments of layer `i`: the last layers use keys and values of an earlier layer of their
-    kind."""
+    """Return `Attention` arguments of layer `i`: the last layers share keys and values by kind."""
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
         return {}

@@ -44,8 +44,7 @@ def _lfm2_width(config: Config) -> int:
 
 
 def _lfm2_experts(config: Config) -> MoE:
-    """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores, less than rounding, is left
-    out."""
+    """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores is left out."""
     experts, hidden, k = required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
         experts,

@@ -59,8 +59,7 @@ def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
 
 
 def _lightning(which: str) -> Template:
-    """Return a template for q, k or v (`which`), which attention stores separately and lightning attention head by
-    head."""
+    """Return a template for q, k or v (`which`), stored separately, or by head in lightning attention."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):

@@ -25,8 +25,7 @@ def _qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
 
 
 def _of_each_head(name: str, index: int) -> Template:
-    """Return a template for queries (`index` 0) or gate (1) of a linear layer that stores both for each head in
-    order."""
+    """Return a template for queries (`index` 0) or gate (1) of a linear layer with both for each head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))

@@ -10,8 +10,7 @@ from .t5 import T5
 
 
 def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
-    """Return one entry per layer: a mixture in every (layers/sparse)-th layer, so about `sparse` of `layers`; else
-    None."""
+    """Return one entry per layer: a mixture in each (layers/sparse)-th layer, else None."""
     moe = MoE(
         config.get("num_experts", 8),
         key("d_ff")(config),

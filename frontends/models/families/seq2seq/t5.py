@@ -93,8 +93,7 @@ def _gguf_bias(config: Config) -> T5Bias:
 
 
 def _where_biased(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for a bias per layer (`by_layer`) or for one that layers share; None for files of the other
-    kind."""
+    """Return the rule for a bias per layer (`by_layer`) or a shared one; None for files of the other kind."""
     return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
