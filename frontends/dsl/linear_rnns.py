@@ -256,8 +256,7 @@ class RWKV7TimeMix:
     """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state with a decay per key feature.
 
     Each token removes the value at one key from the state, and adds a value at another key. x and the previous token b
-    are
-    mixed: x + (b − x) ⊙ ``r.mix``, likewise for k, v and the gates. r, k and v are linear maps of the mixtures;
+    are mixed: x + (b − x) ⊙ ``r.mix``, likewise for k, v and the gates. r, k and v are linear maps of the mixtures;
     the decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate
     a = σ(x A B + bias) with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``.
     With c = k ⊙ ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),

@@ -21,7 +21,7 @@ LAYERS = 2  # layers to compare: all others have the same names
 
 @dataclass(frozen=True)
 class Resemblance:
-    """How well a family fits a folder.
+    """The degree to which a family fits a folder.
 
     found: number of its `parameters` that exist in the checkpoint with the shapes of the config.
     unread: patterns of tensors that it does not read. ignored: config keys that it does not read.

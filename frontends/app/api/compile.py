@@ -82,8 +82,7 @@ def compile(
         target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``, or a target that a plugin adds.
         dtype: float dtype of weights and activations; the target's first if None.
         passes: pipeline as a string, or ``@path`` of a file with one; ``default,-last-token-logits`` keeps the logits
-        of
-            all positions.
+            of all positions.
         weights: weights in fewer bits, ``int4`` or ``int8``, short for passes that run first; arguments of `quantize`
             may follow: ``int4{method=rtn}``.
         max_length: positions that tables and caches can store; the model's context if None, or else 4096.

@@ -51,9 +51,8 @@ def torch(
         device: of the weights; the CPU if None.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
         passes: pipeline as a string, or ``@path`` of a file with one; the default only simplifies.
-        keep_blocks: ``head`` or ``all``: weights of the output head, or of all linear layers, stay in the source's 4-
-        or
-            8-bit blocks. Such weights are buffers, which training does not change.
+        keep_blocks: ``head`` or ``all``: weights of the output head, or of all linear layers, stay in the source's
+            4- or 8-bit blocks. Such weights are buffers, which training does not change.
 
     Raises:
         WeftError: on any bad input, and if PyTorch is not installed.

@@ -185,7 +185,7 @@ def _print_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle_signals(interrupted: threading.Event) -> Iterator[None]:
-    """In the block, SIGTERM and SIGHUP raise an exception, so that temporary files are removed; SIGINT sets
+    """Make SIGTERM and SIGHUP raise an exception in the block, to remove temporary files; SIGINT sets
     `interrupted`.
 
     Only the main thread can install the handlers.

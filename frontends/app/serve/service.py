@@ -1,4 +1,4 @@
-"""The service behind the endpoints: it submits a request's jobs to the model, and builds the reply from their
+"""The service of the endpoints: it submits a request's jobs to the model, and builds the reply from their
 results."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Service:
         self.worker.start(loop)
 
     def drain(self) -> None:
-        """Reject new requests and those that wait; running ones continue."""
+        """Reject new and waiting requests; running requests continue."""
         self.closing = True
         self.worker.drain()
         self.prompts.stop()

@@ -77,7 +77,7 @@ class Worker(ABC):
             self._changed.notify()
 
     def drain(self) -> None:
-        """Reject new jobs and those that wait; running jobs continue."""
+        """Reject new and waiting jobs; running jobs continue."""
         with self._changed:
             self._draining = True
             self._changed.notify()
@@ -138,7 +138,7 @@ class Worker(ABC):
 
     @abstractmethod
     def _withdraw(self, jobs: Sequence[Job]) -> None:
-        """Drop running jobs, except those that have already ended."""
+        """Drop running jobs; jobs that have already ended stay."""
 
     @abstractmethod
     def _refuse_waiting(self, error: Refused) -> None:
