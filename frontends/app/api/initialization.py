@@ -29,8 +29,8 @@ def initialize(
     - ``depth``: `std`, and `std`/√n for the n matrices that write into the residual stream (GPT-2)
     - ``fan-in``: 1/√inputs (LeCun 1998), `std` for lookup tables
     - ``mup``: at r times the `width`, `std` for tables, `std`/√r for hidden matrices and `std`/r for the head (Yang
-      2021, arXiv 2203.03466): hyperparameters tuned at `width` transfer to models with more heads of the same size and wider
-      feed-forwards, together with `learning_rates`
+      2021, arXiv 2203.03466): hyperparameters tuned at `width` transfer to models with more heads of the same size and
+      wider feed-forwards, together with `learning_rates`
 
     Other parameters keep their values: norms, biases, routers, and matrices that a module does not initialize with
     N(0, 0.02²).
