@@ -1,4 +1,4 @@
-"""Pipelines by name: the default pipeline, to which a target adds its own phase, and the pipeline of a decode step."""
+"""The default pipeline of a graph, and the pipeline ``decode-torch`` of a decode step."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ PIPELINES.add("decode-torch", Pipeline((Phase("simplify", SIMPLIFY), FUSE_DECODE
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
-    """Return the default pipeline for `graph`; models whose ``meta["kind"]`` is a kind of decoder get a cache phase.
+    """Return the default pipeline for `graph`: phases simplify, fuse, and cache if ``meta["kind"]`` has a decoder.
 
-    The cache phase has only the passes that `graph` needs: kv-cache if it has no caches, last-token-logits if it
-    returns the logits of all tokens, and rolling-buffer if an attention has a window below `max_length`, the longest
-    sequence (None: the model's context). Fused ops are expanded; router noise and dropout are removed. With `trains`,
-    dropout stays, and no parameter that the architecture declares is folded into another.
+    - simplify: expand fused ops, remove router noise and dropout, dce, cse, fold-constants.
+    - fuse: pack-qkv, pack-gate-up, fuse-residual-norm.
+    - cache: kv-cache unless `graph` has caches; rolling-buffer if a window is below `max_length`, the longest sequence
+      (None: the model's context); last-token-logits if `graph` returns the logits of all tokens.
+
+    With `trains`, dropout stays and fold-constants leaves weights unchanged.
     """
     cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noise_inputs(graph))}
     cleanup |= {DropDropout(): has_dropout(graph) and not trains}

@@ -1,4 +1,4 @@
-"""Forms of a graph: the graphs that pipelines derive from it for a target that is built from several graphs.
+"""Forms of a graph: the graphs that pipelines derive from it, for a target that needs several.
 
 A PyTorch decoder consists of a model and its decode step, an encoder-decoder for ONNX Runtime of two models. Each is a
 form: the result of passes on the original graph, which is the form named "", or on another form.
@@ -27,7 +27,7 @@ from .runner import run_passes
 
 @dataclass(frozen=True)
 class Form:
-    """The recipe of a form: run `pipeline` on the form named `of`, where "" is the graph that is compiled."""
+    """The derivation of a form: the result of `pipeline` on the form named `of` ("": the graph that is compiled)."""
 
     pipeline: Pipeline
     of: str = ""
@@ -41,9 +41,9 @@ def make_forms(
     dump: str | Path | None = None,
     report: Report | None = None,
 ) -> dict[str, Graph]:
-    """Return the graphs of `forms` by name, and `graph` itself as ""; a form may derive from an earlier one.
+    """Return the graphs of `forms` by name, and `graph` as ""; a form may derive from an earlier one.
 
-    `verify`, `dump` and `report` are passed to `run_passes`; every form gets a subfolder of `dump` with its name.
+    `verify`, `dump` and `report` are passed to `run_passes`; the dump of each form is a subfolder with its name.
 
     Raises:
         WeftError: as `run_passes` does; or if an encoder's output differs in type from its decoder's input.
@@ -58,7 +58,10 @@ def make_forms(
 
 
 def canonical(graph: Graph, without: tuple[str, ...] = ()) -> Graph:
-    """Return a copy of `graph` without the outputs `without`, and without fused, packed, duplicate and unused nodes."""
+    """Return a copy of `graph` with fused ops expanded and linears unpacked, without duplicate or unused nodes.
+
+    The outputs named in `without` are removed first.
+    """
     dropping = (DropOutputs(without),) if without else ()
     folding = (FoldConstants(),) if any(map(is_fused, graph.nodes)) else ()  # packed weights are constants
     return run_passes(graph, Pipeline((Phase("", (*dropping, Unfuse(all=True), *folding, Unpack(), Cse(), Dce())),)))

@@ -12,7 +12,7 @@ from weft.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Connection:
-    """An output of the graph `maker` that is an input of the graph `reader`; `name` is its name in the model."""
+    """An output of the graph `maker` that the graph `reader` takes as input; `name` is its name in the model."""
 
     maker: str
     reader: str
@@ -24,15 +24,15 @@ class Connection:
 class Package:
     """Graphs by name, in the order in which they run.
 
-    An input of a graph is the output of an earlier graph with the same name, or else an input of the model. `renamed`
-    maps, by graph, its names of inputs and outputs to their names in the model, where these differ.
+    An input of a graph is the output of an earlier graph with the same name, or else an input of the model. For each
+    graph, `renamed` maps names of inputs and outputs to their names in the model; unlisted names are the same.
     """
 
     graphs: Mapping[str, Graph]
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def connections(self) -> list[Connection]:
-        """Return the connections between the graphs, in the order in which they are read.
+        """Return the connections between the graphs, by the order of the readers and of their inputs.
 
         Raises:
             WeftError: if a graph's input has another type than the output that it reads, naming both.

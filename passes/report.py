@@ -17,14 +17,14 @@ _LAYER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The FLOPs of a run on 64 tokens, and the bytes of all parameters."""
+    """The cost of a graph: `flops` of a run on 64 tokens, and `weights`, the bytes of all parameters."""
 
     flops: int
     weights: int
 
     @classmethod
     def of(cls, graph: Graph) -> GraphCost:
-        """Return the price of one run of `graph`."""
+        """Return the cost of `graph`: FLOPs at the default sizes (one sequence of 64 tokens), bytes of parameters."""
         flops = cost(graph).flops
         assert isinstance(flops, int)
         return cls(flops, weight_bytes(graph))
@@ -32,10 +32,12 @@ class GraphCost:
 
 @dataclass(frozen=True)
 class Record:
-    """One pass of a run: its trace, its time without hooks, and the number of nodes before and after.
+    """One pass of a run.
 
-    If asked for: the prices before and after, the evidence that the check of its effect gave (`shown`), and the largest
-    relative difference of outputs that the check measured.
+    phase, applied: the name of the phase and the pass; seconds: the time of the pass without hooks.
+    nodes: the numbers of nodes before and after.
+    prices: the costs before and after; None unless the report is `priced`.
+    shown, difference: the evidence of the check, and the largest relative difference it measured; "" and None without.
     """
 
     phase: str
@@ -57,17 +59,17 @@ class Record:
 
     @property
     def summary(self) -> list[str]:
-        """Lines of the trace, with equal lines of several layers merged into one with their count."""
+        """Lines of the trace; lines that differ only in the number of the layer are merged, with their count."""
         return _merge_layers(self.lines)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for the user even without a trace."""
+        """The lines of `summary` that contain ": warning: "."""
         return [line for line in self.summary if ": warning: " in line]
 
     @property
     def idle(self) -> str:
-        """Reason why the pass rewrote nothing, as a sentence that names the pass; "" if it rewrote something."""
+        """A sentence with the reason why the pass rewrote nothing; "" if it rewrote or the number of nodes changed."""
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
@@ -87,7 +89,7 @@ class Record:
 
 @dataclass
 class Report:
-    """Records of a run, one per pass, with costs if `priced`."""
+    """Records of a run, one per pass; `priced` requests the costs before and after each pass."""
 
     records: list[Record] = field(default_factory=list)
     priced: bool = False
@@ -105,7 +107,7 @@ def _change(before: int, after: int) -> str:
 
 
 def _merge_layers(lines: Iterable[str]) -> list[str]:
-    """Merge `lines` that differ in the number of the layer only, and append their count, as in ``(× 12)``."""
+    """Merge `lines` that differ only in the number of the layer: keep the first, with the count, as in ``(× 12)``."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(_LAYER.sub(".", line), []).append(line)

@@ -1,4 +1,4 @@
-"""Running pipelines: passes are applied one after another to a copy of the graph, with hooks after each."""
+"""Run pipelines: apply passes one after another to a copy of the graph, and call hooks after each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from .report import GraphCost, Record, Report
 
 @dataclass
 class Step:
-    """One pass that ran. `before` is set only if the run verifies."""
+    """One pass that ran, the argument of hooks: `index` counts from 1, `nodes` are counts before and after.
+
+    `after` is the graph itself, not a copy; `before` is a copy if the run verifies, else None.
+    """
 
     index: int
     phase: str
@@ -56,12 +59,13 @@ def run_passes(
 ) -> Graph:
     """Run `pipeline` on a copy of `graph` and return the copy; its well-formedness is checked after every pass.
 
-    `verify` also checks the declared effect of every pass on small random inputs and weights (from `seed`) in the
-    float64 interpreter. `dump` is a folder for the IR text of the input and after every pass, as ``NN-pass.weft``.
-    `report` is filled in, `hooks` are called after every pass, and passes that take long call `progress`.
+    verify: also check the declared effect of every pass, on small random inputs and weights (from `seed`) in float64.
+    dump: a folder, created if missing, for the IR text of the input and after every pass, as ``NN-pass.weft``.
+    report: gets one record per pass; hooks: are called with a `Step` after every pass.
+    progress: is called as progress(pass name, done, total) by passes that take long.
 
     Raises:
-        WeftError: if the text of the pipeline is wrong, a pass cannot do its work, or a check fails (naming the pass).
+        WeftError: on a syntax error in `pipeline`, a pass that refuses the graph, or a failed check (naming the pass).
     """
     if isinstance(pipeline, str):
         pipeline = parse_pipeline(pipeline, default_pipeline(graph))
@@ -103,10 +107,10 @@ def run_passes(
 
 
 def refuse_fused(graph: Graph, applied: Pass) -> None:
-    """Raise an error if `graph` has fused ops, which `applied` does not look into.
+    """Check that `graph` has no fused ops, which the pass `applied` cannot handle.
 
     Raises:
-        WeftError: naming the first fused op.
+        WeftError: if it has, naming `applied` and the first fused op.
     """
     if (node := next(filter(is_fused, graph.nodes), None)) is not None:
         raise WeftError(

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of a graph: all that a model has, those used per token, and the size of its caches."""
+"""Costs of a graph: total and active parameters, FLOPs and bytes per run, and the sizes of its caches and states."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operand
 def learned(graph: Graph) -> list[Param]:
     """Return the parameters with trained or initialized values.
 
-    Tables computed by a formula do not count, nor does the correction of a router's scores that a rule sets
-    (DeepSeek-V3), which published counts leave out.
+    Excluded are tables computed by a formula (`Recipe.constant`) and the correction bias of a router (DeepSeek-V3),
+    which a rule updates during training; published counts exclude it also.
     """
 
     def corrects(param: Param) -> bool:
@@ -29,17 +29,17 @@ def learned(graph: Graph) -> list[Param]:
 
 
 def elements(value: Value) -> int:
-    """Count the elements of a value of fixed shape."""
+    """Return the number of elements of a value whose shape has no named size."""
     return sizes.evaluate(value.type.elements, {})
 
 
 def parameter_count(graph: Graph) -> int:
-    """Count the model's parameters."""
+    """Return the total number of elements of the `learned` parameters."""
     return sum(map(elements, learned(graph)))
 
 
 def active_count(graph: Graph) -> int:
-    """Count the parameters that a token uses: of experts, only those it is routed to."""
+    """Return the model's parameter count without the experts of every `moe` that a token is not routed to."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
@@ -50,7 +50,7 @@ def active_count(graph: Graph) -> int:
 
 
 def cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
-    """Return (cached elements per token, window) of every attention that has its own cache."""
+    """Return (elements per cached token, window or None) of every node that owns a cache, in the order of `nodes`."""
     return [
         (_count_per_slot(parts), parts[0].window)
         for node in nodes
@@ -68,7 +68,7 @@ def _count_per_slot(parts: Iterable[StateSpec]) -> int:
 
 
 def state_bytes(nodes: Iterable[Node], item: int) -> int:
-    """Return the bytes of recurrent states per sequence, in a model whose dtype has `item` bytes."""
+    """Return the bytes of all recurrent states of one sequence; `item` is the size in bytes of the model's dtype."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
     all_specs = (spec for node in nodes for spec in states(node))
     return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in all_specs)
@@ -79,9 +79,10 @@ AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 1
 
 
 def cost(graph: Graph, **given: int) -> Cost:
-    """Return the FLOPs, bytes read and bytes written of one run of `graph`: on one sequence of 64 tokens without a
-    cache, or with the sizes `given`. Audio is one second long. Other sizes (keys, source tokens) equal the number of
-    tokens, cached ones included.
+    """Return the FLOPs, bytes read and bytes written of one run of `graph`.
+
+    `given` overrides the named sizes batch=1, seq=64, past=0, and one second of audio (samples=16000, frames=100).
+    All other named sizes, such as the number of keys, default to past + seq.
     """
     binding = DEFAULT_SIZES | AUDIO_SIZES | given
     binding = dict.fromkeys(free_sizes(graph), binding["past"] + binding["seq"]) | binding

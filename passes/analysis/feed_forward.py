@@ -1,7 +1,7 @@
 """Feed-forwards in graphs: down(act(up x)), or down(act(gate x) ⊙ up x).
 
-They are recognized through packed linears, and also if they are spelled out in elementwise ops: `match_activation`
-matches an activation, `match_gate` a gated unit, `match_feed_forward` the complete feed-forward.
+Projections may be pieces of a packed linear, and activations and gates may consist of several elementwise ops.
+`match_activation` matches an activation, `match_gate` a gated unit, `match_feed_forward` the complete feed-forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from .projections import slice_rows
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows start:stop of the linear or norm_linear `node`; `value` is their result: its output, or a piece of it."""
+    """Rows start:stop of the weight of `node` (linear or norm_linear), and their result `value`.
+
+    `value` is the output of `node`, or one output of a split of it.
+    """
 
     node: Node
     value: Value
@@ -34,12 +37,12 @@ class Projection:
         return x
 
     def alike(self, other: Projection) -> bool:
-        """Return whether both are linears of the same value, with the same fused norm if there is one."""
+        """Return whether both projections have the same input, op and attributes (hence the same fused norm)."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
     def normed(self) -> bool:
-        """Return whether the linear normalizes its input."""
+        """Return whether `node` is a norm_linear."""
         return self.node.op is ops.norm_linear
 
     @property
@@ -48,25 +51,25 @@ class Projection:
 
     @property
     def params(self) -> tuple[Param, Param | None]:
-        """Weight and bias; of a packed linear, with all rows."""
+        """Weight and bias (or None) of `node`, with all rows, not only start:stop."""
         weight, bias = self.node.operand("weight"), self.node.operand("bias")
         assert isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
         return weight, bias
 
     @property
     def weight(self) -> Recipe:
-        """[stop - start, width of x]."""
+        """Rows start:stop of the weight, [stop - start, width of x]."""
         return self._rows(self.params[0])
 
     @property
     def bias(self) -> Recipe | None:
-        """[stop - start]."""
+        """Elements start:stop of the bias, [stop - start]; None without a bias."""
         bias = self.params[1]
         return None if bias is None else self._rows(bias)
 
     @property
     def full_bias(self) -> Recipe:
-        """The bias, zeros if there is none."""
+        """`bias`, or zeros [stop - start] without one."""
         return self.bias or Full(0.0, (self.stop - self.start,))
 
     def _rows(self, param: Param) -> Recipe:
@@ -75,7 +78,10 @@ class Projection:
 
 @dataclass(frozen=True)
 class Gate:
-    """act(gate) ⊙ (up + shift), clamped at `limit` as in `glu`, computed by `nodes` (the last node first)."""
+    """The gated unit act(gate) ⊙ (up + shift), with gate and up clamped at `limit` as in the op `glu`.
+
+    `nodes` compute it from `gate` and `up`; the last node, whose output is the unit's, comes first.
+    """
 
     gate: Value
     up: Value
@@ -86,15 +92,16 @@ class Gate:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of an equal `glu`."""
+        """The attributes of the op `glu` that computes the same."""
         return {"activation": self.activation, "limit": self.limit, "shift": self.shift}
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The linear `down` of an activation of `up`, or of act(`gate`) ⊙ `up`; no other node reads the values inside.
+    """A feed-forward down(act(up)), or down(act(gate) ⊙ (up + shift)) if `gate` is not None.
 
-    `nodes` compute the input of down from the projections; `limit` and `shift` are those of `glu`.
+    Nodes outside do not read its inner values. `nodes` compute the input of the linear `down` from the projections;
+    `limit` and `shift` are the attributes of the op `glu`, None and 0 without a gate.
     """
 
     down: Node
@@ -115,12 +122,12 @@ class FeedForward:
 
     @property
     def out(self) -> Projection:
-        """The linear down as a projection."""
+        """The linear `down` as a projection with all its rows."""
         return Projection(self.down, self.down.output, 0, self.down.output.width)
 
     @property
     def parts(self) -> tuple[Projection, ...]:
-        """The projections up, gate if there is one, and down."""
+        """The projections: up, gate (if not None), down."""
         return (self.up, self.out) if self.gate is None else (self.up, self.gate, self.out)
 
     @property
@@ -136,8 +143,10 @@ class FeedForward:
 
 
 def find_projection(value: Value) -> Projection | None:
-    """Return the projection whose output is `value`, or a piece of it along the last axis; None if `value` is not the
-    result of a linear with parameters as weights."""
+    """Return the projection that computes `value`: a linear, a norm_linear, or a piece of one split on the last axis.
+
+    Return None if another op computes `value`, or if the weight or bias is not a parameter.
+    """
     node, start = value.producer, 0
     if node is not None and node.op is ops.split:
         x = node.inputs[0]
@@ -157,7 +166,7 @@ def is_only_reader(value: Value, reader: Node) -> bool:
 
 
 def activation_name(node: Node) -> str | None:
-    """Return the name, as configs spell it, of the activation that `node` applies; None if it applies none."""
+    """Return the name in configs of the activation that `node` applies, such as ``gelu``; None for another op."""
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
             return name
@@ -165,8 +174,11 @@ def activation_name(node: Node) -> str | None:
 
 
 def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
-    """Match an activation with the result `value`, also x·σ(x) and max(0, x)² spelled out; return its name, its operand
-    and its nodes, the last node first."""
+    """Return (name, operand, nodes) of the activation that computes `value`; the nodes are listed last first.
+
+    x·σ(x), x·σ(βx) and max(0, x)² also match as several ops, unless other nodes read the values in between.
+    Return None if `value` is not the result of an activation.
+    """
     node = value.producer
     if node is None or Trait.ELEMENTWISE not in node.op.traits or not node.inputs:
         return None
@@ -200,10 +212,10 @@ def _squares(node: Node) -> bool:
 
 
 def match_gate(node: Node) -> Gate | str | None:
-    """Match a gated unit whose last node is `node`, a glu or a product; return None if it is something else.
+    """Return the gated unit whose last node is `node`: a `glu`, or a product of an activated gate and up.
 
-    Gate and up must be projections of the same value, and the values in between must not have other readers; return a
-    sentence with the reason for a product that only lacks one of these.
+    In a product, gate and up must be projections of the same value, and other nodes must not read the values in
+    between. Return the violated condition (str) for a product that otherwise matches, and None for any other node.
     """
     if node.op is ops.glu:
         gate, up = node.inputs
@@ -226,7 +238,10 @@ def match_gate(node: Node) -> Gate | str | None:
 
 
 def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
-    """Match `node` as act(gate) ⊙ up, with the clamps and the shift of `glu` if they are spelled out."""
+    """Return the gate for the product `node` = act(gate) ⊙ up; absorb nodes that clamp gate and up or add to up.
+
+    `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str.
+    """
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:
@@ -256,8 +271,10 @@ def _first_operand(node: Node) -> Value:
 
 
 def match_feed_forward(down: Node) -> FeedForward | str | None:
-    """Match the feed-forward that ends in the linear `down`; return None if there is none, or a sentence about another
-    reader of a value inside."""
+    """Return the feed-forward whose last node is the linear `down`; None if the nodes before it do not form one.
+
+    Return a reason (str) if the only obstacle is a node outside that reads an inner value.
+    """
     out, hidden = find_projection(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None

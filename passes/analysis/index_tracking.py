@@ -1,7 +1,7 @@
 """Follow a token's features through reshapes, splits, concatenations and norms, from a linear to an attention.
 
-Features are followed by labels: integers in place of a value's elements, pushed through the ops' references. Named
-sizes are 1 in the meantime, and all tokens get the same labels.
+Integer labels replace the elements of a value, and the NumPy references of the ops move the labels. All named sizes
+are bound to 1 for this, and all tokens have the same labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 
 def _bind_ones(*values: Value | None) -> dict[str, int]:
-    """Bind the named sizes of `values` to 1, or to the length of audio that convolutions need for one frame."""
+    """Bind each named size in the shapes of `values` to 1, doubled until no size expression is below 1.
+
+    Lengths of audio need more than 1: a convolution has to return at least one frame.
+    """
     shapes = [size for value in values if value is not None for size in value.shape]
     binding = {name: 1 for size in shapes for name in names(size)}
     for size in shapes:
@@ -32,19 +35,25 @@ def _bind_ones(*values: Value | None) -> dict[str, int]:
 
 
 def _label(value: Value, labels: Array | None = None, first: int = 0) -> Array:
-    """Return `labels` of a token's features, repeated for all tokens of `value`; by default they count from `first`."""
+    """Return `labels`, one per feature of a token, broadcast to the shape of `value` [batch, seq, ...].
+
+    Without `labels`, they are first, first + 1, ….
+    """
     shape = value.type.concrete(_bind_ones(value))
     labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
 
 
 def _label_zero(value: Value) -> Array:
-    """Return labels of an unlabelled value: zeros."""
+    """Return zeros, the label of untracked features, in the shape of `value`."""
     return np.zeros(value.type.concrete(_bind_ones(value)), int)
 
 
 def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
-    """Return the labels of the outputs of `node`, given `labels` of one `operand`; None if it mixes features."""
+    """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
+
+    The labels of other operands are 0. Return None if `node` may mix features.
+    """
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _moves(node):
@@ -55,7 +64,7 @@ def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
 
 
 def _moves(node: Node) -> bool:
-    """Return whether `node` moves features within a token: [batch, seq] stay the leading axes."""
+    """Return whether `node` only moves features within a token: all operands and the output begin with [batch, seq]."""
     operands = [v for v in node.inputs if v is not None]
     return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
 
@@ -67,8 +76,11 @@ def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
 
 
 def trace_sources(value: Value) -> dict[Value, Array]:
-    """Return the values whose features `value` consists of, each with an array for one token of `value`: the index of
-    the source feature, counted from 1, or 0 if a feature comes from another value."""
+    """Trace the features of `value` back through ops that only move features, to the values they come from.
+
+    Return, for each source value, an array in the shape of one token of `value`: the index of the feature within one
+    token of the source, counted from 1, or 0 where the feature comes from another source.
+    """
     labelled: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
     count = 0  # labels given out
@@ -94,9 +106,10 @@ def trace_sources(value: Value) -> dict[Value, Array]:
 
 @dataclass(frozen=True)
 class Origin:
-    """The `linear` that a value originates from, and the steps after it, in order, each with the labels of its output.
+    """The linear that a value originates from.
 
-    Labels are rows of the linear's weight, for one token.
+    `steps` are the nodes after `linear`, in order, each with the labels of its output; `labels` are those of the value.
+    A label is the row of the linear's weight that computes a feature; arrays have the shape of one token.
     """
 
     linear: Node
@@ -105,7 +118,10 @@ class Origin:
 
 
 def trace_origin(value: Value) -> Origin | str:
-    """Trace `value` back to its linear through values without other readers; or return why that is impossible."""
+    """Trace `value` back to the linear it comes from; return a reason (str) if there is no such path.
+
+    Every value on the path has a single use, and every node only moves, normalizes or scales features.
+    """
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:
@@ -136,7 +152,10 @@ def trace_origin(value: Value) -> Origin | str:
 
 @dataclass(frozen=True)
 class Destination:
-    """The attention `node` whose operand `role` (q or k) a value becomes, with its labels there, [heads, d]."""
+    """The attention `node` and its operand `role` ("q" or "k") that a value becomes.
+
+    `labels` [heads, head_dim] are the labels of that operand; heads counts the heads of `role`.
+    """
 
     node: Node
     role: str
@@ -144,9 +163,10 @@ class Destination:
 
 
 def trace_destination(value: Value, token: Array) -> Destination | str:
-    """Follow `value` to the only attention that reads it, or return why there is none; `token` are labels of one token.
+    """Follow `value` to the only attention that reads it, as q or k; return a reason (str) if there is none.
 
-    Nodes on the way may move features, or treat all features, or all features with the same label, alike.
+    `token` has the labels of one token of `value`. Nodes on the path may move features, or treat all features alike;
+    a norm of several rows of features needs the same labels, in any order, in each row.
     """
     labels = _label(value, token)
     while True:

@@ -1,7 +1,7 @@
 """Layers: the stacks of a graph, recognized by scopes such as ``layers.3``, and the argument `layers` of passes.
 
-A layer of a stack is a sequence of nodes that reads the residual stream as one value and returns it as another; passes
-drop and copy layers, and renumber the layers after them.
+A layer of a stack is a sequence of nodes that reads the residual stream as one value and returns one value. Passes drop
+and copy layers, and renumber the layers that follow.
 
 The argument `layers` counts self-attentions, in the order of their caches; those of an encoder come before those of its
 decoder. It is
@@ -28,7 +28,7 @@ _LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Layer:
-    """Layer `number` of the stack whose scopes begin with `stack`: its `nodes` compute `y` from `x`."""
+    """Layer `number` of the stack whose scopes begin with `stack`; `nodes` compute the value `y` from `x`."""
 
     stack: str
     number: int
@@ -84,7 +84,10 @@ def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
 
 
 def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
-    """Give layer i of `stack` the number `number[i]`, in scopes and in names of values and parameters."""
+    """Rename layer i of `stack` to layer `number[i]` in scopes and in names of values and parameters, in place.
+
+    Layers that are not keys of `number` keep theirs.
+    """
     layer = re.compile(rf"{re.escape(stack)}\.(\d+)(?=\.|$)")
 
     def rename(text: str) -> str:
@@ -107,7 +110,10 @@ def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
 
 
 def unfuse(graph: Graph) -> bool:
-    """Expand every add_norm, with the addition in the scope of the layer that it ends; return whether there was any."""
+    """Expand every add_norm in place; return whether the graph had one.
+
+    The new add gets the scope of the later layer that computes its operands: the add ends that layer.
+    """
     fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
@@ -126,7 +132,7 @@ ROLES = ("local", "global")
 
 
 def self_attentions(graph: Graph, name: str) -> list[Node]:
-    """Return the softmax attentions of `graph` with the same number of keys and queries, in order.
+    """Return the softmax attentions of `graph` with equal sequence lengths of queries and keys, in order.
 
     Raises:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
@@ -139,13 +145,13 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
 
 
 def refuse_caches(graph: Graph, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if `graph` has caches."""
+    """Raise a WeftError that names the pass `name` if `graph` has caches or states."""
     if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
 
 
 def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
-    """Return the self-attentions of `graph` that `layers` selects, in order.
+    """Return the self-attentions of `graph` that `layers` (grammar: `parse_layers`) selects, in the order of the graph.
 
     Raises:
         WeftError: in the name of the pass `name`, if `layers` cannot be read or a layer does not exist.
@@ -158,7 +164,10 @@ def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
 
 
 def parse_layers(layers: Layers, count: int) -> list[int]:
-    """Return the indices of the layers, out of `count`, that `layers` selects, in order.
+    """Return the indices, ascending from 0, of the layers out of `count` that `layers` selects.
+
+    `layers` is an index, several (negative ones count from the end), "all", "even", "odd", a list such as "0-5, 8", or
+    a pattern such as "local*5 + global" or "5:1" (see `expand_pattern`), whose local layers are selected.
 
     Raises:
         WeftError: if it cannot be read, names a layer that does not exist, or selects none.
@@ -174,7 +183,10 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
 
 
 def _read(layers: Layers, count: int) -> Iterable[int]:
-    """Return the layer numbers in `layers`, unchecked; ranges stay lazy, so that a huge one costs nothing."""
+    """Yield the layer numbers that `layers` selects; they may be negative or out of range.
+
+    Ranges stay lazy: the caller stops at the first invalid number of a huge range.
+    """
     if not isinstance(layers, str):
         return [layers] if isinstance(layers, int) else layers
     text = layers.strip()
@@ -186,7 +198,9 @@ def _read(layers: Layers, count: int) -> Iterable[int]:
 
 
 def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
-    """Return ``local`` or ``global`` for each of `count` layers: `pattern`, a string or a list of both words, repeats.
+    """Return the role ``local`` or ``global`` of each of `count` layers, by repeating `pattern`.
+
+    `pattern` is a list of roles, or a string: "5:1" (5 local, 1 global) or "local*5 + global".
 
     Raises:
         WeftError: if it cannot be read.
@@ -203,7 +217,7 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
 
 
 def _ratio(text: str, count: int) -> list[str] | None:
-    """Expand ``5:1`` to at most `count` of each role; return None for another pattern."""
+    """Expand "5:1" to 5 local roles and 1 global role, each at most `count` times; return None for other strings."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
     if match is None:
         return None
@@ -211,7 +225,7 @@ def _ratio(text: str, count: int) -> list[str] | None:
 
 
 def _expand_role(part: str, pattern: str, count: int) -> list[str]:
-    """Expand ``local*5`` to at most `count` roles."""
+    """Expand "local*5", one term of `pattern`, to a list of 5 roles, at most `count`."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
@@ -219,7 +233,7 @@ def _expand_role(part: str, pattern: str, count: int) -> list[str]:
 
 
 def _range(part: str, layers: str) -> range:
-    """Parse a layer range such as ``3`` or ``0-5``."""
+    """Parse "3" or "0-5" (both ends inclusive), one item of the string `layers`, into a range."""
     match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:
         raise WeftError(

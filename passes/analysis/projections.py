@@ -1,7 +1,6 @@
-"""The linears around an attention: those of q, k and v, and the output projection.
+"""The linears around an attention: the projections of q, k and v, and the output projection.
 
-`projections` returns them, also those of packed linears; `unpack_branch` splits packed ones, so that each gets its own
-weight.
+`projections` finds them, also as pieces of a packed linear; `unpack_branch` splits a packed linear into one per piece.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ TOKENWISE_TRAITS = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that tr
 class Branch:
     """The path from a linear to an operand of an attention.
 
-    `start` is the result of the linear: its output, or a piece of it if the linear is `packed`; `between` are the nodes
-    after it, first to last: norms of the heads, rotations, reshapes.
+    linear: the node that computes `start`; it may be packed, with the rows of other operands in its weight.
+    start: the output of `linear`, or one output of a split of it if the linear is packed.
+    between: the nodes after `start`, first to last, such as norms per head, rotations and reshapes.
     """
 
     linear: Node
@@ -35,14 +35,14 @@ class Branch:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The rows first:last of the linear's weight that compute `start`."""
+        """(first, last): rows first to last - 1 of the linear's weight compute `start`."""
         pieces = self.start.producer.outputs if self.packed and self.start.producer else (self.start,)
         first = sum(piece.width for piece in pieces[: self.start.index])
         return first, first + self.start.width
 
     @property
     def weight(self) -> Param:
-        """The weight [heads·d, width]; of a packed linear, with all rows."""
+        """The weight [out, in] of the linear, with all rows, also those outside `span`."""
         weight = self.linear.operand("weight")
         assert isinstance(weight, Param)
         return weight
@@ -54,23 +54,26 @@ class Branch:
 
     @property
     def rope(self) -> Node | None:
-        """The rotation, if there is one."""
+        """The first rope in `between`, or None."""
         return next((n for n in self.between if n.op is ops.rope), None)
 
     @property
     def norm(self) -> Node | None:
-        """The norm of the heads, if there is one."""
+        """The first rms_norm or layer_norm in `between`, or None."""
         return next((n for n in self.between if n.op in (ops.rms_norm, ops.layer_norm)), None)
 
     @property
     def plain(self) -> bool:
-        """Return whether only rotations and reshapes follow, which are linear in each head's weight rows."""
+        """Return whether `between` has only ropes and reshapes, which are linear in each head's weight rows."""
         return all(n.op in (ops.rope, ops.reshape) for n in self.between)
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The attention `node` with its linears: `v` is None for latent attention, `o` is the output projection."""
+    """The attention `node` with the branches of its q, k and v, and its output projection `o`.
+
+    `v` is None for an attention without an operand v (latent attention, whose keys contain the values).
+    """
 
     node: Node
     q: Branch
@@ -96,7 +99,7 @@ class Projections:
 
 
 def projections(node: Node) -> Projections | str:
-    """Return the linears around the attention `node`, or a sentence why they cannot be determined."""
+    """Return the linears around the attention `node`; a reason (str) if one of them is missing or shared."""
     branches: dict[str, Branch | None] = {"v": None}
     for role in "qkv":
         if node.operand(role) is None:
@@ -114,7 +117,10 @@ def projections(node: Node) -> Projections | str:
 
 
 def output_of(node: Node) -> Node | str:
-    """Return the linear that is the only reader of the attention `node`, or a sentence why there is none."""
+    """Return the linear that is the only reader of the attention `node`; a reason (str) if there is none.
+
+    Its weight and bias must be parameters.
+    """
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
@@ -127,7 +133,10 @@ def output_of(node: Node) -> Node | str:
 
 
 def branch_of(node: Node, role: str) -> Branch | str:
-    """Return the path to the operand `role` (q, k or v) of the attention `node`, or a sentence why there is none."""
+    """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
+
+    Other nodes must not read its values, its nodes must treat tokens independently, and weight and bias be parameters.
+    """
     value = node.operand(role)
     assert value is not None
     if role in "kv" and node.attrs.get("cache_bits") is not None:
@@ -168,7 +177,10 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
 
 
 def unpack_branch(node: Node, role: str) -> Branch:
-    """Return the path to the operand `role` of the attention `node`, after splitting its linear if it is packed."""
+    """Split the linear of the operand `role` (q, k or v) of `node` if it is packed; return the path from its linear.
+
+    `branch_of(node, role)` must be a `Branch`.
+    """
     branch = branch_of(node, role)
     assert isinstance(branch, Branch)
     if branch.packed and branch.start.producer is not None:
@@ -179,7 +191,10 @@ def unpack_branch(node: Node, role: str) -> Branch:
 
 
 def split_linear(split: Node) -> list[Value]:
-    """Replace `split` of a linear by one linear per piece, whose weight is a slice; return their outputs."""
+    """Replace `split`, a split of a linear's output, by one linear per piece; return the outputs of the new linears.
+
+    Weights and biases are row slices of the packed ones.
+    """
     (packed,), graph = split.inputs, split.graph
     assert packed is not None and packed.producer is not None
     linear = packed.producer
@@ -203,7 +218,7 @@ def split_linear(split: Node) -> list[Value]:
 
 
 def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
-    """Return the rows start:stop of `recipe` as a simplified recipe, such as one item of a concatenation."""
+    """Return rows start:stop of `recipe`, simplified: a row range that is one item of a concatenation is that item."""
     match recipe:
         case Concat(items, 0):
             parts, offset = [], 0
@@ -227,14 +242,14 @@ def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> R
 
 
 def is_zero(recipe: Recipe) -> bool:
-    """Return whether a recipe is all zeros, as the gaps between packed biases are."""
+    """Return whether `recipe` is a zero fill, or a concatenation of them (as gaps between packed biases are)."""
     if isinstance(recipe, Concat):
         return all(map(is_zero, recipe.items))
     return isinstance(recipe, Full) and recipe.value == 0
 
 
 def _count_rows(recipe: Recipe, reader: TensorReader) -> int | None:
-    """Return the number of rows of `recipe`; None if it depends on a checkpoint that is not there."""
+    """Return the length of the first axis of `recipe`; None if its checkpoint cannot be read."""
     try:
         return recipe.shape(reader)[0]
     except WeftError:

@@ -1,7 +1,7 @@
 """The residual stream: the values that residual additions connect, the nodes that write into it and that read it.
 
-Scaling, centring or rotating a stream is one linear map of its rows: every writer writes mapped rows, every reader
-undoes the map, and nodes in between that only add, move or scale rows do not change.
+A row is the feature vector of one token. Scaling, centring or rotating a stream is one linear map of its rows: every
+writer writes mapped rows, every reader undoes the map; nodes that only add, move or scale rows stay unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from ..edits.edit import backward_slice, derive_param, replace_param
 
 @dataclass
 class Stream:
-    """One residual stream of rows of `width` features, the values `values`.
+    """One residual stream, whose rows have `width` features.
 
-    `writers` are the nodes whose rows enter it, or added parameters, with their values; `norms` and `linears` are nodes
-    that read it. `obstacles` describe other writers and readers, which prevent a map of the stream.
+    values: all values of the stream, an ordered set.
+    writers: the nodes that write rows into it, and the parameters added to it, each with the value it writes.
+    norms, linears: the nodes that read it as their first operand (of add_norm, both), ordered sets.
+    obstacles: sentences about graph inputs, graph outputs and other readers, which prevent a map of the stream.
     """
 
     width: int
@@ -33,9 +35,9 @@ class Stream:
 
 
 def streams(graph: Graph) -> list[Stream]:
-    """Return the residual streams of `graph` that a norm reads, in order.
+    """Return the residual streams of `graph` that a norm reads, in the order of their first additions.
 
-    A pre-norm decoder has one, a post-norm model several (norms of sums are summands again), and an encoder-decoder at
+    A pre-norm decoder has one, a post-norm model several (each norm starts a new stream), and an encoder-decoder at
     least two.
     """
     all_streams: list[Stream] = []
@@ -50,7 +52,7 @@ def streams(graph: Graph) -> list[Stream]:
 
 
 def residual_streams(graph: Graph, rule: str) -> list[Stream]:
-    """Return the `streams` of `graph`.
+    """Return `streams(graph)`, at least one.
 
     Raises:
         WeftError: naming `rule`, if `graph` has none.
@@ -62,7 +64,7 @@ def residual_streams(graph: Graph, rule: str) -> list[Stream]:
 
 
 def tables(streams: Sequence[Stream]) -> Iterator[Value]:
-    """Yield the embedding tables whose rows are written into `streams`."""
+    """Yield the table of each `embedding` node that writes into `streams`; a shared table is yielded repeatedly."""
     for stream in streams:
         for writer in stream.writers:
             table = writer.operand("table") if isinstance(writer, Node) and writer.op is ops.embedding else None
@@ -71,10 +73,10 @@ def tables(streams: Sequence[Stream]) -> Iterator[Value]:
 
 
 def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], str | None]) -> None:
-    """Check that every one of `streams` can be mapped.
+    """Check that every one of `streams` can be mapped: neither `obstacle(stream)` nor `stream.obstacles` has a reason.
 
     Raises:
-        WeftError: naming `rule` and the reason that `obstacle` returns, or an obstacle of the stream itself.
+        WeftError: naming the pass `rule` and the first reason.
     """
     for stream in streams:
         if why := obstacle(stream) or next(iter(stream.obstacles), None):
@@ -122,7 +124,10 @@ def _trace_stream(start: Value) -> Stream:
 
 
 def _add_reader(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
-    """Add the reader of a value to the norms, linears or obstacles of `stream`; nodes that carry it on are none."""
+    """Add `reader`, whose operand `index` is `value`, to the norms, linears or obstacles of `stream`.
+
+    A reader of another kind is an obstacle unless it `carries` the stream on to an output.
+    """
     if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
         stream.norms[reader] = None
     elif reader.op is ops.linear and index == 0:
@@ -132,7 +137,10 @@ def _add_reader(stream: Stream, value: Value, reader: Node, index: int, carries:
 
 
 def find_carried(node: Node, output: Value) -> tuple[int, ...]:
-    """Return the operands whose rows `node` only adds, moves or scales to compute `output`; () if it does more."""
+    """Return the indices of the operands whose rows `node` only adds, moves or scales to compute `output`.
+
+    Return () if it does more, such as adding a constant.
+    """
     width = output.shape[-1:]
     wide = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.shape[-1:] == width)
     match node.op:
@@ -153,7 +161,10 @@ def find_carried(node: Node, output: Value) -> tuple[int, ...]:
 
 
 def unwritable(stream: Stream, norms: bool = False) -> str | None:
-    """Return a sentence that names a writer without weights that could absorb a map, or None; `norms` may write."""
+    """Return a reason (str) that names the first writer of `stream` whose weights cannot absorb a map; None if all can.
+
+    Norms are refused as writers unless `norms`; added parameters are always accepted.
+    """
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
             continue
@@ -175,10 +186,10 @@ def write_mapped(
     rows: Callable[[Value], Value] | None = None,
     heads: Collection[Node] = (),
 ) -> None:
-    """Make every writer of `streams` write its rows mapped by `along`, in its weights.
+    """Absorb the map `along` into the weights of every writer of `streams`, in place.
 
-    With `rows`, nodes for the map, made by `rows`, are inserted instead after a norm without a weight, and after a
-    lookup in a table that nodes other than the writers and `heads` read.
+    If `rows` is given, `rows(value)` emits nodes for the map instead, after a norm without a weight and after a lookup
+    in an embedding table that nodes other than the writers and `heads` (the output linears) read.
     """
     writers = {w for stream in streams for w in stream.writers}
     readers = {*writers, *heads}
@@ -196,7 +207,10 @@ def write_mapped(
 
 
 def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Return whether `writer` has a weight that only `writers` read."""
+    """Return whether a map can be absorbed into `writer`.
+
+    A norm needs a weight, an embedding a table that only `writers` read; other nodes always can.
+    """
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None
@@ -204,7 +218,7 @@ def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
 
 
 def _add_mapped(stream: Stream, param: Param, along: AxisMap) -> None:
-    """Replace `param`, in the additions of the stream, by `param` mapped by `along`."""
+    """Replace `param` by its map `along` in the additions of `stream`; its other readers keep `param`."""
     rank = len(param.shape)
     new = derive_param(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:

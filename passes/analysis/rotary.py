@@ -26,7 +26,10 @@ _KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features 
 
 
 def rotations(attention: Node) -> list[Node]:
-    """Return the nodes `rope` between the linears and q and k of `attention`."""
+    """Return all `rope` nodes on the paths back from operands 0 and 1 (q and k) of `attention`, each once.
+
+    The search stops at linears, and at ops that do not keep the features of a head together.
+    """
     ropes = dict[Node, None]()
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
@@ -41,14 +44,16 @@ def rotations(attention: Node) -> list[Node]:
 
 
 def rotation_of(value: Value | None) -> Node | None:
-    """Return the node `rope` whose output is `value`, or None."""
+    """Return the `rope` node that computes `value`; None if another node, or none, computes it."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is ops.rope else None
 
 
 def explain_difference(q: Node | None, k: Node | None) -> str | None:
-    """Return why the rotations `q` of queries and `k` of keys have different angles; None if they have the same, or if
-    neither is rotated."""
+    """Return a reason (str) why the rope nodes `q` (of queries) and `k` (of keys) rotate by different angles.
+
+    Return None if both rotate by the same angles, or if both are None (not rotated).
+    """
     if q is None or k is None:
         return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
     if q.inputs[1:] != k.inputs[1:]:
@@ -60,8 +65,11 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
 
 
 def match_rotations(attention: Node) -> tuple[Node, Node] | str:
-    """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, with the heads of the
-    attention, at the positions where its cache is written. Return the two rotations, or why they do not match."""
+    """Return the rope nodes of q and k in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
+
+    Return a reason (str) unless both have the same angles, the heads of `attention`, and the positions at which its
+    cache is written (if it has this operand).
+    """
     q, k = (rotation_of(attention.operand(name)) for name in "qk")
     if (reason := explain_difference(q, k)) is not None:
         return reason
@@ -77,13 +85,13 @@ def match_rotations(attention: Node) -> tuple[Node, Node] | str:
 
 
 def recipe_of(rope: Node) -> RopeFrequencies | None:
-    """Return the recipe of the frequencies of the node `rope`; None if it is not a `RopeFrequencies`."""
+    """Return the recipe of the frequencies of the node `rope`; None if they are computed or another recipe."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
 
 def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
-    """Return the parameter of `graph` with `recipe`, a new one if it has none yet."""
+    """Return a parameter of `graph` with `recipe`; add ``rope.frequencies`` f32 [recipe.dim / 2] if there is none."""
     for param in reversed(graph.params.values()):  # the layer before has just added it
         if param.recipe == recipe:
             return param
@@ -91,7 +99,7 @@ def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
 
 
 def set_frequencies(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
-    """Give the node `rope` the frequencies of `recipe`, and `amplitude` if it is not None."""
+    """Set the frequencies of the node `rope` to `recipe`, and its attribute `amplitude` unless None, in place."""
     old = rope.inputs[2]
     assert isinstance(old, Param)
     new = derive_param(old, recipe)
@@ -103,7 +111,12 @@ def set_frequencies(rope: Node, recipe: RopeFrequencies, amplitude: float | None
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingArguments:
-    """The arguments of passes that scale rotary frequencies; `original` None is the context of the model."""
+    """The arguments of passes that scale rotary frequencies.
+
+    original: the context length before scaling; None for the context in the graph's metadata.
+    beta_fast, beta_slow, truncate: settings of YaRN.
+    low_freq, high_freq: settings of Llama 3.
+    """
 
     original: int | None = None
     beta_fast: float = RopeScaling.beta_fast
@@ -113,18 +126,18 @@ class ScalingArguments:
     truncate: bool = RopeScaling.truncate
 
     def context(self, graph: Graph) -> int:
-        """Return the context before scaling; 0 if it is unknown."""
+        """Return the context length before scaling: `original`, or the one of `graph`; 0 if both are missing."""
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scaled(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling` and the settings that this scaling uses."""
+        """Return `recipe` with `scaling`, and those of `factor`, `original` and the fields of `self` that it uses."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used})
 
 
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if the settings of `recipe` are out of range."""
+    """Raise a WeftError that names the pass `name` if a setting of `recipe` is missing or out of range."""
     if recipe.dim < 2 or recipe.dim % 2:
         raise WeftError(f"{name}: {recipe.dim} features of a head do not form pairs; choose an even rotary_dim")
     if not 1 < recipe.theta <= HIGHEST:
@@ -143,13 +156,12 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
 
 
 def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
-    """Return a reference of the node `rope` with frequencies `recipe`: `oracle.rotate_pairs` with `settings`
-    (interleaved, amplitude).
+    """Return a NumPy reference rotate(x, positions, …, heads=) of the node `rope`, based on `oracle.rotate_pairs`.
 
-    It uses the values of the frequency parameter, which are rounded to float32.
+    `settings` are interleaved and amplitude. The frequencies are the float32 values of the parameter of `rope`.
 
     Raises:
-        WeftError: if they differ from the formulas of the papers by more than that rounding.
+        WeftError: if the parameter differs by 1e-6, relatively, from the published formulas with these settings.
     """
     param = rope.inputs[2]
     assert isinstance(param, Param)
@@ -166,10 +178,10 @@ def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Call
 
 
 def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
-    """Return the nodes `rope` of the attentions `layers` with their frequencies.
+    """Return the `rope` nodes of the attentions `layers`, each with the recipe of its frequencies.
 
-    The trace refuses those that other attentions read also, and those whose frequencies are computed, or scaled by the
-    length.
+    A node is left out and refused in `trace` (for the pass `name`) if an attention outside `layers` reads it also, or
+    if its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3.
     """
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:

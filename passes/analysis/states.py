@@ -1,8 +1,9 @@
 """Caches of a model, and states of constant size, by the `StateSpec`s of its ops.
 
-A graph takes the cache of attention i as past_key_values.{i}.{part} and returns it as present.{i}.{part}, the state of
-recurrence j as past_states.{j}.{part} and present_states.{j}.{part}, and the keys of index k, by which queries select
-keys, as past_index.{k}.key and present_index.{k}.key. The three kinds are numbered independently.
+Names of graph inputs and outputs; i, j and k count independently:
+- the cache of attention i: past_key_values.{i}.{part} → present.{i}.{part},
+- the state of recurrence j: past_states.{j}.{part} → present_states.{j}.{part},
+- the keys of index k (a lightning index that selects keys): past_index.{k}.key → present_index.{k}.key.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ NamedState = tuple[StateSpec, str, str]  # with the names of the input and the o
 
 
 def tokens_of(graph: Graph) -> Value | None:
-    """Return the input with the tokens of a call: their ids [batch, seq], or their embeddings [batch, seq, dim]."""
+    """Return the graph input ``input_ids`` [batch, seq], else ``inputs_embeds`` [batch, seq, dim], else None."""
     return graph.inputs.get("input_ids") or graph.inputs.get(EMBEDDED)
 
 
 def specs(node: Node) -> tuple[StateSpec, ...]:
-    """Return all caches and states of `node`, whether or not it has operands for them yet."""
+    """Return the specs of all caches and states that the op of `node` can have, with or without operands for them."""
     return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
 
 
@@ -40,27 +41,27 @@ def states(node: Node) -> tuple[StateSpec, ...]:
 
 
 def caches(node: Node) -> tuple[StateSpec, ...]:
-    """Return the caches of `node`, a self-attention or an index of keys of its own sequence; () for other nodes."""
+    """Return the caches of `node` that hold keys of its own sequence (self-attention, index); () for other nodes."""
     return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
 def cache_owner(node: Node) -> Node:
-    """Return the attention whose cache holds the keys and values of `node`: the first of those that share it.
-
-    An attention with a window has its own cache, which may roll.
-    """
+    """Return the first attention, in graph order, of those that share the cache of `node`; `node` if it shares none."""
     return cache_sharers(node)[0]
 
 
 def cache_sharers(node: Node) -> list[Node]:
-    """Return the attentions that read the cache of `node`, in order, `node` among them."""
+    """Return the attentions with the same keys and values as `node`, which share one cache; in order, with `node`.
+
+    An attention with a window shares none: its own cache may roll.
+    """
     key = _cache_key(node)
     sharers = set() if key is None else {n for n in node.required("k").users if _cache_key(n) == key}
     return [node] if len(sharers) < 2 else [n for n in node.graph.nodes if n in sharers]
 
 
 def _cache_key(node: Node) -> tuple[object, ...] | None:
-    """Return a key that is equal for attentions which share a cache; None for one that shares none."""
+    """Return a key that is equal for attentions that share a cache; None for a node that cannot share one."""
     cache_specs = caches(node)
     if not cache_specs or any(spec.window is not None or spec.growth is not Growth.TEXT for spec in cache_specs):
         return None
@@ -70,28 +71,28 @@ def _cache_key(node: Node) -> tuple[object, ...] | None:
 
 
 def sum_operands(node: Node) -> set[int]:
-    """Return the indices of operands that are sums over all tokens so far, which stay in f32."""
+    """Return the indices of the operands of `node` that are states summed over all tokens; these stay in f32."""
     return {node.op.operand_index(s.taken, node.attrs) for s in states(node) if s.kind.accumulates}
 
 
 def has_state(node: Node) -> bool:
-    """Return whether `node` takes a cache or a state of earlier calls as an operand."""
+    """Return whether `node` has an operand for a cache or a state of earlier tokens."""
     return any(node.operand(s.taken) is not None for s in (*caches(node), *states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
-    """Return whether `graph` has caches or states."""
+    """Return whether a node of `graph` has an operand for a cache or a state."""
     return any(map(has_state, graph.nodes))
 
 
 def add_state_io(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
-    """Add inputs of `graph` for the past caches or states of `node`, and outputs for the present ones.
+    """Add inputs of `graph` for the past caches or states of `node`, and outputs for the updated ones.
 
-    `node` is an attention, an index or a recurrence. `numbers` counts the nodes before it by kind (`_name_states`);
-    `given` are further operands, by name, that it gets. Return the new inputs by their operand's name.
+    `node` (an attention, an index or a recurrence) is rebuilt with these operands and those in `given`, by name.
+    `numbers` counts the earlier nodes by kind and is updated. Return the new inputs by the name of the operand.
 
     Raises:
-        WeftError: if `node` has a key mask and a state, which cannot leave keys out.
+        WeftError: if `node` has a key mask and a state, from which masked keys cannot be removed.
     """
     is_masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if is_masked and states(node):
@@ -111,7 +112,10 @@ _CACHE, _INDEX, _STATE = (
 
 
 def _name_states(specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
-    """Name the states of one node by the number of its kind in `numbers`, and count it there."""
+    """Return the `specs` of one node with their input and output names, and count the node in `numbers`.
+
+    `numbers` maps a kind (prefix of the input name, such as ``past_index``) to the number of earlier nodes.
+    """
     first = specs[0]
     past, present = _STATE if _is_constant(first) else _INDEX if first.kind is StateKind.INDEX else _CACHE
     number = numbers[past]
@@ -124,14 +128,17 @@ def _is_constant(spec: StateSpec) -> bool:
 
 
 def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
-    """Yield the states of some nodes, given as one tuple per node, with the names that kv-cache gives them."""
+    """Yield every state of `nodes` (one non-empty tuple of specs per node) with the names that kv-cache gives it."""
     numbers = Counter[str]()
     for node_specs in nodes:
         yield from _name_states(node_specs, numbers)
 
 
 def taken_states(graph: Graph) -> Iterator[NamedState]:
-    """Yield the states that `graph` takes, in the order of its inputs; for a shared cache, the spec of its writer."""
+    """Yield (spec, input name, output name) of each input of `graph` that is a cache or state, in the inputs' order.
+
+    The spec of a shared cache is that of the node that returns it; the output name is "" if none does.
+    """
     for name, value in graph.inputs.items():
         candidates = list[NamedState]()
         for node, operand in value.uses:
@@ -145,10 +152,13 @@ def taken_states(graph: Graph) -> Iterator[NamedState]:
 
 
 def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
-    """Return a record per cache of an attention.
+    """Return a record per cache of an attention, in order:
 
-    `layer` is its number, `window` the window of the attention or None; a `rolling` cache holds `capacity` keys (None:
-    one per token), a `latent` one has no values besides the keys. A cache of integer codes has `bits`.
+    layer: the number of the cache, from 0; kv_heads and head_dim: its sizes.
+    window: the window of the attention, or None.
+    rolling, capacity: True and the number of keys it holds, or False and None for a cache with one key per token.
+    latent: True for a cache of keys only, which contain the values.
+    bits: the bits of a cache of integer codes; absent for others.
     """
     keys = (spec for spec, _, _ in carried if spec.part == "key" and spec.kind is not StateKind.INDEX)
     return [
@@ -167,16 +177,18 @@ def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
 
 
 def state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
-    """Return a record per state of constant size: its input's `name` and the `shape` of a batch row."""
+    """Return a record per state of constant size: the `name` of its input and its `shape` without the batch axis."""
     return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _is_constant(spec)]
 
 
 def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
-    """Return the records of all caches and states: `cache` and `states` as above, and `carried` with every tensor.
+    """Return the manifest's records: `cache` (`cache_records`), `states` (`state_records`), and `carried`.
 
-    A carried tensor has a `kind` and a `growth` (see `StateSpec`), the `shape` of a batch row (None: the length of the
-    sequence, or of the source), and its `input` and `output` of the graph, which keys and values of a source do not
-    have; `initial` is present if a state does not start with zeros.
+    `carried` has a record per tensor of `carried` and then per tensor that cross-attention caches:
+    input, output: its names in the graph; absent for cross-attention.
+    kind, growth: see `StateSpec`.
+    shape: without the batch axis; None for the length of the sequence or of the source.
+    initial: the initial value, if it is not zero.
     """
 
     def record(spec: StateSpec, **names: str) -> dict[str, Any]:
@@ -191,6 +203,9 @@ def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, A
 
 
 def max_source(graph: Graph, length: int) -> int:
-    """Return the longest source of an encoder-decoder compiled for answers of `length` tokens."""
+    """Return the maximum source length of an encoder-decoder that is compiled for outputs of `length` tokens.
+
+    It is the larger of `length` and the metadata's source_context, limited by max_source_positions.
+    """
     limit = max(length, graph.meta.get("source_context") or 0)
     return min(limit, graph.meta.get("max_source_positions") or limit)

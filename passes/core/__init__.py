@@ -1,4 +1,4 @@
-"""The machinery of passes: the Pass, its trace, the check of its effect, pipelines and their text.
+"""The machinery of passes: the base class Pass, traces, checks of effects, pipelines and their parser.
 
 Never here: a pass, a pattern of a particular architecture.
 """

@@ -53,20 +53,20 @@ PASSES: Registry[type[Pass]] = Registry("pass", "weft.passes.library weft.backen
 
 
 class Argument(Attr):
-    """A field of a pass."""
+    """An argument of a pass: a field of its dataclass, with name, type and default."""
 
     @property
     def type_text(self) -> str:
-        """The type as documentation spells it."""
+        """The type as documentation prints it, such as ``mean | svd`` for a Literal."""
         if typing.get_origin(self.type) is Literal:
             return " | ".join(typing.get_args(self.type))
         return type_name(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in canonical form; names of dtypes become dtypes.
+        """Return `value` in the argument's type; the name of a dtype becomes a `DType`. `op` is not used.
 
         Raises:
-            WeftError: if it is not of the type.
+            WeftError: if `value` does not have the type.
         """
         if typing.get_origin(self.type) is Literal:
             if value in typing.get_args(self.type):
@@ -126,11 +126,11 @@ class Pass:
 
     @classmethod
     def shows(cls) -> str:
-        """Return the evidence that a passed check gives: the summary of its docstring."""
+        """Return the evidence that a successful check gives: the first paragraph of the docstring of `check`."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
-        """Return the pass as a pipeline spells it, without arguments that equal their default."""
+        """Return the pass in pipeline syntax, ``name{argument=value}``, without arguments equal to their defaults."""
         arguments = []
         for argument in self.arguments():
             value = getattr(self, argument.name)
@@ -140,7 +140,7 @@ class Pass:
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
-        """Return the fields in order: positional ones, then the keyword-only ones of shared base classes."""
+        """Return the arguments in call order: positional ones, then keyword-only ones."""
         hints = typing.get_type_hints(cls)
         arguments = []
         for f in call_order(cls):
@@ -154,12 +154,12 @@ class Pass:
 
     @classmethod
     def documentation(cls) -> Documentation:
-        """Return the parts of the docstring."""
+        """Return the parts of the class docstring: summary, text, condition, source and example."""
         return read_docstring(cls.doc())
 
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Pass:
-        """Return the pass with the arguments `given`, values as `parse_pipeline` reads them.
+        """Return an instance of the pass with the arguments `given` by name; the values are checked and converted.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed argument.

@@ -17,7 +17,11 @@ from weft.ir import WeftError
 
 @dataclass(frozen=True)
 class Documentation:
-    """The parts of a docstring; `pipeline` is the example's pass with its arguments, `graph` the example's IR text."""
+    """The parts of a pass's docstring; a missing part is "".
+
+    text: the paragraphs after the summary; condition, source: the paragraphs without ``Condition:`` and ``Source:``.
+    pipeline, graph: the example's pass with its arguments, and the IR text that it runs on.
+    """
 
     summary: str
     text: str = ""

@@ -31,10 +31,11 @@ TILE = 65_521  # big weights repeat this number of values; it is prime, so that 
 
 
 class RandomReader:
-    """A reader that replaces the checkpoint `real`: same names and shapes, random float64 values, integers unchanged.
+    """A reader with the names and shapes of the checkpoint `real`, random float64 values, and integers unchanged.
 
-    `known` has the shapes of tensors that the checkpoint lacks. `exact` has the values of tensors that are not drawn,
-    `signs` the sign of all elements of a tensor whose logarithm is read.
+    known: the shapes of further tensors, which `real` lacks.
+    exact: the values of tensors that are not random.
+    signs: 1 or -1, the sign of all elements of a tensor, because its logarithm is taken.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class RandomReader:
 
 
 class EquivalenceCheck:
-    """Runs graphs on random weights and inputs from one `seed`, and compares their outputs.
+    """A comparison of graphs on random weights and inputs from one `seed`.
 
-    `largest` is the largest difference that `same` has measured so far, None if it has not been called.
+    `largest` is the largest relative difference that `same` has measured so far; None before its first call.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -105,14 +106,16 @@ class EquivalenceCheck:
         self.signs: dict[str, int] = {}
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run `graph` with random weights, and return its outputs by name."""
+        """Run `graph` with random weights on `inputs` (by name); return its outputs by name."""
         return interpret(self.stage(graph), inputs)
 
     def run_as(
         self, graph: Graph, inputs: Mapping[str, Array], meanings: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Array]:
-        """Run `graph` as `run` does, with other references for the nodes whose first output's name is in `meanings`:
-        functions of the node's operands and attributes."""
+        """Run `graph` as `run` does, with other reference functions for some nodes; return the outputs by name.
+
+        `meanings` maps the name of a node's first output to a function of its operands and attributes.
+        """
         staged = self.stage(graph)
         for node in staged.nodes:
             if node.output.name in meanings:
@@ -122,7 +125,7 @@ class EquivalenceCheck:
         return interpret(staged, inputs)
 
     def stage(self, graph: Graph) -> Graph:
-        """Return a copy of `graph` with random weights."""
+        """Return a copy of `graph` with random weights; the same tensor has the same values in every copy."""
         staged = graph.clone()
         for p in staged.params.values():
             if isinstance(p.recipe, Source):
@@ -143,7 +146,7 @@ class EquivalenceCheck:
         return recipe.map_parts(self._randomize)
 
     def _record_sign(self, recipe: Recipe, sign: int) -> None:
-        """Record that all elements of `recipe` have `sign`."""
+        """Record that the checkpoint tensors in `recipe` need a sign such that all elements of `recipe` have `sign`."""
         if isinstance(recipe, Source):
             self.signs[recipe.key] = sign
         elif not (isinstance(recipe, Map) and recipe.fn == "exp"):
@@ -152,10 +155,10 @@ class EquivalenceCheck:
                 self._record_sign(part, -sign if flips else sign)
 
     def inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
-        """Return random inputs by name, with the sizes `given` and small ones otherwise (batch 3, seq 5 …).
+        """Return random inputs by name; named sizes are those `given`, or else batch=3, seq=5, and 4 for others.
 
-        Token ids stay below the rows of the tables they index, masks are ones followed by zeros, positions continue
-        after the cached tokens of the mask, and no sequence is longer than the position table.
+        Token ids are below the number of rows of the smallest table they index. Masks are ones followed by zeros;
+        positions start after the cached tokens of the mask. No sequence is longer than the position table.
         """
         rng = np.random.default_rng(self.seed)
         longest: int = graph.meta.get("max_positions") or 1_000_000  # the rows of the position table
@@ -193,10 +196,12 @@ class EquivalenceCheck:
         return arrays
 
     def same(self, expected: Mapping[str, Array], actual: Mapping[str, Array], bound: float) -> None:
-        """Check that outputs differ by at most `bound`, relative to the largest expected magnitude of each.
+        """Check that outputs agree in names, shapes and values; store the largest difference in `largest`.
+
+        Values may differ by at most `bound`, relative to the largest expected magnitude of each output.
 
         Raises:
-            WeftError: naming the first output that does not.
+            WeftError: naming the first output that differs.
         """
         if list(expected) != list(actual):
             raise WeftError(f"the outputs were {', '.join(expected)} and are {', '.join(actual)}")
@@ -214,7 +219,7 @@ class EquivalenceCheck:
 
 
 def difference(expected: Array, actual: Array) -> float:
-    """Return the largest absolute difference over the largest expected magnitude; NaN if only one has NaN somewhere."""
+    """Return max |expected - actual| / max |expected|; 0 for equal or empty arrays, NaN if NaNs differ in position."""
     if not expected.size:
         return 0.0
     a, b = expected.astype(np.float64), actual.astype(np.float64)
@@ -225,7 +230,7 @@ def difference(expected: Array, actual: Array) -> float:
 
 
 def _lengthen(graph: Graph, binding: dict[str, int]) -> None:
-    """Double the lengths of audio in `binding` until every convolution returns at least 5 frames."""
+    """Double samples and frames in `binding`, in place, until every conv1d of `graph` returns at least 5 frames."""
     lengths = [name for name in ("samples", "frames") if name in binding]
     frame_counts = [node.output.shape[1] for node in graph.nodes if node.op is ops.conv1d] if lengths else []
     while any(sizes.evaluate(frames, binding) < 5 for frames in frame_counts if isinstance(frames, sizes.Poly)):
@@ -233,7 +238,7 @@ def _lengthen(graph: Graph, binding: dict[str, int]) -> None:
 
 
 def _limit(ids: Value) -> int:
-    """Return the exclusive bound of `ids`: the rows of the smallest table that they index, or 2 without a table."""
+    """Return the exclusive upper bound of `ids`: the size of the smallest axis that they index; 2 if there is none."""
     rows = []
     for node, i in ids.uses:
         table = node.inputs[1 - i] if (node.op, i) in ((ops.embedding, 0), (ops.gather, 1)) else None

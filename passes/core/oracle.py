@@ -28,9 +28,10 @@ def attend(
     value_dim: int | None,
     **_: Any,
 ) -> Array:
-    """Compute the op `attention` without a cache; query i sees key j if `sees(i, j)`, not by its window and pattern.
+    """Return the output of the op `attention` without a cache; `sees(i, j)` states whether query i may attend to key j.
 
-    Loops over batch rows and heads, and computes the softmax as e^score over its sum.
+    The window and pattern of the op are not used; `causal` and `key_mask` mask keys in addition. Shapes are those of
+    the op: q [batch, queries, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·value_dim].
     """
     batch, seq, width = q.shape
     d = width // heads
@@ -63,7 +64,11 @@ def attend(
 def rotate_pairs(
     x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0
 ) -> Array:
-    """Compute the op `rope`: multiply pairs, as complex numbers, by amplitude · e^(i · position · frequency)."""
+    """Return the output of the op `rope`: pairs, as complex numbers, times amplitude · e^(i · position · frequency).
+
+    x is [batch, seq, heads·d], `at` are the positions [batch or 1, seq], `frequencies` [pairs]; features of a head
+    beyond 2·pairs stay unchanged.
+    """
     batch, seq, width = x.shape
     pairs = len(frequencies)
     y = x.reshape(batch, seq, heads, width // heads).copy()
@@ -77,7 +82,7 @@ def rotate_pairs(
 
 
 def rope_amplitude(scaling: str, factor: float) -> float:
-    """Return the factor of rotated queries and keys: for yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023), else 1."""
+    """Return the amplitude of rotated queries and keys: 0.1·ln(factor) + 1 for yarn (√(1/t), Peng 2023), else 1."""
     return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
 
 
@@ -95,10 +100,13 @@ def frequencies(
     truncate: bool,
     **_: Any,
 ) -> Array:
-    """Return the RoPE frequencies [dim/2] after `scaling`, pair by pair by the wavelengths that the papers define.
+    """Return the RoPE frequencies [dim/2], in radians per position, after `scaling`:
 
-    none, linear (Chen 2023: positions shrink), ntk (bloc97 2023: the last pair is interpolated, the first is not), yarn
-    (Peng 2023, with the pairs between the bounds blended by index as its code does), llama3 (Llama 3.1, 2024).
+    none: theta^(-2k/dim) for pair k.
+    linear: divided by `factor` (Chen 2023).
+    ntk: the last pair is divided by `factor`, the first not (bloc97 2023).
+    yarn: blended between both by pair index, as the code of Peng 2023 does.
+    llama3: blended by wavelength (Llama 3.1, 2024).
     """
     scaled = []
     for k in range(dim // 2):

@@ -19,7 +19,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Phases in order; `parse_pipeline` reads its text back."""
+    """Phases of passes, in order; `parse_pipeline(str(pipeline))` returns an equal pipeline."""
 
     phases: tuple[Phase, ...] = ()
 
@@ -32,7 +32,7 @@ class Pipeline:
         return tuple(p for phase in self.phases for p in phase.passes)
 
     def then(self, name: str, *passes: Pass) -> Pipeline:
-        """Return this pipeline with one more phase."""
+        """Return a copy of this pipeline with one more phase, `name` with `passes`, at the end."""
         return Pipeline((*self.phases, Phase(name, passes)))
 
 

@@ -22,7 +22,9 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
 class ResultStore:
-    """A store of fitted blocks in `folder`, for matrices in the order of fitting; without a folder it stores nothing.
+    """A store of fitted blocks in `folder`, whose keys depend on the order of fitting; it is inactive without a folder.
+
+    `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key.
 
     Raises:
         WeftError: if the folder cannot be created.
@@ -41,18 +43,18 @@ class ResultStore:
 
     @property
     def keeps(self) -> bool:
-        """True if results are stored."""
+        """True if the store has a folder."""
         return self._folder is not None
 
     def advance(self, param: Param, layout: BlockLayout) -> str:
-        """Add the next matrix to the digest, and return the key of its result."""
+        """Add the values of `param` and its `layout` to the digest; return the key (32 hex digits) of its result."""
         self._digest.update(f"{param.name} {layout} {param.shape}".encode())
         for rows in param.recipe.blocks(param.graph.reader):
             self._digest.update(np.ascontiguousarray(rows).tobytes())
         return self._digest.hexdigest()[:32]
 
     def load(self, key: str) -> list[Blocks] | None:
-        """Return the blocks stored as `key`, one per matrix of a stack; None if they are missing or broken."""
+        """Return the blocks stored as `key`, one per matrix of a stack; None if the file is missing or unreadable."""
         assert self._folder is not None
         broken = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
         path = self._folder / f"{key}.npz"
@@ -65,10 +67,10 @@ class ResultStore:
         return None
 
     def save(self, key: str, blocks: Sequence[Blocks]) -> None:
-        """Store `blocks` as `key`; the file is written completely or not at all.
+        """Store `blocks` as `key`, atomically: the file is written completely or not at all.
 
         Raises:
-            WeftError: if there is no room.
+            WeftError: if the file cannot be written.
         """
         assert self._folder is not None
         arrays: dict[str, Array] = {"count": np.array(len(blocks))}

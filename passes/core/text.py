@@ -131,7 +131,7 @@ class _Parser(Lexer):
         return self.one_value("[")
 
     def one_value(self, *otherwise: str) -> Any:
-        """Parse a scalar; `otherwise` lists the alternatives for the error."""
+        """Parse one scalar and return it; `otherwise` lists further tokens that the error message names as expected."""
         token = self.take("number", "string", "name", *otherwise)
         try:
             if token.kind == "string":
@@ -144,10 +144,10 @@ class _Parser(Lexer):
 
 
 def _finite(text: str) -> float:
-    """Return the float that `text` spells.
+    """Parse `text` as a float.
 
     Raises:
-        ValueError: if it is too large for a float.
+        ValueError: if it overflows to infinity.
     """
     if math.isinf(number := float(text)):
         raise ValueError("the number is too large")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Miss:
-    """The reason of a failed match; `depth` is the number of nodes that matched before it failed: higher is nearer."""
+    """A failed match at the node `at`; `depth`, the number of nodes that matched before, ranks near misses."""
 
     depth: float
     at: str
@@ -21,7 +21,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class RefusedSite:
-    """A site that `rule` examined and left unchanged."""
+    """A site (the value named `at`) that `rule` examined and left unchanged, with the reason."""
 
     rule: str
     at: str
@@ -33,10 +33,14 @@ class RefusedSite:
 
 @dataclass
 class Trace:
-    """The log of a pass: `lines` in the order of writing, and counts of rewrites by rule.
+    """The log of a pass.
 
-    `refusals`, and in `misses` the nearest miss of every rule that never fired, are among the lines also; `near` has
-    the nearest miss by the name of the value where it occurred. Long passes report by `progress(done, total)`.
+    lines: all messages in order, including refusals and misses.
+    rewrites: the number of rewrites by rule.
+    refusals: the sites that rules left unchanged.
+    misses: the nearest miss of every rule that never fired.
+    near: the nearest miss by the name of the value where it occurred.
+    progress: called as progress(done, total) by passes that take long.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -61,13 +65,13 @@ class Trace:
         self.lines.append(text)
 
     def missed(self, rule: str, miss: Miss | None) -> None:
-        """Record that `rule` never fired; `miss` is its nearest miss."""
+        """Record that `rule` never fired; `miss` is its nearest miss, or None without any."""
         self.misses += [miss] if miss else []
         self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))
 
     @property
     def nearest(self) -> str:
-        """Best explanation of a pass that did nothing: the first refusal, else the nearest miss, else the last line."""
+        """The reason why a pass rewrote nothing: the first refusal, else the nearest miss, else the last line or ""."""
         if self.refusals:
             return f"left %{self.refusals[0].at} alone: {self.refusals[0].reason}"
         if self.misses:

@@ -1,4 +1,4 @@
-"""Edits of a graph that passes are built from: patterns and their driver, replacements, factors absorbed into weights.
+"""Building blocks of passes: patterns and their driver, replacements, maps absorbed into weights, legalization.
 
 Never here: a pass, an analysis that changes nothing.
 """

@@ -1,8 +1,8 @@
 """Absorb a linear map of vectors into the weights of the linears and experts that read or write them.
 
-An `AxisMap` returns the recipe of a tensor with every vector along one axis mapped. Vectors are rows, v → v M. A node
-that writes v then writes v M; a node that reads v M instead of v keeps its result if its weight is mapped by M⁻ᵀ along
-the axis that multiplies v (by diag(g) if a scale diag(g) was removed from v).
+An `AxisMap` maps a recipe: every vector v along one axis of the tensor becomes v M (vectors are rows). Mapping a
+writer's weights by M makes it write v M. A reader of v M keeps its result if its weight is mapped by M⁻ᵀ along its
+input axis; if v was divided by g elementwise, the weight is multiplied by g.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ WRITERS = {
 
 
 def scale_map(factor: float | Recipe) -> AxisMap:
-    """Return the map that multiplies by a number, or elementwise by a vector."""
+    """Return the map v → v · factor; `factor` is a number, or a vector (a recipe) multiplied elementwise."""
     return lambda recipe, axis, rank: Scale(recipe, factor, axis)
 
 
 def centre_map(recipe: Recipe, axis: int, rank: int) -> Recipe:
-    """Map `recipe` by the `AxisMap` that subtracts the mean of every vector."""
+    """Return `recipe` with the mean of every vector along `axis` subtracted; the function is an `AxisMap`."""
     return Centre(recipe, axis)
 
 
@@ -64,12 +64,15 @@ def matrix_map(matrix: Recipe) -> AxisMap:
 
 
 def is_layer(norm: Node) -> bool:
-    """Return whether a norm, fused or not, subtracts the mean."""
+    """Return whether `norm` is a layer norm: layer_norm, or a fused op with the attribute kind="layer"."""
     return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer"
 
 
 def moves_rows(node: Node) -> bool:
-    """Return whether every row (last axis) of the result is a row of the first operand, of any operand of `concat`."""
+    """Return whether `node` only moves rows (last axis): each row of its result is a row of its first operand.
+
+    For concat, a row of any operand. Casts between floats count as moves.
+    """
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
         return False
@@ -94,7 +97,10 @@ def moves_rows(node: Node) -> bool:
 
 
 def find_readers(value: Value) -> list[Use] | str:
-    """Return the uses that compute with rows of `value`, moved or not; a sentence if the rows are a graph output."""
+    """Return the uses (node, operand index) of `value`, followed through nodes that only move its rows.
+
+    Return a reason (str) if one of these values is a graph output. A concat is not followed but is a use itself.
+    """
     uses: list[Use] = []
     waiting = [value]
     for v in waiting:
@@ -110,7 +116,10 @@ def find_readers(value: Value) -> list[Use] | str:
 
 
 def explain_refusal(node: Node, index: int) -> str | None:
-    """Return why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
+    """Return a reason (str) why `node` cannot absorb a map of its operand `index` into its weights; None if it can.
+
+    Only a linear or moe can, for operand 0, if its weights and biases are parameters.
+    """
     if node.op in (ops.add, ops.add_norm):
         return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
     if node.op not in (ops.linear, ops.moe) or index:
@@ -119,7 +128,7 @@ def explain_refusal(node: Node, index: int) -> str | None:
 
 
 def find_computed_weight(node: Node) -> str | None:
-    """Return a sentence that names a weight of `node` that is computed and not a parameter; None without any."""
+    """Return a sentence that names the first weight or bias of `node` that is not a parameter; None if all are."""
     # These operands are activations or ids; all others should be weights.
     for name in (o.name for o in node.op.operands if o.name not in ("x", "y", "ids", "combine")):
         operand = node.operand(name)
@@ -129,7 +138,7 @@ def find_computed_weight(node: Node) -> str | None:
 
 
 def weights_read_with(node: Node) -> Iterator[Param]:
-    """Yield the weights that multiply the first operand of `node`."""
+    """Yield the parameters of `node` (linear, norm_linear or moe) that multiply its first operand, without down."""
     for name in _READERS[node.op]:
         weight = node.operand(name)
         if isinstance(weight, Param):
@@ -137,10 +146,10 @@ def weights_read_with(node: Node) -> Iterator[Param]:
 
 
 def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
-    """Absorb y = x M + s into `node`, which reads y, so that it computes the same result from x.
+    """Absorb the map y = x M + s into the weights of `node` (linear, norm_linear or moe), which reads y.
 
-    `along` maps the last axis of its weights, and the biases gain the products of the weights with `shift`, which is s.
-    The first operand stays. Return the node, or its replacement if it had no bias and needs one.
+    `along` maps the last axis of the weights (None: M = 1); `shift` is s, whose product with each weight is added to
+    the bias. The caller replaces operand y by x. Return `node`, or its replacement if a bias had to be added.
     """
     recipes: dict[str, Recipe] = {}
     for name, bias in _READERS[node.op].items():
@@ -157,9 +166,9 @@ def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = N
 
 
 def absorb_output_map(node: Node, along: AxisMap) -> None:
-    """Map the result of `node`, a linear, experts, an embedding or a norm with a weight, by `along`, in its weights.
+    """Absorb the map `along` of the result of `node` into its weights and biases, in place.
 
-    Norms can absorb scales only, by a number or a vector, into weight and bias.
+    `node` is a linear, norm_linear, moe, embedding, or a norm with a weight. Norms absorb only scales (`scale_map`).
     """
     recipes = {}
     for name, axis in WRITERS[node.op].items():
@@ -171,7 +180,7 @@ def absorb_output_map(node: Node, along: AxisMap) -> None:
 
 
 def _replace_recipes(node: Node, recipes: Mapping[str, Recipe]) -> Node:
-    """Give the named parameters of `node` new `recipes`; return `node`, or its replacement if it lacked a bias."""
+    """Replace the parameters of `node` named in `recipes`; return `node`, or its replacement if it lacked a bias."""
     old = {name: node.operand(name) for name in recipes}
     new = {name: _derive_operand(node, name, recipe) for name, recipe in recipes.items()}
     # Operands that exist are set in place; a bias that is new needs a new node.

@@ -1,4 +1,4 @@
-"""The rewrite driver: applies rules until nothing changes."""
+"""The rewrite driver: apply rules until none matches."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .pattern import Match, Pattern
 
 @dataclass(frozen=True)
 class Refusal:
-    """Returned by a rule that rejects a match for a reason that its pattern cannot express."""
+    """The result of a rule that rejects a match, with a reason that its pattern cannot express."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A `pattern` with its `rewrite`, a pure function of the match.
+    """A `pattern` and the function `rewrite` that replaces its matches.
 
-    `rewrite` takes the variables and captured attributes of the pattern by name, emits nodes, and returns the values
-    that replace the pattern's results, or a `Refusal` before emitting any. Names that an `either` did not bind are not
-    passed, except parameters of the pattern's function, which are None.
+    `rewrite` takes the variables and captured attributes of the pattern as keyword arguments. It emits nodes and
+    returns one value per result of the pattern, or it returns a `Refusal` without emitting nodes. Unbound parameters
+    of the pattern's function are passed as None; other names that an `either` did not bind are not passed.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Rule:
 
 
 def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
-    """Apply `rules`, earlier ones first, until none matches; return the number of rewrites.
+    """Apply `rules`, earlier ones first at each node, until none matches; return the number of rewrites.
 
-    New nodes are inserted before the root of the match (or before the first outside reader of a replaced value, if that
-    is earlier), in the scope of the root, and take over the names of the values that they replace. The trace records
-    the nearest miss of every rule that never fires.
+    New nodes are inserted before the root of the match, or before the first reader outside the match if that is
+    earlier. They get the scope of the root and the names of the values that they replace. `trace` counts rewrites and
+    records the nearest miss of every rule that never fires.
     """
     fired = {rule.name: 0 for rule in rules}
     nearest: dict[str, Miss | None] = {rule.name: None for rule in rules}
@@ -73,7 +73,8 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
 
 
 def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
-    """Replace one match; return a Miss if the rule refuses, or if there is no place for the new nodes."""
+    """Replace `match` by the result of `rule` and return None; return a Miss if the rule refuses, or if no position is
+    after all operands and before all readers of the new nodes."""
     at = f"{root.op.name} (%{root.output.name})"
     # A full match is nearer than any miss inside the pattern, whose bonus is at most 0.5.
     depth = len(match.nodes) + 0.75
@@ -103,7 +104,7 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
 
 
 def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
-    """Return the node before which the replacement is inserted, or why there is no such place."""
+    """Return the node before which the replacement is inserted; a reason (str) if an operand is computed too late."""
     inside = set(match.nodes.values())
     readers = {n for v in match.exposed for n in v.users if n not in inside}
     # If only results of the root are read outside, its place is right: after all operands, before all readers.

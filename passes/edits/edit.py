@@ -13,14 +13,14 @@ _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = Wea
 
 
 def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
-    """Replace `old` by `new` in all its readers; with `rename`, `new` also takes the name of `old`."""
+    """Replace `old` by `new` in all readers of `old`; with `rename`, swap their names if a node computes `new`."""
     old.replace_uses(new)
     if rename and new.producer is not None:
         old.name, new.name = new.name, old.name
 
 
 def erase_unread(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase the nodes among `nodes` that have no readers, then the parameters that only they read."""
+    """Erase those of `nodes` without readers, repeatedly (readers among them first), and parameters only they read."""
     waiting = list(nodes)
     progress = True
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
@@ -44,10 +44,10 @@ def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
 
 
 def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
-    """Return a new parameter with `recipe`, of the dtype of `old`, and of its shape unless another `shape` is given.
+    """Return a parameter with `recipe`, the dtype of `old`, and `shape` (None: the shape of `old`).
 
-    Deriving the same recipe again returns the same parameter, so that shared layers stay shared. `replace_param`
-    gives it the name of `old` once `old` has no readers; pass a `name` for one that does not replace `old`.
+    It is new unless the same recipe was derived from `old` before: shared layers stay shared. Its name is `name`, or
+    else unique and similar to that of `old`, until `replace_param` gives it the name of `old`.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})
@@ -59,14 +59,17 @@ def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = Non
 
 
 def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
-    """Return a new bias for a linear with `weight` [.., out, in], named after it; `rows` replaces out as its length."""
+    """Return a bias [.., out] with `recipe` for a linear with `weight` [.., out, in], named after the weight.
+
+    `rows`, if not None, makes the shape [rows].
+    """
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
     return derive_param(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
 def joint_name(params: Sequence[Param], name: str) -> str:
-    """Return `name` in the scope that `params` share: after the longest dotted prefix of all their names."""
+    """Return `name` prefixed by the longest dotted prefix that the names of all `params` share."""
     shared: list[str] = []
     for parts in zip(*(param.name.split(".") for param in params), strict=False):
         if len(set(parts)) > 1:
@@ -76,12 +79,15 @@ def joint_name(params: Sequence[Param], name: str) -> str:
 
 
 def add_scope(graph: Graph, name: str) -> str:
-    """Return `name` in the scope in which nodes are inserted now."""
+    """Return ``SCOPE.name`` with the current insertion scope of `graph`; `name` if the scope is empty."""
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
 def replace_param(old: Value | None, new: Value | None) -> None:
-    """Erase the parameter `old` if it has no readers; `new`, derived from it, takes over its name and its place."""
+    """Erase the parameter `old`, and give its name to `new` if that is a parameter.
+
+    Do nothing if `old` still has readers, is a graph output, is `new`, or is not a parameter of the graph.
+    """
     if not isinstance(old, Param) or old is new or old.uses or old.is_output:
         return
     graph = old.graph
@@ -95,7 +101,7 @@ def replace_param(old: Value | None, new: Value | None) -> None:
 
 
 def rename(param: Param, old: Value) -> None:
-    """Give `param` the name of `old`, a value without readers that is not a parameter."""
+    """Swap the names of `param` and of `old`, a value that is not a parameter."""
     graph = param.graph
     del graph.params[param.name]
     param.name, old.name = old.name, param.name
@@ -109,9 +115,9 @@ def rename_all(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
 ) -> None:
-    """Rename all values, scopes, inputs and outputs of `graph` in place, each by its map from old to new names.
+    """Rename all values, scopes, inputs and outputs of `graph` in place, by maps from old to new names.
 
-    The new names of values must be unique.
+    The new names of values must be unique; a scope that `scopes` lacks becomes "".
     """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
@@ -132,10 +138,10 @@ def rename_all(
 def reweigh(
     linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
 ) -> Node:
-    """Replace `linear` by one with another weight of the same width, with `rows` rows if given, and return it.
+    """Replace `linear` by one with the recipes `weight` [rows, in] and `bias` [rows]; return the new node.
 
-    `bias` is left as it is ("same"), dropped (None), replaced or added. With another number of rows, the caller
-    has to adapt the readers. Names stay.
+    `bias` "same" keeps the present bias or its absence; None drops it. `rows` defaults to the present number; if it
+    changes, the caller has to adapt the readers. Names stay.
     """
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)
@@ -155,9 +161,10 @@ def reweigh(
 
 
 def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
-    """Replace `node` by one with other `operands` (by their names in the op) and attributes; return it. Names stay.
+    """Replace `node` by one with other `operands` (by their names in the op) and `attrs`; return the new node.
 
-    It may have more outputs than before. If outputs change their type, the caller has to adapt the readers.
+    Other operands, attributes and names stay. The node may have more outputs than before; if outputs change their
+    type, the caller has to adapt the readers.
     """
     inputs = list(node.inputs)
     for name, value in (operands or {}).items():
@@ -179,13 +186,13 @@ def only_params(values: Iterable[Value | None]) -> bool:
 
 
 def cuts_rows(split: Node) -> bool:
-    """Return whether `split` splits the last axis."""
+    """Return whether the node `split` splits the last axis of its operand."""
     x = split.inputs[0]
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
 
 
 def backward_slice(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
-    """Return the nodes that `values` are computed with, back to the values `known`."""
+    """Return the nodes that `values` depend on, in no particular order; the search stops at the values `known`."""
     stop, reached, stack = set(known), dict[Node, None](), list(values)
     while stack:
         value = stack.pop()

@@ -1,4 +1,4 @@
-"""Legalization: ops that a target does not accept are expanded into their bodies until it accepts every node."""
+"""Legalization: expand ops that a target does not accept into their bodies, until it accepts every node."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ ACCEPTS: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.ba
 
 
 def is_fused(node: Node) -> bool:
-    """Return whether passes for simple ops cannot handle `node`; all can handle a weightless norm before a linear."""
+    """Return whether `node` is a fused op or a pack, which passes with on_fused = False refuse.
+
+    A norm_linear without a norm weight and activation is not: all passes handle it.
+    """
     plain = node.op is ops.norm_linear and len(node.inputs) <= 3 and node.attrs["activation"] == "identity"
     return node.op is ops.pack or (Trait.FUSED in node.op.traits and not (plain and node.attrs["kind"] != "none"))
 
 
 def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None:
-    """Expand nodes into their bodies in place until `accepts` returns None for each; else it returns the reasons.
+    """Expand nodes into their bodies, in place, until the target accepts every node; record expansions in `trace`.
+
+    `accepts(node)` returns None for an accepted node, or a list of reasons.
 
     Raises:
-        WeftError: if a refused op has no body, naming the op, the ops it was expanded from, and every reason.
+        WeftError: if a refused op has no body (or one that contains itself), naming its origin and every reason.
     """
     for node in list(graph.nodes):
         _legalize(graph, node, accepts, trace or Trace(), ())

@@ -6,12 +6,13 @@
         total = ops.add(x, y)
         return ops.rms_norm(total, weight, eps=ANY("eps")), total
 
-The parameters of the function are variables: ``Param`` matches parameters only, ``| None`` also an absent operand,
-and a variable used twice must be the same value. Values that the function returns may have readers outside the match;
-other values inside may not, because a rewrite removes them. The root, where matching starts, makes the first value
-returned. Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative ops match in any
-order. `either` lists alternatives for a value; names that only some of them bind are absent in the others. `value`,
-`maybe` and `param` are variables without a parameter, for patterns that functions share.
+- The parameters of the function are variables: ``Param`` matches parameters only, ``| None`` also an absent operand. A
+  variable used twice must be the same value both times.
+- Returned values may have readers outside the match; other values may not, because a rewrite removes them.
+- The root, where matching starts, is the node that computes the first returned value.
+- Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative ops match in any order.
+- `either` lists alternatives for a value; only the names in the alternative that matched are bound.
+- `value`, `maybe` and `param` return variables for helper functions, which have no parameters in the pattern.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from ..core.trace import Miss
 
 @dataclass(frozen=True)
 class ANY:
-    """Any value of an attribute, captured as `name` unless that is empty; `where` restricts it.
+    """A wildcard for an attribute: matches any value for which `where` is true, and captures it as `name` unless "".
 
-    `length` is the number of pieces of a split.
+    `length` is the number of sizes that the value must have, for the attribute `sizes` of a split.
     """
 
     name: str = ""
@@ -49,7 +50,7 @@ def capture(*names: str) -> dict[str, Any]:
 
 
 class Term(Operators["Term"]):
-    """A value in a pattern; an op called on terms returns terms."""
+    """A value in a pattern, the base class of terms; an op called on terms returns terms."""
 
     # Above the 0 of graph values: an op on a term and a value emits a term.
     __emit_priority__ = 1
@@ -69,7 +70,10 @@ class Term(Operators["Term"]):
 
 @dataclass(frozen=True, eq=False)
 class Variable(Term):
-    """A term that matches any value: only a parameter if `param`, also an absent operand if `optional`."""
+    """A term that matches any value and binds it to `name`.
+
+    `param` restricts it to parameters; `optional` also accepts an absent operand.
+    """
 
     name: str
     param: bool
@@ -79,7 +83,7 @@ class Variable(Term):
 # eq=False: hashed by identity. `attrs` is a dict, and equal parts of a pattern match different nodes.
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """A node in a pattern."""
+    """A node in a pattern: matches a node with this op, these operands and these attributes."""
 
     op: Op
     operands: tuple[Term | None, ...]
@@ -88,7 +92,7 @@ class Apply:
 
 @dataclass(frozen=True, eq=False)
 class Result(Term):
-    """An output of a node in a pattern."""
+    """Output `index` of the node `apply` in a pattern."""
 
     apply: Apply
     index: int
@@ -110,27 +114,27 @@ class Binding(Term):
 
 
 def bind_name(name: str, term: Value) -> Value:
-    """Return a value of a pattern that matches as `term` does, and that a rule gets as `name`."""
+    """Return a term that matches where `term` does; the rewrite gets the matched value as `name`."""
     return typing.cast(Value, Binding(name, typing.cast(Term, term)))  # patterns are typed as functions of values
 
 
 def value(name: str) -> Value:
-    """Return a variable, equal to a parameter `name` of the pattern's function."""
+    """Return a variable that matches any value, as a parameter `name: Value` of the pattern's function does."""
     return typing.cast(Value, Variable(name, param=False, optional=False))
 
 
 def maybe(name: str) -> Value:
-    """Return a variable that may be absent."""
+    """Return a variable that matches any value or an absent operand (bound as None)."""
     return typing.cast(Value, Variable(name, param=False, optional=True))
 
 
 def param(name: str, *, optional: bool = False) -> Value:
-    """Return a variable that matches a parameter, and an absent operand if `optional`."""
+    """Return a variable that matches a parameter, and also an absent operand if `optional`."""
     return typing.cast(Value, Variable(name, param=True, optional=optional))
 
 
 def either(*terms: Value) -> Value:
-    """Return a value of a pattern that matches if one of `terms` does, tried in order."""
+    """Return a term that matches where one of `terms` does, tried in order."""
     return typing.cast(Value, Either(typing.cast(tuple[Term, ...], terms)))
 
 
@@ -147,7 +151,12 @@ def _check_attrs(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Match:
-    """A successful match: variables and captured attributes by name, nodes by their pattern, the values returned."""
+    """A successful match.
+
+    bindings: values of variables, and captured attributes, by name.
+    nodes: the matched node of each node of the pattern.
+    exposed: the values that match the results of the pattern, in their order.
+    """
 
     bindings: dict[str, Any] = field(default_factory=dict)
     nodes: dict[Apply, Node] = field(default_factory=dict)
@@ -164,7 +173,7 @@ Goal = tuple[
 
 
 class Pattern:
-    """A traced pattern; see the module docstring."""
+    """A pattern traced from the function `fn`; the grammar is in the docstring of the module."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         hints = typing.get_type_hints(fn) if hasattr(fn, "__annotations__") else {}
@@ -178,7 +187,7 @@ class Pattern:
         self.root = self.results[0].apply
 
     def match(self, node: Node) -> Match | Miss:
-        """Return the match with `node` as the root, or the deepest miss."""
+        """Return the first match with `node` as the root; without any, the miss with the most matched nodes."""
         attempt = _Attempt()
         start = Match()
         for state in attempt.apply(self.root, node, start, ()):
@@ -212,7 +221,7 @@ def _variable(name: str, hint: Any) -> Variable:
 
 
 class _Attempt:
-    """Backtracking search; keeps the deepest miss."""
+    """A backtracking search for a match; `deepest` is the miss with the most matched nodes so far."""
 
     def __init__(self) -> None:
         self.deepest: Miss | None = None

@@ -8,14 +8,17 @@ from weft.ir import Graph, Node, Value, ops
 
 
 def find_sums(graph: Graph) -> Iterator[Node]:
-    """Yield the last addition of every sum, which may be an add_norm."""
+    """Yield the last addition (add or add_norm) of every sum in `graph`, which may be edited between yields."""
     for node in list(graph.nodes):
         if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
             yield node
 
 
 def summands(total: Node) -> list[Value]:
-    """Return the summands of `total` that have its type; an inner sum with other readers counts as one summand."""
+    """Return the summands of the sum that ends at `total`, without those of another type, which broadcast.
+
+    An inner sum with other readers counts as one summand.
+    """
     values: list[Value] = []
     for v in total.inputs[:2]:
         assert v is not None
@@ -30,7 +33,7 @@ def is_fixed(value: Value) -> bool:
 
 
 def remove_summand(value: Value) -> None:
-    """Remove the summand `value`, which only one addition reads, from its sum."""
+    """Remove the summand `value` from its sum: replace its only reader, an add, by the other operand."""
     (reader,) = value.users
     rest = next(v for v in reader.inputs if v is not value)
     assert rest is not None
@@ -39,7 +42,7 @@ def remove_summand(value: Value) -> None:
 
 
 def _is_inner(node: Node) -> bool:
-    """Return whether the sum is only a summand of another sum."""
+    """Return whether the only reader of the sum `node` is another add or add_norm."""
     if node.output.is_output or len(node.output.uses) != 1:
         return False
     reader, index = node.output.uses[0]

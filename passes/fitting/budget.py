@@ -1,9 +1,9 @@
-"""Layouts for the weight matrices of a graph under a budget of bits: matrices that matter more get more bits.
+"""Layouts for the weight matrices of a graph under a budget of bits: more bits for matrices that change outputs more.
 
-The cost of a matrix is measured: the matrix alone is rounded, and its cost is the divergence of the graph's outputs on
-a calibration text. Rounding errors are small and hardly correlated, so the costs of matrices add up, and the cost of
-another layout is proportional to the squared errors of the matrix's products. Choosing a layout for each matrix is then
-a knapsack problem, solved by its relaxation with a price for bits: HAWQ-V3 (Yao 2021, arXiv 2011.10680).
+The cost of a matrix is the divergence of the graph's outputs on calibration sequences when only this matrix is rounded
+to one layout. For other layouts, the cost is scaled by the squared errors of the matrix's products. Rounding errors are
+small and hardly correlated, so the costs of matrices add up. Choosing a layout for each matrix is then a knapsack
+problem, solved by its relaxation with a price for bits: HAWQ-V3 (Yao 2021, arXiv 2011.10680).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BISECTIONS = 60
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout that a matrix may get, its bits, and its expected cost."""
+    """A candidate layout of a unit of matrices, with its total bits and its expected cost."""
 
     layout: BlockLayout
     bits: float
@@ -45,12 +45,13 @@ def within_budget(
     budget: float,
     progress: Progress = lambda done, total: None,
 ) -> dict[Matrix, BlockLayout]:
-    """Return a layout out of `layouts` for every matrix, with at most `budget` bits per weight on average.
+    """Return one of `layouts` for every matrix, with at most `budget` bits per weight on average.
 
-    All matrices of a unit get the same layout. `texts` are the calibration sequences (ids [batch, length]).
+    All matrices of a unit get the same layout. `texts` are calibration batches of token ids [batch, length];
+    `progress` is called as progress(elements done, elements in total).
 
     Raises:
-        WeftError: if all matrices in the smallest layout take more.
+        WeftError: if the matrices need more bits even in their smallest layouts.
     """
     total = sum(matrix.elements for unit in units for matrix in unit)
     least = sum(min(sum(_bits(matrix, layout) for matrix in unit) for layout in layouts) for unit in units) / total
@@ -77,9 +78,10 @@ def _bits(matrix: Matrix, layout: BlockLayout) -> float:
 
 
 def knapsack(tables: Sequence[Sequence[Choice]], capacity: float) -> list[Choice]:
-    """Choose one entry per table with a small total cost and at most `capacity` bits, which the smallest entries fit.
+    """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
 
-    Bisects a price for bits, and spends the bits left over on the entries that reduce the cost most per bit.
+    `capacity` must fit the smallest entries. A price for bits is bisected; the remaining bits are spent greedily on the
+    entries that reduce the cost most per bit.
     """
 
     def choose(price: float) -> list[Choice]:
@@ -109,7 +111,7 @@ def knapsack(tables: Sequence[Sequence[Choice]], capacity: float) -> list[Choice
 
 
 def _take_first(texts: Sequence[Array]) -> list[Array]:
-    """Return the first `TOKENS` tokens of `texts`, or one sequence if that is longer."""
+    """Return the first whole sequences of `texts`, with at most about `TOKENS` tokens but at least one sequence."""
     batches: list[Array] = []
     remaining = TOKENS
     for ids in texts:
@@ -129,9 +131,9 @@ def _measure_costs(
     probe: BlockLayout,
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
-    """Measure the cost of each unit in the layout `probe`, and scale it to the other layouts by their squared errors.
+    """Return the cost of each unit in every layout: measured for `probe`, scaled by squared errors for other layouts.
 
-    Costs are nats per token, or without logits the relative squared error of the output.
+    Costs are nats per token; for a graph without logits, the relative squared error of its first output.
     """
     graph = graph.clone()
     twins = _spill_matrices(graph)
@@ -166,7 +168,7 @@ def _measure_costs(
 
 
 def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
-    """Evaluate the matrices of `graph` to a file, which is read for every matrix measured; return them by name."""
+    """Evaluate the recipes of all matrices of `graph` once, to a temporary file; return the matrices by name."""
     reader = graph.reader = SpilledTensors(graph.reader)
     for name, matrix in [(param.name, matrix) for param, matrix in matrices(graph).items()]:
         param = graph.params[name]
@@ -178,7 +180,7 @@ def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
 
 
 def _input_squares(activations: Activations, matrix: Matrix) -> Array:
-    """Return the mean squares [in] of the features that the matrix multiplies first; ones for the down of experts."""
+    """Return the mean squares f32 [in] of the inputs of the first reader of `matrix`; ones for the down of experts."""
     node = matrix.readers[0]
     if node.op is ops.moe and matrix.param is node.operand("down"):
         activations(node.required("x"))  # computes the values before it, which stay cached
@@ -193,7 +195,10 @@ def _input_squares(activations: Activations, matrix: Matrix) -> Array:
 
 
 def divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
-    """Return the mean of Σ p ln(p/q) over positions of `logits`, or the relative squared error of other outputs."""
+    """Return how far `changed` differs from `exact`, two lists of arrays [..., n] (one per batch).
+
+    For `logits`, the mean over positions of KL(p ‖ q) = Σ p ln(p/q); otherwise |exact - changed|² / |exact|².
+    """
     total, count = 0.0, 0.0
     for before, after in zip(exact, changed, strict=True):
         if logits:
@@ -214,7 +219,7 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def report(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
-    """Return a line per layout, with its bits per weight, its share of the weights and the names of its matrices."""
+    """Return a line per layout (bits per weight, share of the weights, names of matrices), and one for the average."""
     by_layout: dict[BlockLayout, list[Matrix]] = {}
     for matrix, layout in plan.items():
         by_layout.setdefault(layout, []).append(matrix)

@@ -1,8 +1,8 @@
-"""Calibration: the activations of a graph on a real text, for passes that fit weights to them.
+"""Calibration: the activations of a graph on calibration sequences, for passes that fit weights to them.
 
-The text is a file of token ids, or plain text if the graph has a tokenizer. `Activations` computes values of a graph on
-it on demand: a pass that fits layer after layer requests the inputs of one layer, changes the graph after them, and
-continues.
+The sequences come from a file of token ids, or of plain text if the graph has a tokenizer. `Activations` computes
+values of a graph on request: a pass that fits layer after layer requests the inputs of one layer, changes the graph
+after them, and continues.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CHARACTERS = 32  # read from a plain text per token wanted: more than any text h
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
-    """Return the sequences in the file `path` as arrays of token ids [batch, length], at most `limit` tokens in all.
+    """Return the sequences in the file `path` as batches of token ids [batch, length], at most `limit` tokens in total.
 
-    A .npy file holds an array of ids, a .json file lists of ids. Any other file is text: decoders read it in windows
-    of 128 tokens, encoders line by line.
+    A .npy file holds an array of ids, a .json file lists of ids. Any other file is plain text: decoders split it into
+    windows of 128 tokens, encoders into lines. Each batch has sequences of one length; longer ones than the model's
+    positions are cut.
 
     Raises:
-        WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
-            tokenizer.
+        WeftError: if the file cannot be read, is empty, has ids outside the vocabulary, or needs a missing tokenizer.
     """
     rows = _read_rows(graph, expand_home(path), CHARACTERS * (limit + 1))
     vocab = vocabulary(graph)
@@ -67,13 +67,13 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 def sampled_tokens(
     graph: Graph, path: str | None, limit: int, least: int, name: str, what: str, trace: Trace
 ) -> list[Array]:
-    """Return sequences as `read_tokens` does, with about `limit` tokens sampled evenly from a longer text.
+    """Return batches of ids [batch, length] as `read_tokens` does, about `limit` tokens, sampled evenly from the file.
 
-    The text is the file `path`, or the one that comes with weft; without a tokenizer and a file, tokens are random, and
-    `trace` gets a warning. Messages name the pass `name` and the object `what` that it fits.
+    `path` None is the text that comes with weft; if the graph has no tokenizer for it, tokens are random, and `trace`
+    gets a warning. Messages name the pass `name` and the object `what` that it fits.
 
     Raises:
-        WeftError: as `read_tokens` does, or if the text has fewer than `least` tokens.
+        WeftError: as `read_tokens` does, or if the file has fewer than `least` tokens.
     """
     if path is None and graph.tokenize is None:
         trace.note(
@@ -92,7 +92,10 @@ def sampled_tokens(
 
 
 def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
-    """Return rows of `texts` at even distances, with at least `limit` tokens in all and less than twice that."""
+    """Return every n-th sequence of the batches `texts`, in batches of equal length again.
+
+    n = max(1, tokens // limit), so that about `limit` tokens or up to twice as many remain.
+    """
     every = max(1, sum(ids.size for ids in texts) // limit)
     rows = [row for ids in texts for row in ids][::every]
     lengths = sorted({len(row) for row in rows})
@@ -105,14 +108,14 @@ def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
 
 
 def _position_tables(graph: Graph) -> list[int]:
-    """Return the number of rows of each table that position_ids index."""
+    """Return the number of rows of each embedding table that the graph input position_ids indexes."""
     at = graph.inputs.get("position_ids")
     tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
     return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
 
 
 def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
-    """Return the sequences in the file `path`; of plain text, those in its first `characters`."""
+    """Return the sequences of token ids in the file `path`; of plain text, only the first `characters` are read."""
     check_regular(path)
     try:
         if path.suffix == ".npy":
@@ -145,7 +148,7 @@ def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:
 
 
 def vocabulary(graph: Graph) -> int:
-    """Return the vocabulary size: the rows of the smallest table indexed by ids, or the range of int32."""
+    """Return the vocabulary size: the rows of the smallest table indexed by token ids; 2³¹ without a table."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
         if name in graph.inputs:
@@ -155,10 +158,10 @@ def vocabulary(graph: Graph) -> int:
 
 
 def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
-    """Return the inputs of `graph` for sequences `ids` [batch, length] that start at position 0.
+    """Return all inputs of `graph`, by name, for sequences `ids` [batch, length] without padding, from position 0.
 
     Raises:
-        WeftError: if the graph has an input that does not follow from token ids.
+        WeftError: if the graph has another input than ids, masks, positions, token types and router noise.
     """
     values = {
         "input_ids": ids,
@@ -181,12 +184,11 @@ def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
 
 
 class Activations:
-    """Values of `graph` on the batches `texts` (ids [batch, length]), each value as a list with one array per batch.
+    """Values of `graph` on the batches `texts` (ids [batch, length]); a value is a list with one array per batch.
 
-    Values are computed on request, and dropped after their last reader. Between two requested values, the batches run
-    one after another, so memory is needed for the residual stream, the requested values, and `HELD` elements of
-    weights. Activations are float32 if the weights are; recipes may compute weights in float64, unless a `dtype` for
-    them is given. The graph may be changed after a requested value.
+    Values are computed on request and dropped after their last reader; nodes that read a requested value may be changed
+    before the next request. Memory is needed for the requested values, the values read later, and `HELD` elements of
+    weights. Weights are cast to `dtype` unless None; activations are float32 unless an operand is float64.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
@@ -203,14 +205,17 @@ class Activations:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Discard the activations computed inside the context, so that the graph may be edited there."""
+        """Return a context after which the stored activations are those from before it.
+
+        The caller may then edit nodes whose outputs were computed inside.
+        """
         values, done = dict(self._known), set(self._done)
         yield
         self._known, self._done = values, done
 
     @contextlib.contextmanager
     def replace_weights(self, weights: Mapping[Value, Array]) -> Iterator[None]:
-        """Replace parameters by `weights` inside the context, and discard the activations computed there."""
+        """Return a context in which parameters have the values `weights`; activations computed in it are discarded."""
         self._replaced = weights
         try:
             with self.aside():
@@ -220,13 +225,13 @@ class Activations:
 
     @contextlib.contextmanager
     def assumed(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
-        """Replace computed values by `values` inside the context, and discard the activations computed there."""
+        """Return a context in which `values` replace computed values; activations computed in it are discarded."""
         with self.aside():
             self._known.update(values)
             yield
 
     def __call__(self, value: Value) -> list[Array]:
-        """Evaluate `value` on every batch."""
+        """Compute `value`; return one array per batch."""
         missing = self._missing_nodes(value)
         self._done.difference_update(missing)  # dropped values are computed again
         for nodes in _batches(missing):
@@ -244,7 +249,7 @@ class Activations:
         return self._known[value]
 
     def _missing_nodes(self, value: Value) -> list[Node]:
-        """Return the nodes that compute `value` from stored values, in order."""
+        """Return the nodes that compute `value` from stored values, operands first."""
         # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
         nodes: dict[Node, None] = {}
         stack = [value]
@@ -295,7 +300,7 @@ class Activations:
         return weight if self._dtype is None or weight.dtype.kind != "f" else weight.astype(self._dtype, copy=False)
 
     def _look_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
-        """Return the rows `ids` of `table`, which is read block by block."""
+        """Return the rows of `table` [vocab, width] for each array of `ids`; the table is read block by block."""
         width = table.shape(self.graph.reader)[1]
         rows = [np.empty(0)] * len(ids)
         start = 0
@@ -316,12 +321,12 @@ def _operands(node: Node) -> list[Value]:
 
 
 def _looks_up(node: Node) -> bool:
-    """Return whether `node` looks up rows of a parameter, of which only one block has to be in memory."""
+    """Return whether `node` is an embedding of a parameter, which is read block by block (`_look_up`)."""
     return node.op is ops.embedding and isinstance(node.inputs[1], Param)
 
 
 def _batches(nodes: Iterable[Node]) -> Iterator[list[Node]]:
-    """Split `nodes` into runs whose weights fit into memory together; every lookup is a run by itself."""
+    """Split `nodes` into consecutive groups with at most `HELD` elements of weights, or one node; lookups are alone."""
     batch: list[Node] = []
     total = 0
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Rounding a matrix to blocks with the least error of its products on a calibration text: linear algebra on arrays.
+"""GPTQ on arrays: round a matrix to blocks with a small error of its products on calibration sequences.
 
 GPTQ (Frantar 2022, arXiv 2210.17323) in the form of LDLQ (Chee 2023, arXiv 2307.13304), which is the same algorithm.
 With the second moment H = E[x xᵀ] of the activations, factored as H = (U + I) D (U + I)ᵀ with U strictly upper
@@ -6,14 +6,14 @@ triangular,
 
     E[|W x − Ŵ x|²] = Σ_k D_k |ŵ_k − w_k − Σ_{j<k} (w_j − ŵ_j) U_jk|²,
 
-so column k is rounded after the errors of the columns before it, weighed by U, are added to it; D_k is what remains of
-the variance of input k once all later ones are known. Rows of W do not depend on each other. Groups of columns are
-ordered by their largest inputs, and so are the columns of a group: the most important columns are rounded first, while
-others can still compensate for their errors.
+so column k is rounded after the errors of the columns before it, weighted by U, are added to it; D_k is the variance of
+input k that the later inputs do not explain. Rows of W are independent. Groups of columns are ordered by their largest
+input variance, and so are the columns of a group: the most important columns are rounded first, while later columns can
+still compensate for their errors.
 
-If weights before this one are rounded, x has changed already. `correction` moves W part of the way towards the matrix
-whose products with the changed x equal those of W with the original x (GPTAQ, Li 2025, arXiv 2504.02692, goes all the
-way, which overfits few tokens).
+If earlier weights are rounded, x has changed already. `correction` moves W part of the way to the matrix whose products
+with the changed x are nearest to those of W with the original x. (GPTAQ, Li 2025, arXiv 2504.02692, moves it all the
+way, which overfits a small number of tokens.)
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ WIDE = 4096  # inputs from which on moments are factored in f32, to save memory
 
 @dataclass(frozen=True)
 class Feedback:
-    """The factors of a moment H with its inputs permuted by `order` [in]: `unit` is U f32 [in, in], `left` D f32 [in],
-    `diagonal` the diagonal of H, all regularized."""
+    """The factors of H = (U + I) D (U + I)ᵀ, a regularized moment whose inputs are permuted by `order` [in].
+
+    `unit` is U f32 [in, in], `left` is D f32 [in], `diagonal` f32 [in] is the diagonal of H.
+    """
 
     order: Array
     unit: Array
@@ -45,7 +47,10 @@ class Feedback:
 
 
 def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
-    """Factor `moment` [in, in], with inputs padded by zeros to a multiple of `group`."""
+    """Factor `moment` [n, n] after padding its inputs with zeros to a multiple of `group`, and ordering them by size.
+
+    `ridge` times the mean of the diagonal is added to the diagonal.
+    """
     width = len(moment)
     count = width + -width % group
     mean = float(np.trace(moment)) / width or 1.0
@@ -62,7 +67,7 @@ def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
 
 
 def factor(moment: Array) -> None:
-    """Replace the positive definite `moment` [n, n] by R, upper triangular, with R Rᵀ = `moment`."""
+    """Overwrite the positive definite `moment` [n, n] with the upper triangular R for which R Rᵀ = `moment`."""
     for last in range(len(moment), 0, -COLUMNS):
         first = max(0, last - COLUMNS)
         # The Cholesky factor of a block with its axes reversed, reversed again.
@@ -77,7 +82,7 @@ def factor(moment: Array) -> None:
 
 
 def _order_by_size(sizes: Array, group: int) -> Array:
-    """Return the order of inputs by descending `sizes`: groups by their largest, then the inputs of each group."""
+    """Return the indices [n] that order `sizes` [n]: groups by descending maximum, then descending in each group."""
     by_group = sizes.reshape(-1, group)
     groups = np.argsort(-by_group.max(1), kind="stable")
     inside = np.argsort(-by_group, 1, kind="stable")
@@ -86,9 +91,10 @@ def _order_by_size(sizes: Array, group: int) -> Array:
 
 
 def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
-    """Return the matrix C [in, in] for which W C is `AIM` of the way from W to the least-squares fit of W x₀ on x.
+    """Return the matrix C [in, in] for which W C lies between W and the least-squares fit of W x₀ on x.
 
-    x₀ are the original inputs, x the changed ones; `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ.
+    x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. The
+    fraction of the way is `AIM`; `ridge` regularizes `moment`, relative to its mean diagonal.
     """
     mean = float(np.trace(moment)) / len(moment) or 1.0
     unit = np.eye(len(moment), dtype=np.float32)
@@ -98,7 +104,7 @@ def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
 
 
 def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
-    """Round rows of a `weight`, f32 [out, in], to blocks of `layout`, with error feedback by `factors`."""
+    """Round `weight` f32 [out, in] to `layout` with error feedback by `factors`; return its blocks."""
     rows, group = len(weight), layout.group
     columns = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous
     columns[: weight.shape[1]] = weight.T
@@ -132,8 +138,11 @@ def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
 
 
 def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Return the scales and zero points [out] of one group [group, out] with the least squared rounding errors,
-    weighted by `weights` [group], among the ranges of `SHRINK`."""
+    """Return the scales f32 [out] and zero points [out] (None for layouts without) of one group of columns.
+
+    They minimize the squared rounding errors of `groups` [group, out], weighted by `weights` [group], over the ranges
+    shrunk by `SHRINK`.
+    """
     low, high = groups.min(0), groups.max(0)
     scales, zeros = fit_range(low, high, layout)
     least = weights @ _squared_errors(groups, scales, zeros, layout)
@@ -148,7 +157,7 @@ def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[A
 
 
 def _squared_errors(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the squared distances of `groups` [group, out] from the values of their nearest codes."""
+    """Return the squared rounding errors [group, out] of `groups` for `scales` and `zeros` [out] (None: symmetric)."""
     centre = np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)
     errors: Array = groups * reciprocal(scales)
     np.rint(errors, out=errors)

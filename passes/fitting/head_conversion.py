@@ -1,10 +1,10 @@
-"""Fewer key and value heads in closed form: the linear algebra, on arrays, without a graph.
+"""Merge key and value heads in closed form: linear algebra on arrays, without a graph.
 
 The function of a head does not determine its weights: any invertible A between values and outputs (V → A V, O → O A⁻¹),
-and between queries and keys without RoPE, leaves it unchanged. Averages of weights therefore mix vectors without a
-common basis. The truncated singular value decompositions here do not depend on the basis, and are exact if the merged
-heads are the same head in different bases. They weigh errors by the second moments E[x xᵀ] = L Lᵀ of the activations x
-that the maps multiply.
+and between queries and keys without RoPE, leaves it unchanged. Averages of weights therefore mix vectors in different
+bases. The truncated singular value decompositions here are independent of the basis, and exact if the merged heads are
+the same head in different bases. They weight errors by the second moments E[x xᵀ] = L Lᵀ of the activations x that the
+maps multiply.
 
 All arrays are float64; a bias is a last column, for an activation that is always 1.
 """
@@ -21,7 +21,7 @@ RIDGE = 1e-4  # added to second moments, relative to their mean: directions that
 
 
 def whiten(moment: Array) -> tuple[Array, Array]:
-    """Return L and L⁻¹ with L Lᵀ = `moment` [n, n], regularized."""
+    """Return L and L⁻¹ [n, n] with L Lᵀ = `moment` [n, n] plus `RIDGE` times its mean diagonal."""
     n = len(moment)
     scale = np.trace(moment) / n or 1.0
     values, vectors = np.linalg.eigh(moment / scale + RIDGE * np.eye(n))
@@ -32,18 +32,17 @@ def whiten(moment: Array) -> tuple[Array, Array]:
 
 
 def _root(product: Array) -> Array:
-    """Return R with R Rᵀ = `product`."""
+    """Return R [n, n] with R Rᵀ = `product` [n, n], which is positive semidefinite."""
     values, vectors = np.linalg.eigh(product)
     root: Array = vectors * np.sqrt(np.maximum(values, 0))
     return root
 
 
 def shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
-    """Return one map B [d, n] for several `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
+    """Return one map B [d, n], with orthonormal rows, for all `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
 
-    They minimize the sum over m of E[tr(P_m (W_m x − A_m B x)(W_m x − A_m B x)ᵀ)], where x has the second `moment`
-    [n, n]. `products` P_m [d, d] are the weights of errors in the rest of the head (for values Oᵀ O summed over the
-    heads that read m, for keys E[q qᵀ]). The rows of B are orthonormal.
+    They minimize the sum over m of E[eᵀ P_m e] for e = W_m x − A_m B x, where x has the second `moment` [n, n].
+    `products` are P_m [d, d]: for values, Oᵀ O summed over the heads that read m; for keys, E[q qᵀ].
     """
     d = len(members[0])
     root, inverse = whiten(moment)
@@ -56,10 +55,10 @@ def shared_rows(products: list[Array], members: list[Array], moment: Array) -> t
 
 
 def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
-    """Return one map B [pairs, n] for `members` [members, pairs, n], and factors a [members, pairs] with a_m B ≈ W_m.
+    """Return one map B [pairs, n] for all `members` W [members, pairs, n], and factors a [members, pairs], a_m B ≈ W_m.
 
-    Rows are the pairs of RoPE as complex numbers; complex factors are the only maps that commute with the rotation.
-    `energies` [members, pairs] are E|q|² of the queries that multiply each pair.
+    Arrays are complex: a row is a pair of RoPE as a complex number, and only complex factors commute with the rotation.
+    `energies` [members, pairs] are E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ].
     """
     root, inverse = whiten(moment)
     white = members @ root  # [m, pairs, n]
@@ -77,13 +76,13 @@ def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array,
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary part of a head: its first 2·`pairs` features, interleaved or in halves."""
+    """The rotary features of a head: its first 2·`pairs`, as interleaved pairs or as two halves."""
 
     pairs: int
     interleaved: bool
 
     def parts(self, d: int) -> tuple[Array, Array, Array]:
-        """Return the features of a head of `d` features that are real parts, imaginary parts, and not rotated."""
+        """Return the indices of the real parts, the imaginary parts, and the unrotated ones of the `d` features."""
         rotary = np.arange(2 * self.pairs)
         real, imaginary = (rotary[0::2], rotary[1::2]) if self.interleaved else np.split(rotary, 2)
         return real, imaginary, np.arange(2 * self.pairs, d)
@@ -92,10 +91,10 @@ class Rotation:
 def merge_keys(
     q: Array, k: Array, groups: int, q_moment: Array, k_moments: Array, spread: Array, rotation: Rotation
 ) -> tuple[Array, Array]:
-    """Return queries [heads, d, n] and keys [groups, d, m] that replace `q` [heads, d, n] and `k` [kv_heads, d, m].
+    """Return maps of queries [heads, d, n] and keys [groups, d, m] for `q` [heads, d, n] and `k` [kv_heads, d, m].
 
-    They minimize the squared errors of scores, weighted by `spread` [heads], for queries with the second moments
-    `q_moment` [n, n] and independent keys with `k_moments` [groups, m, m].
+    They minimize the squared errors of scores, weighted by `spread` [heads], for inputs of queries and keys that are
+    independent, with the second moments `q_moment` [n, n] and `k_moments` [groups, m, m].
     """
     heads, d, _ = q.shape
     real, imaginary, rest = rotation.parts(d)
@@ -122,9 +121,9 @@ def merge_keys(
 
 
 def merge_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array, Array]:
-    """Return `groups` values [groups, d, n] and outputs [heads, out, d] that replace `v` [kv_heads, d, n] and `o`.
+    """Return value maps [groups, d, n] and output maps [heads, out, d] that replace `v` [kv_heads, d, n] and `o`.
 
-    They minimize the squared errors of each head's output; `moments` [groups, n, n] are those of averaged activations.
+    They minimize the squared errors of each head's output; `moments` [groups, n, n] are those of `head_moments`.
     """
     readers = np.arange(len(o)).reshape(len(v), -1)
     new_v, new_o = np.empty((groups, *v.shape[1:])), np.empty_like(o)

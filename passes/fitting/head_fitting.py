@@ -1,7 +1,7 @@
-"""Merged key and value heads fitted to the outputs of attentions: the algebra of `head_conversion`, on a graph.
+"""Fit merged key and value heads to the outputs of attentions: the algebra of `head_conversion`, on a graph.
 
-A `Fitter` runs a graph on a calibration text. For one attention after another, it computes the activations that its
-linears read, and from these the weights for fewer heads, which go into a reader on top of the checkpoint.
+A `Fitter` runs a graph on calibration sequences. For one attention after another, it computes the activations that its
+linears read, and from them the weights for fewer heads, which it stores in a reader on top of the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 
 @dataclass
 class Fit:
-    """New linears of an attention: weight and bias by role (q, k, v, o), and the `reasons` why some are missing.
+    """New linears of an attention: `linears` maps a role (q, k, v, o) to weight and bias.
 
-    `settled` is True once the output linear has been refitted to compensate for the errors.
+    `reasons` state why roles are missing; `settled` is True once `make_up` has refitted the output linear.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
@@ -36,10 +36,10 @@ class Fit:
 
 
 class Fitter:
-    """Fits attentions of `graph` to `texts` (see `read_tokens`); without any, to the weights alone.
+    """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); without any, to weights alone.
 
-    With `sequential`, the activations are those of the graph with all changes so far, not of the original graph, and
-    output linears are refitted to compensate for errors. A layer applied twice is fitted once.
+    With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
+    linears are refitted to compensate for errors. A layer applied twice is fitted once.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
@@ -52,7 +52,7 @@ class Fitter:
         self._fits: dict[tuple[object, ...], Fit] = {}
 
     def fit(self, node: Node, groups: int) -> Fit:
-        """Return new linears with `groups` KV heads for the attention `node`, whose k and v come from linears."""
+        """Return new linears with `groups` KV heads for the attention `node`; `branch_of` must find its k and v."""
         q, k, v = (branch_of(node, role) for role in "qkv")
         o = output_of(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
@@ -86,10 +86,10 @@ class Fitter:
         return fit
 
     def make_up(self, was: Node, node: Node, fit: Fit) -> None:
-        """Refit the output linear of `node`, which has the linears of `fit` and replaced the attention `was`, to the
-        original output of `was`: once per fit, if there is a text and the fitter is sequential.
+        """Refit the output linear of `node`, the replacement of the attention `was` by `fit`, to the original output.
 
-        Solves least squares on the text with a ridge: the shorter the text, the nearer to the present weight.
+        The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
+        the present weight. Nothing happens if `fit` is settled, without texts, or if the fitter is not sequential.
         """
         old, new = output_of(self._twins[was]), output_of(node)
         if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
@@ -115,7 +115,7 @@ class Fitter:
         return param.recipe.evaluate(self._reader).astype(np.float64)
 
     def _map(self, branch: Branch, heads: int) -> Array:
-        """Return the linear as [heads, d, width], or with a bias as its last column [heads, d, width + 1]."""
+        """Return the weight of `branch` as float64 [heads, d, width], with a bias as one more column."""
         start, stop = branch.span
         columns = [self._evaluate(branch.weight)[start:stop]]
         if branch.bias is not None:
@@ -123,7 +123,7 @@ class Fitter:
         return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
 
     def _store_maps(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
-        """Put the weight and bias in `maps` [heads, d, width] into the reader, and return their recipes."""
+        """Store `maps` [heads, d, width (+ 1 for a bias)] as weight and bias in the reader; return their recipes."""
         rows = maps.reshape(-1, maps.shape[-1])
         if branch.bias is None:
             return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
@@ -131,7 +131,7 @@ class Fitter:
         return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
 
     def _put(self, key: str, array: Array, linear: Node) -> Recipe:
-        """Put `array` into the reader as `key`, in the dtype of the weight of `linear`, and return its recipe."""
+        """Store `array` in the reader as `key`, in the dtype of the weight of `linear`; return its recipe."""
         like = linear.operand("weight")
         assert isinstance(like, Param)
         self._reader.put(key, array.astype(like.recipe.read(self._reader, 0, 1).dtype))
@@ -139,18 +139,18 @@ class Fitter:
 
 
 def _identity(branch: Branch | str) -> object:
-    """Return a key that is equal for branches with the same weights."""
+    """Return a key that is equal for branches with the same weight, bias and rows; of a reason (str), itself."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
 def _crop_moment(moment: Array, maps: Array) -> Array:
-    """Return `moment` cropped to the inputs of `maps`: without the constant 1 if they have no bias."""
+    """Return `moment` [.., m, m] cropped to the inputs of `maps` [.., n]: without the last, constant one if n < m."""
     n = maps.shape[-1]
     return moment[..., :n, :n]
 
 
 def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
-    """Return the rotation of queries and keys, or why they cannot be fitted."""
+    """Return the rotation that queries and keys share; a reason (str) if they cannot be fitted."""
     if isinstance(q, str):
         return q
     if why := _opaque(q) or _opaque(k):
@@ -166,7 +166,7 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
 
 
 def _opaque(branch: Branch) -> str:
-    """Name the node between linear and attention that prevents a change of the heads' basis."""
+    """Return a reason that names the node between linear and attention that prevents a new basis of heads, or ""."""
     if branch.plain:
         return ""
     node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))

@@ -1,4 +1,4 @@
-"""Second moments of an attention's activations on a calibration text, which weigh the errors of merged heads."""
+"""Second moments of an attention's activations on calibration sequences, which weight the errors of merged heads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .calibration import Activations
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments [n, n] of activations, followed by one that is always 1 (for biases), of trace n.
+    """Second moments [n, n] of activations with a constant 1 appended (for biases), scaled to trace n.
 
-    `q` are those of the query linear's inputs. `k` [groups, n, n], for each new group of heads, are half those of the
-    key linear's inputs and half their covariance under the attention, as a part that all keys share does not change
-    the attention. `v` [groups, n, n] are half those of the value linear's inputs and half those of their averages by
-    the attention. `spread` [heads] is E[Σ_j p_j (1 − p_j)] of a head's attention p, its sensitivity to small errors of
-    scores, which is low if one key has nearly all weight.
+    q: [n, n], of the inputs of the query linear.
+    k: [groups, n, n] for each new KV head: the mean of the moment of the key linear's inputs and of their covariance
+        under the attention weights, since a part that all keys share does not change the attention.
+    v: [groups, n, n]: the mean of the moments of the value linear's inputs and of their averages by the attention.
+    spread: [heads], E[Σ_j p_j (1 − p_j)] of attention weights p, relative to its mean: the sensitivity to errors of
+        scores, which is low if one key has nearly all weight.
     """
 
     q: Array
@@ -33,7 +34,10 @@ class Moments:
 
 
 def moments(node: Node, groups: int, activations: Activations | None) -> Moments:
-    """Return the moments for `node`, an attention with linears for k and v; without `activations`, of white noise."""
+    """Return the moments of the attention `node` for `groups` KV heads, on the sequences of `activations`.
+
+    k and v must come from linears. Without `activations`, all moments are identities, and `spread` is 1.
+    """
     heads = int(node.attrs["heads"])
     branches = [branch_of(node, role) for role in "qkv"]
     q, k, v = (b.linear.inputs[0] if isinstance(b, Branch) else None for b in branches)
@@ -77,7 +81,7 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
 
 
 def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
-    """Compute the attention weights of `node`, [batch, heads, seq, keys], from its operands."""
+    """Return the attention weights of `node`, [batch, heads, seq, keys], from the values `known` of its operands."""
     operands = [known[v] if v is not None and v in known else _evaluate(v) for v in node.inputs]
     q, k = operands[:2]
     assert q is not None and k is not None
@@ -99,12 +103,12 @@ def _with_one(x: Array) -> Array:
 
 
 def _by_group(x: Array, groups: int) -> Array:
-    """Return `x` [batch, heads, seq, n] as [groups, vectors, n]."""
+    """Return `x` [batch, heads, seq, n] as [groups, batch · heads/groups · seq, n]."""
     return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
 
 
 def _squares(x: Array) -> Array:
-    """Return the sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
+    """Return Σ x xᵀ, float64 [..., n, n], over the vectors of `x` [..., vectors, n]."""
     # float64: these are summed over the whole text.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 

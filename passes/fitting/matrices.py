@@ -1,4 +1,4 @@
-"""Weight matrices: the parameters of products and lookups, which may be quantized."""
+"""Weight matrices: the parameters of linears, experts and embeddings, which may be quantized."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STEPS = 6  # between the scores of a router and its choice: noise, biases, a sof
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight [..., out, in] that only products and lookups read, with these `readers` in order.
+    """A weight [..., out, in] that only linears, experts and embeddings read; `readers` are those nodes, in order.
 
-    `kind` is ``linear``, ``experts`` (a stack), ``table`` (read by lookups) or ``head`` (computes the logits). A tied
-    table is a head.
+    `kind` is ``linear``, ``experts`` (a stack), ``table`` (of an embedding) or ``head`` (computes the logits, whether
+    tied to a table or not).
     """
 
     param: Param
@@ -41,9 +41,9 @@ class Matrix:
 
 
 def matrices(graph: Graph) -> dict[Param, Matrix | str]:
-    """Return the `Matrix` of every parameter that products or lookups read, or a reason why it cannot be quantized.
+    """Return, for every parameter that linears, experts or embeddings read, its `Matrix`, or a reason (str) against it.
 
-    Weights of routers are refused, as rounding would change their choices.
+    Parameters computed by a formula are left out. Weights of routers are refused: rounding would change their choices.
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
@@ -68,7 +68,7 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
 
 
 def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Group matrices that take the same layout: query, key and value linears of the same input, which may be packed.
+    """Group the matrices that must have the same layout: those of q, k and v of one input, which may be packed later.
 
     Every other matrix is a group by itself.
     """
@@ -87,13 +87,13 @@ def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
 
 
 def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
-    """Return the f32 scales that multiply the block scales of nvfp4: one per matrix, or per matrix of a stack.
+    """Return the f32 scales that multiply the block scales of nvfp4: a tuple of 1, or one per matrix of a stack.
 
-    Matrices that multiply the same value share it: runtimes compute query, key and value, or gate and up, by one
-    product, which has one scale.
+    Matrices that multiply the same value share their scale: runtimes compute q, k and v, or gate and up, by one
+    product with one scale.
 
     Raises:
-        WeftError: where a weight is not finite.
+        WeftError: if a weight is not finite.
     """
     largest = {matrix: _largest(matrix.param) for matrix in found}
     by_input: dict[object, list[Matrix]] = {}
@@ -107,7 +107,7 @@ def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
 
 
 def _input_key(matrix: Matrix) -> object:
-    """Return a key that is equal for matrices which multiply the same value alike; tables and heads differ."""
+    """Return a key that is equal for matrices that one product may compute; tables and heads get unique keys."""
     node = matrix.readers[0]
     if matrix.kind == "experts":
         return node, "down" if node.operand("down") is matrix.param else "up"
@@ -117,7 +117,11 @@ def _input_key(matrix: Matrix) -> object:
 
 
 def _largest(param: Param) -> Array:
-    """Return the largest magnitude of a matrix, f32 [1], or of each matrix in a stack, f32 [n]."""
+    """Return the largest magnitude of the matrix `param`, f32 [1], or of each matrix in a stack, f32 [n].
+
+    Raises:
+        WeftError: if an element is not finite.
+    """
     reader, stacked = param.graph.reader, param.type.rank > 2
     parts = [np.abs(rows).max(tuple(range(1, rows.ndim))) for rows in param.recipe.blocks(reader)]
     largest = np.concatenate(parts).astype(np.float32)
@@ -129,7 +133,7 @@ def _largest(param: Param) -> Array:
 
 
 def _feeds_attention(node: Node) -> bool:
-    """Return whether the output of `node` is q, k or v of an attention, perhaps after rotations, reshapes and norms."""
+    """Return whether `node` is a linear whose output reaches one attention by tokenwise ops (rotations, norms) only."""
     if node.op not in (ops.linear, ops.norm_linear):
         return False
     value = node.output
@@ -144,7 +148,7 @@ def _feeds_attention(node: Node) -> bool:
 
 
 def matches_name(param: Param, patterns: Iterable[str]) -> bool:
-    """Return whether the name of `param`, or a part of it between dots, matches one of `patterns` (``*.down.*``)."""
+    """Return whether the name of `param`, or one of its parts between dots, matches a glob of `patterns`."""
     return any(
         fnmatchcase(param.name, p) or any(fnmatchcase(part, p) for part in param.name.split(".")) for p in patterns
     )
@@ -165,7 +169,7 @@ def _find_kind(param: Param, readers: list[Node]) -> str:
 
 
 def _leads_to(value: Value, goal: Value) -> bool:
-    """Return whether `goal` is `value`, or computed from it by elementwise ops, views, copies and linears only."""
+    """Return whether a chain of only readers (elementwise ops, views, copies, linears) leads from `value` to `goal`."""
     while value is not goal:
         users = value.users
         if len(users) != 1:
@@ -178,7 +182,7 @@ def _leads_to(value: Value, goal: Value) -> bool:
 
 
 def _routes(node: Node) -> bool:
-    """Return whether outputs of `node` are scores of a router, after at most `STEPS` elementwise ops or softmaxes."""
+    """Return whether an op that chooses experts reads an output of `node`, after fewer than `STEPS` elementwise ops."""
     values = set(node.outputs)
     for _ in range(STEPS):
         users = {user for value in values for user in value.users}

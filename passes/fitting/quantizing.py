@@ -1,7 +1,7 @@
-"""Weights rounded product by product, each for the activations that the rounded weights before it give on a text.
+"""Round weights product by product, each for its inputs in the graph with all earlier weights already rounded.
 
-`Activations` computes the inputs of a product on the graph with all weights rounded so far. All matrices that multiply
-the same value share its second moment. Memory is needed for one such moment, one activation of the text and one weight.
+`Activations` computes these inputs on calibration sequences. Matrices that multiply the same value share its second
+moment. Memory is needed for one moment, one activation of all sequences, and one weight.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ Progress = Callable[[int, int], None]
 
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
-    """Give `param` a recipe that rounds it to the nearest codes of `layout` whenever it is read.
+    """Replace `param` by a parameter whose recipe rounds it to the nearest codes of `layout` whenever it is read.
 
-    Layouts with sums get the offsets of HQQ; `scales` are the `tensor_scales` for layouts that have them.
+    Layouts with sums get the offsets of HQQ; `scales` are the `tensor_scales` of nvfp4, empty for other layouts.
     """
     if layout.small_floats:
         reweigh(param, ToFloat4(param.recipe, str(layout), scales))
@@ -65,8 +65,10 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
 
 
 def stored_layout(param: Param) -> BlockLayout | None:
-    """Return the layout of integer blocks in which a file stores `param`, or stored it before it was written as floats;
-    None if there is none."""
+    """Return the layout of integer blocks in which the checkpoint stores `param`, else None.
+
+    Floats that all lie on the grid of one of `GRIDS`, as after dequantization, count as stored in it.
+    """
     recipe, reader = param.recipe, param.graph.reader
     layout = None if recipe.has(BlockRecipe) else block_layout(recipe, reader)
     if isinstance(layout, str):
@@ -75,19 +77,19 @@ def stored_layout(param: Param) -> BlockLayout | None:
 
 
 def stored_bits(layout: BlockLayout | None) -> float:
-    """Return the bits per weight of a file with `layout`, scales included; 16 without blocks."""
+    """Return the bits per weight that `layout` takes in a file, scales included; 16 for None."""
     return 16.0 if layout is None else 8 * layout.dtype.block_bytes / layout.dtype.block
 
 
 def keep_stored(param: Param, layout: BlockLayout) -> None:
-    """Give `param` a recipe of the blocks that the file has in its `stored_layout`."""
+    """Replace `param` by a parameter whose recipe reads the stored codes; `layout` is its `stored_layout`."""
     reweigh(param, as_stored(param.recipe, param.graph.reader, layout))
 
 
 def round_once(param: Param, layout: BlockLayout, search: str) -> None:
-    """Round `param` to the nearest codes of `layout`, with scales found by `search`, and store the codes.
+    """Round `param` to the nearest codes of `layout`, with scales from the algorithm `search`, and replace it by them.
 
-    They are stored because targets read weights several times, and a search takes longer than all reads.
+    The codes are stored because targets read weights several times, and a search takes longer than all reads.
     """
     reader = param.graph.reader
     recipe = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search)
@@ -100,7 +102,7 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
 
 
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
-    """Replace `param` by `blocks` of `layout`, for a stack one per matrix, which are spilled to disk."""
+    """Replace `param` by `blocks` of `layout` (one per matrix of a stack), which are written to disk."""
     graph = param.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
     packed: dict[str, list[Array]] = {}
@@ -142,10 +144,11 @@ def fit(
     progress: Progress = lambda done, total: None,
     resume: str | None = None,
 ) -> Iterator[str]:
-    """Round the matrices of `plan` by GPTQ for the `texts` (ids [batch, length]), and yield the name of each.
+    """Round the matrices of `plan` by GPTQ on the `texts` (ids [batch, length]); yield the name of each after rounding.
 
-    They are rounded in the order of their readers; tables that are only looked up are rounded to the nearest. Results
-    are stored in the folder `resume`, and loaded from there by a later run.
+    They are rounded in the order of their readers; tables are rounded to the nearest first and not yielded. Results are
+    stored in the folder `resume`, unless None, and loaded from there by a later run. `progress` is called as
+    progress(elements done, elements in total).
     """
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
@@ -184,7 +187,7 @@ def fit(
 
 
 class _Original:
-    """Original values of a graph, before its weights change, by the values of the graph that changes."""
+    """Values of a graph as they were before its weights change, looked up by the values of the changing graph."""
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         copy = graph.clone()
@@ -197,12 +200,12 @@ class _Original:
         return self._activations(self._twins[value])
 
     def aside(self) -> AbstractContextManager[None]:
-        """Discard the activations computed inside the context."""
+        """Return a context after which the activations computed inside it are discarded."""
         return self._activations.aside()
 
 
 def _shared_inputs(node: Node) -> list[Param]:
-    """Return the weights that multiply the same value as `node`, and so share its moment."""
+    """Return the weights of all nodes with the op, input and norm of `node`, including its own: they share a moment."""
     x = node.required("x")
     same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _norm(n) == _norm(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
@@ -215,7 +218,10 @@ def _norm(node: Node) -> tuple[object, ...]:
 def _fit_products(
     activations: Activations, original: _Original | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Round matrices that multiply the same value, and return their blocks."""
+    """Round the matrices of `layouts`, which multiply the same value; return the blocks of each, a list of one.
+
+    With `original`, weights are first moved towards the original outputs (`correction`).
+    """
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
@@ -246,14 +252,17 @@ def _fit_products(
 
 
 def _moments_of(activations: Activations, original: _Original | None, node: Node) -> tuple[Array, Array | None]:
-    """Return Σ x xᵀ of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀, or None."""
+    """Return Σ x xᵀ [in, in] of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀.
+
+    The second is None without `original`.
+    """
     x = node.required("x")
     changed = _apply_norm(node, activations(x))
     return moment(changed), None if original is None else moment(_apply_norm(node, original(x)), changed)
 
 
 def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
-    """Return the activations that the weight of `node` multiplies, given those that the node reads."""
+    """Return the inputs of the weight of `node`: `parts`, one array per batch, after the norm of a norm_linear."""
     if node.op is not ops.norm_linear:
         return parts
     norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
@@ -281,7 +290,8 @@ def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Arr
 
 
 def _round_matrix(matrix: Matrix, corrected: Array | None, factors: Feedback, layout: BlockLayout) -> Blocks:
-    """Round a matrix [out, in] some rows at a time, after multiplying it by the correction `corrected`, if any."""
+    """Return the GPTQ blocks of a matrix [out, in], read some rows at a time and multiplied by `corrected` [in, in]
+    unless None."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
     blocks = []
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
@@ -291,7 +301,7 @@ def _round_matrix(matrix: Matrix, corrected: Array | None, factors: Feedback, la
 
 
 def _expert_weights(node: Node) -> list[list[Param]]:
-    """Return the weights of a mixture in the order in which it multiplies them: gate and up, then down."""
+    """Return the parameters of the moe `node` in the order of use: [[gate, up], [down]], without computed ones."""
     operands = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
     return [[v for v in values if isinstance(v, Param)] for values in operands]
 
@@ -299,7 +309,10 @@ def _expert_weights(node: Node) -> list[list[Param]]:
 def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Round stacked weights of the mixture `node`, each expert for its own tokens and a share of all tokens."""
+    """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
+
+    The moment of an expert is that of its own tokens, mixed for gate and up with `POOLED` of that of all tokens.
+    """
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
     combine = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("combine"))])

@@ -1,7 +1,7 @@
-"""Detect steps that are elementwise affine in their state: new state = a ⊙ state + b, a and b free of all states.
+"""Detect steps that are elementwise affine in their state: new state = a ⊙ state + b, a and b independent of states.
 
-Such a recurrence has a parallel form (Martin & Cundy 2018, arXiv 1709.04057). It is not declared but derived: the step
-is run on pairs (a, b) of values, by rules for the ops that keep a value affine.
+Such a recurrence has a parallel form (Martin & Cundy 2018, arXiv 1709.04057). The form is derived, not declared: rules
+for the ops that keep a value affine compute a and b of every value of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rows import keeps_rows
 
 @dataclass(frozen=True)
 class Diagonal:
-    """A value that is a ⊙ `state` + b, up to its `shape`; `a` None means 1, `b` None means 0."""
+    """A value equal to a ⊙ state + b, reshaped to `shape`; `state` names the state, a = None is 1, b = None is 0."""
 
     state: str
     shape: Shape
@@ -30,10 +30,10 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Affine:
-    """A step of the form new state = a ⊙ state + b.
+    """A step of the form new state = a ⊙ state + b, as two graphs.
 
-    `gates` computes from tokens and constants the outputs ``a.NAME`` and ``b.NAME`` of each state; a missing a is 1, a
-    missing b is 0. `after` computes the outputs of the step from its new states, old states, tokens and constants.
+    gates: from tokens and constants to ``a.NAME`` and ``b.NAME`` of each state; a missing a is 1, a missing b is 0.
+    after: from new states (``new_NAME``), old states, tokens and constants to the outputs of the step.
     """
 
     gates: Graph
@@ -41,7 +41,10 @@ class Affine:
 
 
 def affine(step: Step) -> Affine | None:
-    """Return the parts of `step` if it is elementwise affine in its states and keeps batch rows apart, else None."""
+    """Return the affine form of `step`; None unless every new state is elementwise affine in its old state.
+
+    Batch rows must be independent, the first token f32, and the states depend on tokens.
+    """
     graph = step.graph.clone()
     if not all(keeps_rows(node) for node in graph.nodes):
         return None
@@ -73,7 +76,7 @@ def affine(step: Step) -> Affine | None:
 
 
 def _expand_rows(value: Value, rank: int) -> Value:
-    """Return `value` with a batch axis, and with `rank` axes."""
+    """Return `value` with a batch axis: unchanged if it has one, else padded to `rank` axes and expanded."""
     if value.shape[:1] == (BATCH,):
         return value
     value = value if len(value.shape) == rank else ops.unsqueeze(value, axes=tuple(range(rank - len(value.shape))))
@@ -87,7 +90,7 @@ def reaches(value: Value, ends: Iterable[Value]) -> bool:
 
 
 def _build_after(step: Step) -> Graph:
-    """Return the graph of the outputs of `step`, whose inputs are the new states and then the inputs of `step`."""
+    """Return a graph of the outputs of `step`, with inputs ``new_NAME`` (the new states) and then those of `step`."""
     graph, after = step.graph, Graph("after")
     new_states = {step.new(name): after.add_input(f"new_{name}", step.new(name).type) for name in step.states}
     outputs = {name: graph.outputs[name] for name in step.outputs}
@@ -98,8 +101,10 @@ def _build_after(step: Step) -> Graph:
 def copy_into(
     graph: Graph, source: Graph, inputs: Iterable[str], outputs: Mapping[str, Value], known: Mapping[Value, Value] = {}
 ) -> None:
-    """Copy the nodes of `source` that compute `outputs` into `graph`, which gets the inputs and outputs; `known` maps
-    values of `source` to values that `graph` has already."""
+    """Copy the nodes of `source` that compute `outputs` into `graph`, in place, and add `inputs` and `outputs` to it.
+
+    `known` maps values of `source` to existing values of `graph`, which are used instead of copies.
+    """
     mapped = dict(known)
     for name in inputs:
         value = graph.add_input(name, source.inputs[name].type)
@@ -120,14 +125,16 @@ Part = Value | None
 
 
 class Rules:
-    """Rules that emit the parts a and b of forms into a graph; `token` is a value of it with a batch axis, from which
-    constants are made."""
+    """Rules that derive forms a ⊙ state + b node by node and emit a and b into the graph of `token`.
+
+    `token` is a value with a batch axis; constants are derived from it.
+    """
 
     def __init__(self, token: Value) -> None:
         self.token = token
 
     def form(self, node: Node, forms: Mapping[Value, Diagonal]) -> Diagonal | None:
-        """Return the output of `node` as an affine function of a state, given the `forms` of its operands, or None."""
+        """Return the form of the output of `node`, given the `forms` of operands that depend on a state; else None."""
         if len(node.outputs) != 1:
             return None
         operands = [v for v in node.inputs if v is not None]
@@ -161,13 +168,13 @@ class Rules:
         return None
 
     def fill(self, number: float = 1.0) -> Value:
-        """Return the constant `number` per row, [batch, 1, ...] with the rank of the token."""
+        """Return the constant `number` with the shape [batch, 1, ...] and the rank of `token`."""
         axes = tuple(range(1, len(self.token.shape)))
         x = ops.sum(self.token, axes=axes, keepdims=True) if axes else self.token
         return ops.affine(x, by=0.0, plus=float(number))
 
     def like(self, shape: Shape, number: float) -> Value:
-        """Return the constant `number` per row, [batch, 1, ...] with the rank of `shape`."""
+        """Return the constant `number` with the shape [batch, 1, ...] and the rank of `shape`."""
         x = self.fill(number)
         return ops.reshape(x, shape=(BATCH, *[1] * (len(shape) - 1)))
 
@@ -213,13 +220,13 @@ class Rules:
         )
 
     def parts(self, form: Diagonal | None, value: Value) -> tuple[Part, Part]:
-        """Return a and b of an operand, None for 0."""
+        """Return (a, b) of `form`, or (None, value) for a `value` without a form; None is 0."""
         if form is None:
             return None, value
         return (self.like(form.shape, 1.0) if form.a is None else form.a), form.b
 
     def add_parts(self, op: Op, x: Part, y: Part) -> Part:
-        """Return x ± y, where None is 0."""
+        """Return x + y or x - y, by `op` (add or sub); None is 0, as operand and as result."""
         if y is None:
             return x
         return op(x, y) if x is not None else y if op is ops.add else ops.neg(y)

@@ -1,7 +1,7 @@
-"""Detect states that a token reads before it updates them: S ← a ⊙ S + k (v + c wᵀS)ᵀ, as in the delta rule.
+"""Detect delta-rule states, whose update depends on a product with the old state: S ← a ⊙ S + k (v + c wᵀS)ᵀ.
 
-The reading wᵀS of a token depends on earlier tokens only: the readings of a chunk are the solution of one triangular
-system (Yang 2024, arXiv 2406.06484).
+wᵀS of a token depends on earlier tokens only. The products wᵀS of all tokens in a chunk are the solution of one
+triangular system (Yang 2024, arXiv 2406.06484).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ SEEN = "seen"  # the input that replaces the reading of the state, given like a 
 
 
 def parallel_delta(step: Step) -> Parallel | None:
-    """Return the parallel form of a `step` with one state that it reads by one product and updates by outer products;
-    None if `step` differs from that."""
+    """Return the parallel form of `step` if its only state S is updated as S ← a ⊙ S + k (v + c wᵀS)ᵀ, else None."""
     if len(step.states) != 1 or SEEN in step.graph.inputs or not all(map(keeps_rows, step.graph.nodes)):
         return None
     (name,) = step.states
@@ -51,7 +50,10 @@ def parallel_delta(step: Step) -> Parallel | None:
 
 
 def _find_reading(step: Step, name: str) -> Reading | None:
-    """Return the only sum over an axis of the old state that the new state depends on, or None."""
+    """Return the reading (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
+
+    Return None if there is none or more than one, or if the state enters by other ops than affine ones.
+    """
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
     rules, forms, readings = Rules(graph.inputs[step.tokens[0]]), {state: Diagonal(name, state.shape)}, list[Reading]()
@@ -71,7 +73,7 @@ def _find_reading(step: Step, name: str) -> Reading | None:
 
 
 def _replace_reading(step: Step, reading: Reading) -> Step:
-    """Return `step` with the result of `reading` as a further token, named `SEEN`."""
+    """Return a copy of `step` with the result of `reading` as a further token input, named `SEEN`."""
     graph, body = step.graph, Graph("step")
     node = next(n for n in graph.nodes if n.output.name == reading.node.output.name)
     for name in (*step.states, *step.tokens):
@@ -83,7 +85,7 @@ def _replace_reading(step: Step, reading: Reading) -> Step:
 
 
 def _affine_values(gates: Graph, values: Value) -> Diagonal | None:
-    """Return `values` as an affine function of the input `SEEN`; None if they are not."""
+    """Return `values` as the form a ⊙ seen + b of the input `SEEN` of `gates`; None if they are not affine in it."""
     seen = gates.inputs[SEEN]
     rules, forms, dependent = Rules(next(iter(gates.inputs.values()))), {seen: Diagonal(SEEN, seen.shape)}, {seen}
     for node in live_nodes(gates, [values]):

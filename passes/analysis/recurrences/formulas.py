@@ -18,9 +18,9 @@ _ATOM = 4
 
 
 def formulas(step: Step) -> list[str]:
-    """Return a formula for each new state and output of `step`, without ops that only move elements.
+    """Return the formulas of `step`, one string per new state and output; ops that only move elements are left out.
 
-    Values with several readers get formulas of their own before them.
+    Values with several readers get their own formulas, before those that use them.
     """
     names: dict[Value, str] = {v: name for name, v in step.graph.inputs.items()}
     new = {step.new(name): f"{name}{NEW}" for name in step.states}
@@ -47,12 +47,12 @@ def formulas(step: Step) -> list[str]:
 
 
 def _is_short(node: Node) -> bool:
-    """Return whether a formula reads better with the node written out each time: 1 − x."""
+    """Return whether `node` is an affine of an input, such as 1 − x, which is repeated instead of named."""
     return node.op is ops.affine and node.required("x").producer is None
 
 
 def _spell_value(value: Value, names: dict[Value, str]) -> tuple[str, int]:
-    """Return the text of a value, and the precedence of its last operator."""
+    """Return the text of `value` and the precedence of its outermost operator; `names` has the text of named values."""
     if value in names:
         return names[value], _ATOM
     assert value.producer is not None
@@ -76,7 +76,7 @@ def _spell_node(node: Node, names: dict[Value, str]) -> tuple[str, int]:
 
 
 def _spell_affine(given: tuple[str, int], by: float, plus: float) -> tuple[str, int]:
-    """Return the text of x · by + plus, and its precedence; `given` is the operand."""
+    """Return the text and precedence of x · by + plus, where `given` is the text and precedence of x."""
     if by == 0:
         return _spell_number(plus), _ATOM
     x, binds = given

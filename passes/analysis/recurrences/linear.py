@@ -1,8 +1,8 @@
 """Detect steps with new state = L(state) + b, where L is linear along one axis of the state.
 
-Examples are the delta rule (Yang 2024, arXiv 2406.06484) and products with matrices that depend on the token. L is
-found by removing from the step the terms that do not depend on the state. The axes that it mixes are measured on random
-values, where a map that mixes an axis leaves no zeros along it.
+Examples are the delta rule (Yang 2024, arXiv 2406.06484) and products with matrices that depend on the token. L is the
+step without the terms that are independent of the state. The axis that L mixes is determined on random values: the
+result for a state with one nonzero index along an axis is nonzero elsewhere only if L mixes this axis.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ MOST_BLOCKS, SMALL = 4, 16
 
 @dataclass(frozen=True)
 class Linear:
-    """The linear part of one state of a step: `graph` computes L(state) as its output ``next`` from the step's inputs.
+    """The linear part L of one state of a step, in new state = L(state) + b.
 
-    `order` lists the axes of the state: batch, groups, the axis that L mixes, and, if `columns`, the axis along which L
-    treats all columns alike.
+    graph: computes L(state) as its output ``next`` from the inputs of the step, without the other states.
+    order: the axes of the state: batch, groups, the axis that L mixes, and, if `columns`, an axis along which L acts
+        identically on every index.
     """
 
     graph: Graph
@@ -38,7 +39,11 @@ class Linear:
 
 
 def linear_parts(step: Step) -> dict[str, Linear] | None:
-    """Return the linear part of each state of `step`; None if a state has none, or one that costs more than a loop."""
+    """Return the linear part of each state of `step`, by name; None if a state has none.
+
+    Also None if rows of the batch depend on each other, or if L would be applied to more than `MOST_BLOCKS` times the
+    columns of a state with more than `SMALL` keys, which costs more than a loop over the tokens.
+    """
     if not all(keeps_rows(node) for node in step.graph.nodes):
         return None
     parts = {name: _linear_part(step, name) for name in step.states}
@@ -149,8 +154,11 @@ _RULES: dict[Op, Callable[[Node, Parts], tuple[Value, ...] | None]] = {
 
 
 def _order_axes(step: Step, graph: Graph, name: str) -> Linear | None:
-    """Return the linear part with the order of its axes; None if it mixes several, or one that is much longer than
-    the number of columns."""
+    """Return `graph`, the map L of the state `name`, as a `Linear` with its axes ordered.
+
+    Return None unless L mixes exactly one axis, and this axis has at most `SMALL` indices or at most `MOST_BLOCKS`
+    times the number of columns.
+    """
     shape = step.graph.inputs[name].shape
     row = [n for n in shape[1:] if isinstance(n, int)]
     rng = np.random.default_rng(0)
@@ -163,12 +171,12 @@ def _order_axes(step: Step, graph: Graph, name: str) -> Linear | None:
     result = run_linear(state)
 
     def is_independent(axis: int) -> bool:
-        """Return whether elements along `axis` are mapped independently."""
+        """Return whether L maps the slices along `axis` independently of each other."""
         first = np.arange(state.shape[axis]).reshape(-1, *[1] * (state.ndim - 1 - axis)) == 0
         return np.array_equal(run_linear(state * first) != 0, (result != 0) & first)
 
     def is_uniform(axis: int) -> bool:
-        """Return whether all elements along `axis` are mapped in the same way."""
+        """Return whether L maps all slices along `axis` by the same function: it commutes with a roll."""
         rolled = np.roll(result, 1, axis)
         return bool(
             np.allclose(run_linear(np.roll(state, 1, axis)), rolled, rtol=1e-9, atol=1e-9 * np.abs(result).max())

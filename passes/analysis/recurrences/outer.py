@@ -1,7 +1,7 @@
-"""Detect affine states that are read as in linear attention: S ← a ⊙ S + k vᵀ, read by outputs as S_tᵀ q.
+"""Detect states of linear attention: S ← a ⊙ S + k vᵀ, with outputs that read S only as products Sᵀ q.
 
-Then states inside a chunk of tokens are never computed: the chunk is attention (Yang 2023, arXiv 2312.06635), and the
-state is carried between chunks.
+A chunk of tokens is then computed as attention, without the states between its tokens (Yang 2023, arXiv 2312.06635);
+only the state at the end of a chunk is carried to the next.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from .affine import Affine, Diagonal, Rules, copy_into
 
 @dataclass(frozen=True)
 class Outer:
-    """A state that is a sum of outer products of keys and values: `order` has its axes as batch, groups, keys, values.
+    """A state S that is a decayed sum of outer products of keys and values.
 
-    The gates compute ``a.NAME`` [batch, groups, keys or 1], ``k.NAME`` [batch, groups, keys], ``v.NAME`` [batch,
-    groups, values], and the queries ``q0.NAME`` ... [batch, groups, keys] of its `reads` readings; the results of the
-    readings are the inputs ``read0_NAME`` ... [batch, groups, values] of `after`. If `changes`, the values of a token
-    are v + c ⊙ (wᵀ S) of the state S before it, with ``c.NAME`` [batch, groups, 1], ``w.NAME`` [batch, groups, keys].
+    order: the axes of the state in the order batch, groups, keys, values (several axes may form the groups).
+    groups: the product of the sizes of the group axes.
+    reads: the number of readings, products Sᵀ q.
+    changes: True if the values of a token are v + c ⊙ (wᵀ S), with S before the token, instead of v.
+
+    Outputs of the graph `gates`: ``a.NAME`` [batch, groups, keys or 1] (missing: 1), ``k.NAME`` and the queries
+    ``q0.NAME``, ``q1.NAME``, … [batch, groups, keys], ``v.NAME`` [batch, groups, values]; if `changes`, ``c.NAME``
+    [batch, groups, 1] and ``w.NAME`` [batch, groups, keys]. Inputs of the graph `after`: the results of the readings,
+    ``read0_NAME``, ``read1_NAME``, … [batch, groups, values].
     """
 
     order: tuple[int, ...]
@@ -35,8 +40,10 @@ class Outer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The form in which a step runs on many tokens at once: graphs as in `Affine`, and by name of the state an `Outer`,
-    or None if the state has to be computed at every token."""
+    """A form of a step that runs on many tokens at once: `gates` and `after` as in `Affine`.
+
+    `outer` maps each state to its `Outer`, or to None if the state must be computed at every token.
+    """
 
     gates: Graph
     after: Graph
@@ -45,7 +52,7 @@ class Parallel:
 
 @dataclass
 class Reading:
-    """A sum of q ⊙ S over the axis of keys, computed by `node`."""
+    """The sum of query ⊙ S over `axis` of the state S, the result of `node`; `query` has the rank of S."""
 
     node: Node
     query: Value
@@ -53,7 +60,7 @@ class Reading:
 
 
 def parallel_form(step: Step, affine: Affine) -> Parallel:
-    """Return the parallel form of a `step` that is affine."""
+    """Return the parallel form of `step`, given its parts `affine`."""
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, Outer | None] = {}
     for name in step.states:
@@ -62,7 +69,7 @@ def parallel_form(step: Step, affine: Affine) -> Parallel:
 
 
 def prune(graph: Graph) -> Graph:
-    """Return a copy of `graph` without unused nodes and inputs."""
+    """Return a copy of `graph` without the nodes and inputs that no output depends on."""
     copy = Graph(graph.name)
     copy_into(copy, graph, [*graph.inputs], dict(graph.outputs))
     for name, value in list(copy.inputs.items()):
@@ -72,8 +79,11 @@ def prune(graph: Graph) -> Graph:
 
 
 def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | None:
-    """Add the keys, values and queries of the state `name` to the outputs of `gates`, and its readings to the inputs of
-    `after`; return None, without a change, if the state has no such form."""
+    """Return the form of the state `name` as a sum of outer products, or None, without a change, if it has none.
+
+    Edit both graphs in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and the readings in
+    `after` by inputs (see `Outer`).
+    """
     state, old = after.inputs[f"new_{name}"], after.inputs[name]
     readings = _find_readings(step, state, after)
     a, b = (gates.outputs.get(f"{part}.{name}") for part in "ab")
@@ -114,7 +124,7 @@ def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | No
 
 
 def _find_readings(step: Step, state: Value, after: Graph) -> list[Reading]:
-    """Return the sums over one axis of a state, in the order of nodes; [] if it is read in another way."""
+    """Return the readings (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if another op reads it."""
     rules, readings = Rules(after.inputs[step.tokens[0]]), list[Reading]()
     forms = {state: Diagonal("", state.shape)}
     for node in list(after.nodes):
@@ -155,7 +165,7 @@ def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> Readin
 
 
 def _factors(value: Value) -> list[Value]:
-    """Return the factors of the product `value`, or `value` itself."""
+    """Return the factors of `value`, a product of nested `mul` nodes; [value] if it is not a product."""
     node = value.producer
     if node is None or node.op is not ops.mul:
         return [value]
@@ -178,14 +188,17 @@ def pad_rank(v: Value, rank: int) -> Value:
 
 
 def depends_on_gates(value: Value, gates: Graph) -> bool:
-    """Return whether `value`, of the graph after the recurrence, depends only on inputs that `gates` has also."""
+    """Return whether `value`, of the graph `after`, depends only on inputs whose names are inputs of `gates` also."""
     if value.producer is None:
         return any(v is value for name, v in value.graph.inputs.items() if name in gates.inputs)
     return all(depends_on_gates(v, gates) for v in value.producer.inputs if v is not None)
 
 
 def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
-    """Copy `value`, of the graph after the recurrence, with all that it depends on into `gates`; return the copy."""
+    """Copy `value` of the graph `after`, with the nodes that compute it, into `gates`; return the copy.
+
+    Inputs become the inputs of `gates` with the same names. `mapped` caches copies by original and is updated.
+    """
     if value in mapped:
         return mapped[value]
     if value.producer is None:
@@ -199,7 +212,7 @@ def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
 
 
 class Layout:
-    """The axes of a state of `shape` as [batch, groups, keys, values], by their `order`."""
+    """A view of a state as [batch, groups, keys, values]: `order` lists the axes of its `shape` in this order."""
 
     def __init__(self, shape: Shape, order: tuple[int, ...]) -> None:
         self.shape, self.order = shape, order
@@ -207,7 +220,7 @@ class Layout:
         self.groups = math.prod(n for axis in self.between if isinstance(n := shape[axis], int))
 
     def keys(self, x: Value, whole: bool = True) -> Value:
-        """Return x, of size 1 along values, as [batch, groups, keys]; unless `whole`, keys may stay 1."""
+        """Return x, with size 1 along values, as [batch, groups, keys]; without `whole`, a size 1 of keys stays 1."""
         return self._flatten(x, self.at_keys, whole)
 
     def values(self, x: Value) -> Value:
@@ -227,14 +240,17 @@ class Layout:
         return x if x.shape == flat else ops.reshape(x, shape=flat)
 
     def place(self, read: Value, shape: Shape) -> Value:
-        """Return the result `read` [batch, groups, values] with the axes of the state, in the `shape` of its node."""
+        """Return `read` [batch, groups, values] with the axes in the state's order, reshaped to `shape`."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
         x = _transpose(x, _inverse(self.order))
         return x if x.shape == shape else ops.reshape(x, shape=shape)
 
 
 def _transpose(x: Value, axes: Sequence[int]) -> Value:
-    """Transpose x, merged with a transpose that x is the result of; a reshape if only axes of size 1 move."""
+    """Return x with its `axes` permuted; a transpose that computes x is merged into the new one.
+
+    A permutation that only moves axes of size 1 becomes a reshape, and the identity adds no node.
+    """
     if x.producer is not None and x.producer.op is ops.transpose:
         axes, x = [x.producer.attrs["axes"][axis] for axis in axes], x.producer.required("x")
     if list(axes) == list(range(len(axes))):

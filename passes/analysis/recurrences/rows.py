@@ -1,4 +1,4 @@
-"""Ops that treat batch rows of a step independently, so that a step may run with the tokens of a sequence as rows."""
+"""Ops that treat batch rows independently: a step of such ops can run on all tokens of a sequence as batch rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def _is_row(value: Value) -> bool:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Return whether row i of the outputs of `node` is known to depend on row i of its operands only."""
+    """Return whether batch row i of the outputs of `node` depends only on batch row i of its operands.
+
+    Return False for ops without a rule, and where an output lacks the batch axis of an operand.
+    """
     operands = [v for v in node.inputs if v is not None]
     if not any(map(_is_row, operands)):
         return not any(map(_is_row, node.outputs)) or node.op is ops.expand
@@ -47,12 +50,12 @@ def keeps_rows(node: Node) -> bool:
 
 
 def _broadcasts(value: Value, rank: int) -> bool:
-    """Return whether a value without rows broadcasts against the rows of a value of this `rank`."""
+    """Return whether `value`, without a batch axis, broadcasts along the batch axis of a value of this `rank`."""
     return len(value.shape) < rank or value.shape[:1] == (1,)
 
 
 def _multiplies_rows(x: Value, y: Value) -> bool:
-    """Return whether the matmul of two values treats each row independently."""
+    """Return whether matmul(x, y), with a batch axis in x, y or both, treats batch rows independently."""
     if _is_row(x) and _is_row(y):
         return len(x.shape) == len(y.shape) > 2
     rows, matrix = (x, y) if _is_row(x) else (y, x)

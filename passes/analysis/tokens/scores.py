@@ -1,4 +1,4 @@
-"""Scores of attention: the nodes that compute its biases, and the biases that kernels compute themselves."""
+"""Attention scores: the nodes that compute their biases, and the biases that kernels compute themselves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels suppor
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """Return the nodes that compute `biases`, in order, back to iotas that count keys and to nodes with a cache.
+    """Return the nodes that compute `biases`, in graph order: with the iotas they read, without nodes with a cache.
 
     Raises:
-        WeftError: if an iota counts keys for a bias and for another node.
+        WeftError: if another node also reads one of these iotas, which count the keys.
     """
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
     makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if caches(n))]))
@@ -28,7 +28,11 @@ def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
 
 
 def explain_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
-    """Return why no kernel computes the scores of a causal attention without a mask; None if one does."""
+    """Return a reason (str) why no kernel computes the scores of a causal attention without a mask; None if one does.
+
+    Kernels support dense attention without a bias or with ALiBi of the positions, and `SPARSE_PATTERNS` if `keep_first`
+    is 0 and the attention is not `latent`.
+    """
     if pattern != "dense" and (pattern not in SPARSE_PATTERNS or keep_first or latent):
         return f"its pattern is {pattern}"
     maker = None if bias is None else bias.producer

@@ -1,7 +1,7 @@
 """Classify ops by whether they treat tokens independently.
 
-A value *carries tokens* if its first two axes are [batch, seq] of the token ids. Caches and pruned prefixes need nodes
-that compute row (b, t) of their outputs from row (b, t) of their operands only.
+A value *carries tokens* if its first two axes are [batch, seq] of the token ids; its row (b, t) is the slice of token t
+of sequence b. Caches and pruned prefixes need nodes that compute row (b, t) of their outputs from the same rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _ALONG_AXES = {
 
 
 def token_axes(graph: Graph) -> Tokens | None:
-    """Return the sizes [batch, seq] of the graph's tokens, or without them of its first causal attention's queries."""
+    """Return the sizes (batch, seq) of the graph's input of tokens; without one, those of the first causal attention.
+
+    Return None if `graph` has neither.
+    """
     if (ids := tokens_of(graph)) is not None and len(ids.shape) > 1:
         return ids.shape[0], ids.shape[1]
     for node in graph.nodes:
@@ -30,14 +33,14 @@ def token_axes(graph: Graph) -> Tokens | None:
 
 
 def carries(value: Value | None, tokens: Tokens) -> bool:
-    """Return whether `value` has a row per token."""
+    """Return whether `value` is not a parameter and its first two axes are `tokens`."""
     return value is not None and not isinstance(value, Param) and value.shape[:2] == tokens
 
 
 def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
-    """Return the operands that `node` reads row by row; None if it mixes tokens, or may mix them.
+    """Return the indices of the operands of `node` that carry tokens; None if it mixes tokens, or may mix them.
 
-    All other operands are the same for every token.
+    The other operands are the same for every token.
     """
     rows = tuple(i for i, v in enumerate(node.inputs) if carries(v, tokens))
     if not rows or not all(carries(v, tokens) for v in node.outputs):
@@ -72,7 +75,10 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
 
 
 def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
-    """Return whether the token axis of a broadcast operand is absent or aligned with the output's."""
+    """Return whether `value` broadcasts to an output of `rank` axes without mixing tokens.
+
+    An operand that carries tokens (`carrying`) must have that rank; another must have size 1, or no axis, at axis 1.
+    """
     if value is None:
         return True
     if carrying:

@@ -18,11 +18,11 @@ class AlibiAsDimension(Pass):
 
     The bias m·(j − i) differs from m·j by m·i, which is constant over the keys of a row, so softmax cancels it; and m·j
     is scale·(m · j/scale), the product of one extra feature of q and one of k. So attention needs no bias
-    [heads, seq, keys], and kernels without a bias operand work. In float32 or less, positions in the thousands cost
-    digits of the scores.
+    [heads, seq, keys], and kernels without a bias operand work. In float32 and narrower dtypes, positions in the
+    thousands reduce the precision of the scores.
 
-    Condition: a constant added to a row of scores has no effect. Refused for |i − j|, which does not factorize, under a
-    soft cap, with sinks (they are not shifted along), if the slopes are computed, and if there are caches.
+    Condition: a constant added to all scores of a query has no effect. Refused for a bias by |i − j|, which does not
+    factorize, with a soft cap or sinks (not shifted with the scores), for computed slopes, and if there are caches.
 
     Source: Press 2022, Train Short, Test Long (arXiv 2108.12409); softmax(s + c) = softmax(s).
 
@@ -62,7 +62,7 @@ class AlibiAsDimension(Pass):
 
 
 def _find_obstacle(node: Node, alibi: Node) -> str | None:
-    """Return why the bias of the attention `node`, the output of `alibi`, cannot become a feature; None if it can."""
+    """Return a reason (str) why the bias of the attention `node`, the output of `alibi`, cannot become a feature."""
     if alibi.attrs["symmetric"]:
         return "its bias by |i − j| is not a product of a feature of the query and one of the key"
     if node.attrs["cache_bits"] is not None:
@@ -81,7 +81,10 @@ def _find_obstacle(node: Node, alibi: Node) -> str | None:
 
 
 def _append_bias(node: Node, alibi: Node) -> None:
-    """Append the slopes and key positions of the node `alibi` to the heads of the attention `node`; drop its bias."""
+    """Append the slopes of `alibi` to the query heads of the attention `node`, the key positions to its key heads.
+
+    The bias is dropped.
+    """
     (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     assert q is not None and k is not None and slopes is not None and keys is not None
@@ -95,7 +98,7 @@ def _append_bias(node: Node, alibi: Node) -> None:
 
 
 def _append_feature(x: Value, heads: int, feature: Value) -> Value:
-    """Append `feature` [batch or 1, n or 1, heads or 1, 1] to every head of x [batch, n, heads·d]."""
+    """Return x [batch, n, heads·d] with `feature` [batch or 1, n or 1, heads or 1, 1] appended to every head."""
     lead = (*x.shape[:2], heads)
     by_head = ops.reshape(x, shape=(*lead, x.width // heads))
     longer = ops.concat(by_head, ops.expand(feature, shape=(*lead, 1)), axis=3)

@@ -23,9 +23,9 @@ class GqaToMla(Pass):
     """Convert grouped-query to multi-head latent attention: keys and values of all heads are computed from one latent.
 
     The latent is the old keys and values, c = [W_K; W_V] x, of rank kv_heads·(d + dv); W_UK and W_UV copy it to the
-    query heads of each group. Every GQA is an MLA of that rank; after the conversion W_UK and W_UV can be trained to be
-    more than copies, and mla-absorb keeps the cache as small as before. MLA shares the rotary part of keys among all
-    heads, as a single KV head does: it stays next to the latent.
+    query heads of each group. Every GQA is an MLA of that rank; after the conversion W_UK and W_UV can be trained
+    freely, and mla-absorb keeps the cache as small as before. MLA shares the rotary part of keys among all heads, as a
+    single KV head does: it is cached in addition to the latent.
 
     Condition: k and v come from linears of one value, q from a linear, with only rotations between. Refused if several
     KV heads are rotated separately (mha-to-gqa merges them into one); if heads are rotated entirely, which leaves no
@@ -66,7 +66,7 @@ class GqaToMla(Pass):
 
 
 def _convert(node: Node) -> str | None:
-    """Replace the attention `node` by latent attention; return None, or why that is impossible."""
+    """Replace the attention `node` by latent attention and return None; return a reason (str) if that is impossible."""
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run gqa-to-mla before kv-cache"
@@ -120,7 +120,10 @@ Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
 def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
-    """Emit one linear whose rows are the given spans of the branches' linears, which must read the same value."""
+    """Emit one linear with the given row spans of the branches' linears, which read the same value; return its output.
+
+    `name` is the scope-local name of the output and of the parameters.
+    """
     (first, _), *_ = parts
     graph = first.linear.graph
     weights, biases, count = list[Recipe](), list[Recipe](), 0
@@ -146,7 +149,7 @@ def _rope(branch: Branch, spans: Spans, name: str) -> Value:
 
 
 def _copy_spans(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
-    """Return the weight [rows, rank] that copies spans of a latent of `rank` features, concatenated."""
+    """Return a new weight [rows, rank], rows of the identity, that copies `spans` of a latent with `rank` features."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank
     return derive_param(branch.weight, recipe, shape, add_scope(branch.linear.graph, f"{name}.weight"))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: conversions between keys and values of all heads and the latent they come from."""
+"""Multi-head latent attention: attend to the latent instead of the keys and values of all heads, and the inverse."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of att
 
 @dataclass(frozen=True)
 class MlaAbsorb(Pass):
-    """Attend to the latent from which keys and values are computed, as one KV head of the latent's width.
+    """Attend to the latent from which keys and values are computed, used as one KV head of the latent's width.
 
     With k_h = [W_UK,h c; k_r] and v_h = W_UV,h c, scores are q_h·W_UK,h c = (W_UK,hᵀ q_h)·c, and Σ α v_h is
     W_UV,h Σ α c. So W_UK moves to the queries and W_UV moves after the attention, and the cache holds only c and the
-    rotary part k_r. Packed W_UK and W_UV, in one block or head by head, are split by recipe.
+    rotary part k_r. If one weight contains W_UK and W_UV (as two blocks or interleaved by head), recipes split it.
 
-    Condition: keys and values come from linears without bias of one value, narrower than the keys, that has no other
-    readers (else see slim-attention); the rotary part of keys, if any, is shared by all heads and comes last. Refused
-    if there are caches.
+    Condition: keys and values come from linears without bias of one value c, which is narrower than the keys and,
+    unless keys have a rotary part, has no other readers (otherwise use slim-attention). All heads share the rotary
+    part, which comes last. Refused if there are caches.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -74,7 +74,7 @@ class SlimAttention(Pass):
 
     Without positions in the keys, k_h = W_K,h x and v_h = W_V,h x make x a latent like that of MLA: scores are
     (W_K,hᵀ q_h)·x, results W_V,h Σ α x. For multi-head attention the cache halves, without loss. (The paper caches K,
-    as wide as x, and V = K W_K⁻¹ W_V; x needs no inverse.)
+    as wide as x, and computes V = K W_K⁻¹ W_V; caching x needs no inverse.)
 
     Condition: keys and values come from linears without bias (see drop-k-bias, v-bias-to-o-bias) of one value, which is
     narrower than both together; RoPE and norms of keys prevent the pass. Refused if there are caches.
@@ -118,8 +118,8 @@ class SlimAttention(Pass):
 class MlaExpand(Pass):
     """Compute the keys and values of all heads from the latent, and attend to them: the inverse of mla-absorb.
 
-    W_UK moves from the queries to the latent, W_UV from the attention's output to the latent: fewer FLOPs if many
-    queries attend to the same keys, as in a prefill or a training step, and an attention that any kernel supports.
+    W_UK is applied to the latent instead of the queries, W_UV to the latent instead of the attention's output. This
+    needs fewer FLOPs if many queries attend to the same keys (prefill, training), and any attention kernel supports it.
 
     Condition: an attention whose keys are a latent, with W_UKᵀ applied to the queries head by head, and W_UV the only
     reader of the result. Refused if there are caches: their contents would change.
@@ -159,10 +159,11 @@ class MlaExpand(Pass):
 
 @dataclass(frozen=True)
 class _Latent:
-    """Factorized keys and values of an attention: rows of two linears of `latent`, and a `shared` rotary part.
+    """The factorization of an attention's keys and values into linears of one value, `latent`.
 
-    `k_rows` [kv_heads, d] and `v_rows` [kv_heads, dv] index those rows. `reason` explains why the attention must stay
-    as it is; None if it can attend to the latent.
+    k_rows, v_rows: [kv_heads, d] and [kv_heads, dv], the rows of the weights of `k_linear` and `v_linear` per KV head.
+    shared: the rotary part of the keys that all heads share, or None.
+    reason: why the attention cannot attend to the latent; None if it can.
     """
 
     latent: Value
@@ -175,7 +176,7 @@ class _Latent:
 
     @property
     def alone(self) -> bool:
-        """Return whether only these keys and values are computed from the latent."""
+        """Return whether only these two linears read the latent, and all their rows are in `k_rows` and `v_rows`."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
@@ -184,7 +185,7 @@ class _Latent:
 
 
 def _find_latent(node: Node) -> _Latent | None:
-    """Return the latent of the attention `node`; None if its keys and values do not factorize through one."""
+    """Return the latent of the attention `node`; None if its keys and values are not linears of one value."""
     k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
@@ -225,7 +226,7 @@ def _has_bias(linear: Node, index: Array) -> bool:
 
 
 def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
-    """Let the attention `node` attend to the latent; with a `reason` not to, record a refusal of the pass `rule`."""
+    """Replace the attention `node` by one on the latent; with a `reason`, only record a refusal of the pass `rule`."""
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
         return
@@ -245,9 +246,9 @@ def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: T
 
 
 def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
-    """Return the weight [heads·d, rank] of an up-projection to `heads` query heads.
+    """Return the weight [heads·d, rank] of an up-projection from the latent to `heads` query heads.
 
-    `head_rows` [kv_heads, d] are the rows of `linear` for each KV head, `name` the scope-local name of the parameter.
+    `head_rows` [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name of a new parameter.
     """
     weight = linear.operand("weight")
     assert isinstance(weight, Param)
@@ -261,7 +262,10 @@ def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
 
 
 def _split_heads(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
-    """Split every head of x [batch, n, heads·w] after `first` features; return both parts, again with heads merged."""
+    """Split every head of x [batch, n, heads·w] after `first` features; return [batch, n, heads·first] and the rest.
+
+    The rest is None if first = w.
+    """
     head_width = x.width // heads
     if first == head_width:
         return x, None
@@ -285,7 +289,7 @@ def _merge_heads(part: Value) -> Value:
 def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
     """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
 
-    A packed linear is split first if only some of its pieces lose their readers.
+    A packed linear is split if only some of its pieces lose their readers; their rows are then erased.
     """
     graph = node.graph
     old_nodes = backward_slice([old], sources)
@@ -299,7 +303,7 @@ def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ..
 
 
 def _expand(node: Node) -> str | None:
-    """Let the latent attention `node` attend to keys and values of all heads; return None, or why it cannot."""
+    """Replace the latent attention `node` by one on keys and values of all heads; return None, or a reason (str)."""
     heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
     assert q is not None and k is not None
     if node.operand("past_k") is not None:
@@ -334,7 +338,7 @@ def _expand(node: Node) -> str | None:
 
 
 def _split_features(x: Value, first: int) -> tuple[Value, Value | None]:
-    """Split the last axis of x [batch, n, width] after `first` features; return both parts."""
+    """Split the last axis of x [batch, n, width] after `first` features; the second part is None if first = width."""
     if first == x.width:
         return x, None
     parts = x.producer.inputs if x.producer is not None and x.producer.op is ops.concat else ()

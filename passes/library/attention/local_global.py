@@ -1,4 +1,4 @@
-"""Alternating layers with a local window and layers with global attention."""
+"""Layers with local windows that alternate with layers of global attention."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .windows import LONGEST_CHECK, apply_pass, check_minimum, sample_inputs
 
 @dataclass(frozen=True)
 class LocalGlobal(Pass):
-    """Restrict some layers to a window of keys and let the others attend to all keys, in a repeating pattern.
+    """Restrict the local layers of a repeating pattern to a window of keys; the global layers attend to all keys.
 
     `pattern` lists the roles: "5:1" means five local layers, then a global one, repeated; also written
-    "local*5 + global" or as a list of the two words. A local query sees the `window` nearest keys, itself included; a
-    global one sees all keys. `theta_local` and `theta_global` are the RoPE bases of the two roles (None: unchanged).
+    "local*5 + global" or as a list of roles. A query of a local layer sees the keys j with |i − j| < `window`, of a
+    global layer all keys. `theta_local` and `theta_global` are the RoPE bases of the two roles (None: unchanged).
     The caches of local layers then hold a window (rolling-buffer), so only global layers grow with the sequence.
 
     Condition: the model changes and needs further training. Layers with sparse patterns stay as they are.
@@ -97,7 +97,11 @@ class LocalGlobal(Pass):
         equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
     def _layers(self, graph: Graph) -> dict[Node, str]:
-        """Return the role of each self-attention, ``local`` or ``global``."""
+        """Return the role, ``local`` or ``global``, of each self-attention of `graph`.
+
+        Raises:
+            WeftError: if `graph` has none, or the pattern cannot be parsed.
+        """
         attentions = self_attentions(graph, self.name)
         try:
             return dict(zip(attentions, expand_pattern(self.pattern, len(attentions)), strict=True))
@@ -105,7 +109,7 @@ class LocalGlobal(Pass):
             raise WeftError(f"{self.name}: {e}") from None
 
     def _bases(self, layers: dict[Node, str]) -> Iterator[tuple[list[Node], float]]:
-        """Yield the layers of each role whose RoPE base is given, with that base."""
+        """Yield (layers of a role, RoPE base) for each role whose base is not None."""
         for role, theta in (("local", self.theta_local), ("global", self.theta_global)):
             if theta is not None:
                 yield [n for n in layers if layers[n] == role], theta

@@ -27,7 +27,10 @@ Sees = Callable[[int, int], bool]  # (position of a query, position of a key) ->
 
 
 def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
-    """Set the attributes `attrs` on the attentions of `layers`, and record changes and refusals of the pass `name`."""
+    """Set the attributes `attrs` on the attentions that `layers` selects; record changes and refusals by pass `name`.
+
+    Attention ops other than `attention` are refused.
+    """
     for node in select_attentions(graph, layers, name):
         if node.op is not ops.attention:
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
@@ -37,9 +40,9 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
 
 
 def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Sees, tokens: int) -> None:
-    """Check that attentions whose attributes the pass changed see exactly the keys for which `visible` is true.
+    """Check that attentions whose attributes differ between the graphs see exactly the keys with visible(query, key).
 
-    The graphs run on sequences of `tokens` tokens.
+    The graphs run on random sequences of `tokens` tokens; a WeftError is raised if outputs differ.
     """
     old_attrs = {n.output.name: n.attrs for n in before.nodes}
     changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
@@ -49,13 +52,13 @@ def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visi
 
 
 def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
-    """Return random inputs of `tokens` tokens, or fewer if the model has fewer positions."""
+    """Return random inputs by name, with `tokens` tokens and source tokens, or the model's maximum if that is less."""
     source_tokens = min(tokens, graph.meta.get("max_source_positions") or tokens)
     return equivalence.inputs(graph, seq=cap_positions(graph, tokens), source=source_tokens)
 
 
 def check_minimum(name: str, least: int, **arguments: int) -> None:
-    """Raise WeftError in the name of the pass `name` if an argument is below `least`."""
+    """Raise a WeftError that names the pass `name` if one of `arguments` is below `least`."""
     for argument, value in arguments.items():
         if value < least:
             raise WeftError(f"{name}: {argument}={value} must be at least {least}")
@@ -63,7 +66,7 @@ def check_minimum(name: str, least: int, **arguments: int) -> None:
 
 @dataclass(frozen=True)
 class SlidingWindow(Pass):
-    """Restrict every query to the `size` nearest keys, itself included, and the first `keep_first` of the sequence.
+    """Restrict every query to the keys less than `size` positions away and the first `keep_first` keys of the sequence.
 
     Query i sees key j if i − j < size (|i − j| < size if attention is not causal) or j < keep_first. Trained models
     attend to the first tokens whatever their content (attention sinks): if a few stay visible, a sequence may grow far
@@ -230,7 +233,7 @@ class AttentionPattern(Pass):
         check_masks(before, after, equivalence, tested.sees, tokens)
 
     def sees(self, i: int, j: int) -> bool:
-        """Return whether the pattern, window and first keys let query i see key j; causality is not considered."""
+        """Return whether pattern, window and `keep_first` let query i see key j, apart from causality."""
         visible_keys = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
         return bool(visible_keys.mask(np.asarray(i), np.asarray(j)))
 

@@ -1,1 +1,1 @@
-"""Passes that turn a full forward pass into a decode step: caches, rolling buffers, logits of the last token."""
+"""Passes for decoding: KV caches and states, rolling buffers, quantized caches, logits of the last token."""

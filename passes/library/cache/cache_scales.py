@@ -28,8 +28,11 @@ CONTEXT = 4096  # positions that keys are rotated to if the model does not state
 
 @dataclass(frozen=True)
 class FittedCache:
-    """Scales f32 [kv_heads · width] or [1] of keys and, unless keys are values, of values; the maps of keys and
-    values."""
+    """Scales of a cache, and maps applied before rounding.
+
+    `scales` f32 [kv_heads · width] or [1] are those of keys and, if they are cached separately, of values; `maps` are
+    those of keys and of values, or None.
+    """
 
     scales: tuple[Array, ...]
     maps: tuple[HeadMap, HeadMap] | None = None
@@ -39,9 +42,9 @@ class FittedCache:
 class StoredRows:
     """Keys or values that an attention stores for calibration sequences.
 
-    `rows` are [n, kv_heads, width], `weights` the weights of their squared errors [n, kv_heads, width or 1]; `first` is
-    the median row of first tokens [kv_heads, width]; `queries` is the weighted second moment of the queries that meet
-    the keys [kv_heads, width, width].
+    rows: [n, kv_heads, width], one per token; weights: [n, kv_heads, width or 1], of their squared rounding errors.
+    first: [kv_heads, width], the median over the first tokens of sequences.
+    queries: [kv_heads, width, width], for keys the weighted second moment of queries; None for values.
     """
 
     rows: Array
@@ -50,7 +53,7 @@ class StoredRows:
     queries: Array | None = None
 
     def also(self, other: StoredRows) -> StoredRows:
-        """Return the same rows as read by two attentions, whose errors add up."""
+        """Return these rows with the weights and query moments of `other`, another reader of the same cache, added."""
         met = [queries for queries in (self.queries, other.queries) if queries is not None]
         return replace(self, weights=self.weights + other.weights, queries=sum(met[1:], met[0]) if met else None)
 
@@ -58,9 +61,10 @@ class StoredRows:
 def fit_caches(
     graph: Graph, caches: Sequence[Sequence[Node]], texts: Sequence[Array], bits: int, per: Per
 ) -> Iterator[FittedCache]:
-    """Yield fitted scales and maps for each cache, given by the attentions that read it, in order.
+    """Yield the fitted scales and maps of each of `caches`, in order; a cache is the list of attentions that read it.
 
-    They are fitted to the keys and values that the attentions store for `texts`, ids [rows, length].
+    They are fitted to the keys and values that the attentions store for `texts`, batches of token ids [batch, length].
+    Only codes of fewer than 8 `bits`, with separate keys and values, get maps.
     """
     copy, twins = without_caches(graph)
     activations = Activations(copy, texts, dtype=np.float32)
@@ -102,9 +106,11 @@ def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, pe
 
 
 def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None = None) -> Array:
-    """Return the scales, f32 [heads · width] or [1], that round x [n, heads, width] with the least sum of squared
-    errors times `weight` [n, heads, width or 1]; with `first` [heads, width], x is shifted so that `first` is exactly a
-    code."""
+    """Return the scales, f32 [heads · width] or [1] (per tensor), that round x [n, heads, width] with least error.
+
+    The error is the sum of squared errors times `weight` [n, heads, width or 1]. With `first` [heads, width], x is
+    shifted so that `first` is exactly representable.
+    """
     groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
     rows, counts = (_group_columns(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
     anchor = None if first is None else _group_columns(first[None], groups)
@@ -123,13 +129,15 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None =
 
 
 def on_codes(x: Array, scale: Array, bits: int) -> Array:
-    """Return the smallest shift to subtract from x so that codes of `bits` bits represent the rest exactly; values
-    beyond the largest code get a larger shift."""
+    """Return x minus its rounding to scale · code: x minus this shift is exactly representable in `bits` bits.
+
+    Elements beyond the largest code, which are clipped, get a larger shift.
+    """
     return np.asarray(x - np.clip(np.rint(x / scale), *code_range(bits)) * scale)
 
 
 def _by_channel(scale: Array, x: Array) -> Array:
-    """Reshape `scale` to broadcast with x [heads, width]."""
+    """Reshape `scale` [heads · width] to the shape of x [heads, width]; a scale [1] stays."""
     return scale if scale.size == 1 else scale.reshape(x.shape)
 
 
@@ -141,9 +149,9 @@ def _group_columns(x: Array, groups: int) -> Array:
 class _StoredBy:
     """The keys and values that the attention `node` stores for the sequences, and the weights of their errors.
 
-    To first order an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), p being the weights
-    of attention and o its outputs, and an error e of value j by p_ij e. Errors of different keys and channels are taken
-    to be independent: the weights below are the sums of squares of these factors over queries and heads.
+    To first order, an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), and an error e of
+    value j by p_ij e, with attention weights p and outputs o. Errors of different keys and channels are assumed
+    independent: a weight is the sum of squares of these factors over queries and heads.
     """
 
     def __init__(self, activations: Activations, node: Node, positions: Sequence[Array]) -> None:
@@ -153,12 +161,16 @@ class _StoredBy:
 
     @property
     def ropes(self) -> list[Node]:
-        """Return the rotations of queries and keys by their positions."""
+        """Return the `rope` nodes of queries and keys whose positions are the input position_ids."""
         at = self.node.graph.inputs.get("position_ids")
         return [rope for rope in rotations(self.node) if rope.operand("positions") is at]
 
     def collect(self, add_moved: bool) -> list[StoredRows]:
-        """Return the keys and, unless keys are values, the values; `add_moved` adds the keys at other positions."""
+        """Return the stored keys and, if the node has an operand v, the values.
+
+        With `add_moved`, keys rotated to positions all over the context are added (without RoPE the same keys again, so
+        that all readers of a cache return equally many rows).
+        """
         moved = self._move_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         added = self.node.operand("bias")
@@ -180,8 +192,12 @@ class _StoredBy:
         return [key_stats.merge(), value_stats.merge()] if "v" in values else [key_stats.merge()]
 
     def _effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
-        """Return Σ over channels of (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys] and Σ_i p_ij² [batch,
-        kv_heads, keys], for q [batch, kv_heads, group, n, d] and k, v [batch, kv_heads, n, d]."""
+        """Return the squared effects of errors of scores and of values on the outputs (see the class).
+
+        The first is scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], the second Σ p_ij²
+        over queries and group [batch, kv_heads, keys]; q is [batch, kv_heads, group, n, d], k and v are [batch,
+        kv_heads, n, d].
+        """
         scale = self.attrs["scale"] or q.shape[-1] ** -0.5
         scores = q @ k[:, :, None].swapaxes(-1, -2) * scale
         if (cap := self.attrs["softcap"]) is not None:
@@ -206,7 +222,7 @@ class _StoredBy:
         return squares * np.maximum(distances, 0) * scale**2, squares.sum((2, 3))
 
     def _move_positions(self) -> list[tuple[Array, Array]]:
-        """Return queries and keys rotated to positions all over the context; [] if they are not rotated."""
+        """Return (queries, keys) per batch, rotated to positions all over the context; [] if they are not rotated."""
         if not self.ropes:
             return []
         rotated = {}
@@ -219,7 +235,7 @@ class _StoredBy:
         return [(self._queries(q), self._by_head(k)) for q, k in zip(queries, keys, strict=True)]
 
     def _read(self, value: Value) -> list[Array]:
-        """Return `value` for every batch of sequences."""
+        """Return one array per batch of sequences: the activations of `value`, or the same elements of a parameter."""
         if isinstance(value, Param):
             return [value.recipe.evaluate(value.graph.reader)] * len(self._positions)
         return self._activations(value)
@@ -242,7 +258,10 @@ class _Accumulator:
         self._queries: Array | None = None
 
     def add(self, x: Array, weights: Array, start: int = 0) -> None:
-        """Add keys or values x [batch, heads, n, d] from token `start` on, with weights [batch, heads, n, d or 1]."""
+        """Add keys or values x [batch, heads, n, d] from token `start` on, with `weights` [batch, heads, n, d or 1].
+
+        If `start` is 0, the first tokens also enter the median.
+        """
         self._rows.append(_rows(x[:, :, start:]))
         self._weights.append(_rows(weights[:, :, start:]))
         if not start:
@@ -265,8 +284,10 @@ def _rows(x: Array) -> Array:
 
 
 def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
-    """Return positions [rows, length] spread over the context for each of `texts`: keys are stored rotated, and
-    rotations at later positions reach values that the first positions do not."""
+    """Return consecutive positions [batch, length] for each of `texts`, with starts spread evenly over the context.
+
+    Keys are stored rotated, and later positions rotate them to values that the first positions do not reach.
+    """
     context = int(graph.meta.get("context") or CONTEXT)
     starts = iter(np.linspace(0, 1, sum(len(ids) for ids in texts)))
     return [
@@ -276,13 +297,13 @@ def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
 
 
 def without_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return a copy of `graph` without caches, for sequences from their start, and its nodes by those of `graph`."""
+    """Return a copy of `graph` without caches and states, for complete sequences, and its nodes by those of `graph`."""
     copy = graph.clone()
     twins = dict(zip(graph.nodes, copy.nodes, strict=True))
     for name, value in list(copy.outputs.items()):
         if (maker := value.producer) is not None and value is not maker.output and has_state(maker):
             del copy.outputs[name]
-    # The mask of past and call becomes a mask of the call.
+    # The mask of past and new tokens becomes a mask of the new tokens.
     _rename_size(copy, "total", "seq")
     for node, twin in list(twins.items()):
         if has_state(node):

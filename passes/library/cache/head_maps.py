@@ -1,8 +1,8 @@
-"""Exact linear maps of keys and values, after which codes of few bits lose less.
+"""Exact linear maps of keys and values that reduce the error of rounding them to 4 bits.
 
-Keys k are stored as (k − c) T and met by queries q T⁻ᵀ: the product is q · k − q · c, and softmax ignores the term that
-all scores of a query share. Values v are stored as (v − c) R with an orthogonal R, and the output o becomes o Rᵀ + c,
-as the weights of attention sum to 1. Each KV head has its own c and T.
+Keys k are stored as (k − c) T and multiplied by queries q T⁻ᵀ: the product is q · k − q · c, and softmax ignores the
+term that all scores of a query share. Values v are stored as (v − c) R with an orthogonal R, and the output o becomes
+o Rᵀ + c, since attention weights sum to 1. Each KV head has its own c and T.
 
 Source: Liu 2024, KIVI (arXiv 2402.02750), on outliers in the channels of keys; Ashkboos 2024, QuaRot (arXiv
 2404.00456), on rotations after RoPE.
@@ -28,8 +28,10 @@ SEED = 1
 
 @dataclass(frozen=True)
 class HeadMap:
-    """The map x → (x − shift) matrix of x [.., kv_heads, width]: shift [kv_heads, width] or None, matrix [kv_heads,
-    width, width], or [width, width] for all heads."""
+    """The map x → (x − shift) @ matrix per KV head, for x [.., kv_heads, width].
+
+    `shift` is [kv_heads, width] or None (0); `matrix` is [kv_heads, width, width], or [width, width] for all heads.
+    """
 
     shift: Array | None
     matrix: Array
@@ -46,17 +48,16 @@ class HeadMap:
 
 
 def rotation(width: int) -> RandomOrthogonal:
-    """Return the recipe of an orthogonal matrix [width, width] that spreads every channel over all."""
+    """Return the recipe of a fixed random orthogonal matrix [width, width], which mixes all channels of a head."""
     return RandomOrthogonal(width, SEED)
 
 
 def balance(keys: Array, queries: Array) -> Array:
-    """Return T [heads, width, width] for keys and queries with the second moments `keys` and `queries` [heads, width,
-    width].
+    """Return the maps T [heads, width, width] for keys and queries with second moments [heads, width, width].
 
-    Rounding channel c of k T to steps proportional to its range costs E[(k T)²_c] E[(q T⁻ᵀ)²_c]. Where both moments are
-    the same diagonal D the sum over channels is Σ D²; a rotation that makes all entries of D equal lowers it to (Σ D)²
-    / width, the minimum.
+    Rounding channel c of k T to steps proportional to its range costs E[(k T)²_c] E[(q T⁻ᵀ)²_c]. T first makes both
+    moments the same diagonal D, with the cost Σ D² over channels; a rotation then makes all entries of D about equal,
+    which lowers the cost to (Σ D)² / width, the minimum.
     """
     matrices = []
     for key, query in zip(keys.astype(np.float64), queries.astype(np.float64), strict=True):
@@ -70,10 +71,9 @@ def balance(keys: Array, queries: Array) -> Array:
 
 
 def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Callable[[str, Array], Param]) -> None:
-    """Insert the maps of keys and values, their inverses on the queries, and on the outputs, at the attentions `nodes`
-    that read one cache.
+    """Insert the maps of keys and values, and their inverses on queries and outputs, at the attentions `nodes`.
 
-    `keep(name, array)` adds a parameter with these elements.
+    `nodes` read one cache. `keep(name, array)` adds a parameter with these elements and returns it.
     """
     first = nodes[0]
     graph, kv_heads = first.graph, int(first.attrs["kv_heads"])

@@ -1,6 +1,6 @@
-"""Attention biases over past and call: key positions are counted along the mask instead of along the call.
+"""Extend attention biases to cached keys: key positions are counted along the mask, not only the new tokens.
 
-A bias that is computed by an op with its own cache already covers all slots of that cache.
+A bias from an op with its own cache already covers all slots of that cache.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from ...edits.edit import backward_slice
 
 
 class KeyAxis:
-    """An extension of biases to the keys that `mask` [batch, total] covers; `positions` are those of the call.
+    """An extension of attention biases to all keys that `mask` [batch, total] covers, past and new.
 
-    Keys are counted by an iota over tokens, and by the operand `keys` of position biases if that is `positions`.
+    `positions` are those of the new tokens, `makers` the nodes that compute biases. An iota over tokens, and an operand
+    `keys` of a position bias that is `positions`, are replaced by a count along the mask.
     """
 
     def __init__(self, graph: Graph, mask: Value, positions: Value, makers: list[Node]) -> None:
@@ -53,11 +54,11 @@ class KeyAxis:
         return new
 
     def _reemit(self, node: Node) -> None:
-        """Emit a copy of `node` that reads extended operands, unless none of them is extended."""
+        """Emit a copy of `node` on extended operands and store its outputs in `extended`; do nothing without any."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
             if node.op is ops.iota and sizes.names(node.output.shape[0]):
-                # The mask is as long as past and call together, the tokens only as the call.
+                # The mask covers past and new tokens, the input of tokens only the new ones.
                 outs = ops.iota.emit(self.mask, axis=1)
             else:
                 for i, (operand, v) in enumerate(zip(node.op.operands, operands, strict=False)):
@@ -71,7 +72,7 @@ class KeyAxis:
             old.name, new.name = new.name, old.name
 
     def drop_unused(self) -> None:
-        """Erase the nodes that counted along the call and have no readers left."""
+        """Erase those of `makers` that have no readers left, because extended copies replaced them."""
         # Readers first: a node can be erased only after all of its readers.
         for node in reversed(self.makers):
             if not any(v.uses or v.is_output for v in node.outputs):

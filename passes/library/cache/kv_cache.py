@@ -34,19 +34,20 @@ MIXING = f"tokens may be mixed by causal attention, recurrences and convolutions
 class KvCache(Pass):
     """Give every causal self-attention a cache and every recurrence its states.
 
-    A call then continues where the last one ended: keys and values of earlier tokens are read instead of recomputed.
+    A forward pass then continues where the last one ended: it reads keys and values of earlier tokens from the cache.
+    New inputs, and the outputs that return their new contents:
 
-    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
-    i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
-    .key where values are part of the keys), per lightning index j past_index.j.key, per recurrence j past_states.j.part
-    of constant size, initially zero (part is conv, ssm, state or norm; a scan names its states and may initialize them
-    with another constant); adds the outputs present.i.key and .value, present_index.j.key, present_states.j.part.
-    Attentions without a window that read the same keys and values share one cache. States have no padding: the rows of
-    a call must be equally long. Ops that compare tokens, as some routers do, compare those of one call.
+    - attention_mask i64[batch, total]: 1 for valid tokens, past and new; position_ids i64[batch, seq] if missing.
+    - past_key_values.i.key and .value [batch, kv_heads, capacity, d] → present.i.key and .value per attention i (only
+      .key if values are part of the keys); past_index.j.key → present_index.j.key per lightning index j.
+    - past_states.j.part → present_states.j.part per recurrence j, of constant size, initially zero (part is conv, ssm,
+      state or norm; a scan names its states and may have other initial constants).
 
-    Condition: each call is passed the caches and states that the previous call on the same sequence returned; then
-    prefill and decode steps, however the sequence is cut into calls, equal one full pass over it. Only causal attention
-    and recurrences mix tokens.
+    Attentions without a window that read the same keys and values share one cache. States cannot skip padding: all
+    batch rows need equally many new tokens. Ops that compare tokens, such as some routers, compare new tokens only.
+
+    Condition: only causal attention and recurrences mix tokens, and each call is passed the caches and states that the
+    previous call on the same sequence returned. Prefill and decode steps of any lengths then equal one full pass.
 
     Source: Shazeer 2019, arXiv:1911.02150; Pope 2022, arXiv:2211.05102.
 
@@ -136,11 +137,11 @@ def run_in_chunks(
     cuts: tuple[int, ...],
     calls: dict[tuple[int, ...], _Progress] | None = None,
 ) -> dict[str, Array]:
-    """Return the outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a
-    row).
+    """Run a cached `graph` in consecutive calls of `cuts` tokens; return its outputs, concatenated along axis 1.
 
-    The caches start as noise, since slots without a token must not matter, the states at their initial values. `calls`
-    stores results by prefix of `cuts`, for other cuts of the same tokens that begin with the same calls.
+    Scalar outputs are stacked to [calls]. Caches start as noise, since slots without a token must not matter, and
+    states at their initial values. `calls` stores results by prefix of `cuts`, for reuse by other cuts of the same
+    tokens.
     """
     calls = {} if calls is None else calls
     total = sum(cuts)
@@ -164,7 +165,10 @@ def run_in_chunks(
 def _run_call(
     equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Progress
 ) -> _Progress:
-    """Return the progress after `before` and a call with the tokens start:stop of `span` = (start, stop, total)."""
+    """Continue from `before` with a call on tokens start:stop; return its states and all outputs so far.
+
+    `span` is (start, stop, total).
+    """
     (start, stop, total), (past, outputs), batch = span, before, SIZES["batch"]
     positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
     call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}
@@ -181,19 +185,19 @@ def _run_call(
 
 
 def _join_calls(parts: tuple[Array, ...]) -> Array:
-    """Concatenate the results of calls; scalars, such as losses, give one entry per call."""
+    """Return the results of calls concatenated along axis 1; of several scalars, such as losses, an array [calls]."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)
 
 
 def cap_positions(graph: Graph, tokens: int) -> int:
-    """Return `tokens`, at most the number of positions that the graph supports."""
+    """Return min(tokens, max_positions), or `tokens` if the metadata of `graph` has no max_positions."""
     return min(tokens, graph.meta.get("max_positions") or tokens)
 
 
 def _cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
-    """Return the ways to cut `total` tokens, at most six, into calls that the check of `graph` tries."""
+    """Return the ways, tuples of lengths, to cut `total` (at most 6) tokens into calls in the check of `graph`."""
     tokens = token_axes(graph)
     if tokens is not None and _list_comparing(graph, tokens):
         return [(total,)]
@@ -214,13 +218,13 @@ def _compositions(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _bias_makers(graph: Graph) -> list[Node]:
-    """Return the nodes that compute biases of causal attentions."""
+    """Return the nodes of `graph`, in order, that compute biases of causal attentions."""
     causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
     return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 
 
 def _list_comparing(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes that may compare the tokens of a call: routers, and nodes that depend on positions only."""
+    """Return the nodes that may compare new tokens with each other: routers that do, and nodes that mix positions."""
     makers, comparing = _bias_makers(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
@@ -256,7 +260,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
 
 
 def _check_causal(graph: Graph, tokens: Tokens) -> None:
-    """Check that no attention lets a token see later ones.
+    """Check that no node with the attribute causal=false mixes the tokens of `graph`.
 
     Raises:
         WeftError: if one does.
@@ -270,7 +274,11 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
 
 
 def _total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
-    """Return the input attention_mask over past and call, added or widened."""
+    """Return the input attention_mask i64 [batch, total] over past and new tokens; add it, or widen an existing one.
+
+    Raises:
+        WeftError: if attentions use another mask, or other nodes read this one.
+    """
     wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:

@@ -22,13 +22,13 @@ SCOPE = "last_token"
 
 @dataclass(frozen=True)
 class LastTokenLogits(Pass):
-    """Compute logits [batch, 1, vocab] of the last valid token of each row instead of all tokens.
+    """Compute logits [batch, 1, vocab] of the last valid token of each batch row instead of all tokens.
 
-    The nodes after the last op that mixes tokens — the rest of the last layer, the final norm, the head — then compute
-    one row per sequence: of a prompt only the last logits choose a token. The last valid token of row b is
-    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Needs kv-cache before it.
+    Decoding uses only these logits of a prompt. The nodes after the last op that mixes tokens (the rest of the last
+    layer, the final norm, the head) then compute one token per batch row. The last valid token of batch row b is
+    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Run kv-cache before.
 
-    Condition: the logits of other tokens are not needed; those of the last equal that row of the full logits.
+    Condition: the logits of other tokens are not needed; those of the last valid token are unchanged.
 
     Source: logits_to_keep of transformers, and llama_batch of llama.cpp.
 
@@ -96,7 +96,7 @@ class LastTokenLogits(Pass):
 
 
 def _list_narrowable(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes, in order, that work token by token and that only the logits depend on."""
+    """Return the nodes, in graph order, that treat tokens independently and that only the output logits depends on."""
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
@@ -109,12 +109,12 @@ def _list_narrowable(graph: Graph, tokens: Tokens) -> list[Node]:
 
 
 def _one_token(attr: Any, tokens: Tokens) -> Any:
-    """Return `attr` with one token if it is a shape [batch, seq, ...], otherwise unchanged."""
+    """Return the attribute value `attr` as (batch, 1, ...) if it is a shape (batch, seq, ...), else unchanged."""
     return (attr[0], 1, *attr[2:]) if isinstance(attr, tuple) and attr[:2] == tokens else attr
 
 
 class _Rows:
-    """The rows of the last valid token; `gathered` maps values to their rows."""
+    """Gathers of the last valid token of values [batch, seq, ...]; `gathered` maps a value to its [batch, 1, ...]."""
 
     def __init__(self, graph: Graph, tokens: Tokens, first: Node) -> None:
         self.graph = graph
@@ -143,7 +143,7 @@ class _Rows:
         self._rescope(self.gathered[value], value, self.index)
 
     def _rescope(self, value: Value, *known: Value) -> None:
-        """Move the nodes that compute `value` from the values `known` to the scope of this pass."""
+        """Move the nodes that compute `value` from the values `known` to the scope ``last_token``; rename outputs."""
         for node in backward_slice([value], known):
             for v in node.outputs:
                 v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")

@@ -33,23 +33,23 @@ LEAST_TOKENS = 128  # fewer calibration tokens than that do not predict the rang
 class QuantizeCache(Pass):
     """Keep keys and values of causal self-attentions as integers of `bits` bits, 8 or 4.
 
-    An element of a cache is then scale · code, the code the nearest of −2^{bits−1} … 2^{bits−1} − 1. Attention also
-    reads scale · code for the tokens of the call, so that the result does not depend on how a sequence is cut into
-    calls. Scales are constant, in f32: one per channel of a KV head, with per=head one per KV head, with per=tensor one
-    for all keys and one for all values of a layer. Latent caches have the scales of their single head.
+    An element of a cache is then scale · code, with the nearest code from −2^{bits−1} to 2^{bits−1} − 1. Attention also
+    reads scale · code for new tokens, so that results are independent of the cuts of a sequence into calls. Scales are
+    constant f32: one per channel of a KV head (per=channel), one per KV head (per=head), or one for all keys and one
+    for all values of a layer (per=tensor). A latent cache counts as one head.
 
     Scales are fitted to the keys and values that attentions store for calibration sequences, and to the keys rotated to
-    positions all over the context. With 8 bits codes reach a tenth beyond the largest magnitude. With 4 bits they reach
-    as far as minimizes the squared errors, weighted by their effect on the outputs for the queries of the calibration
+    positions all over the context. With 8 bits, the largest code is 1.1 times the largest magnitude. With 4 bits, the
+    range minimizes the squared errors, weighted by their effect on the outputs for the queries of the calibration
     sequences. `calibration` is a text file or token ids (.npy, .json), by default a mixture of prose, code and
-    languages that comes with weft; `tokens` tokens from all over it are read. Without a tokenizer random tokens are
-    used.
+    languages that comes with weft; about `tokens` tokens are sampled evenly from it. Without a tokenizer and a file,
+    random tokens are used.
 
-    With 4 bits keys k are stored as (k − c) T and met by queries q T⁻ᵀ, where T spreads large channels of keys and
-    queries over all channels of a head, and values v as (v − c) R, R orthogonal, so that outputs are rotated back. The
-    first token of a sequence, which draws much attention, is then exactly representable. These maps are exact; they are
-    inserted between RoPE and attention and cost a few products of head size per token. With attention sinks there is no
-    c, with soft caps none for keys; latent caches have no maps.
+    With 4 bits, keys k are stored as (k − c) T and multiplied by queries q T⁻ᵀ, where T spreads large channels of keys
+    and queries over all channels of a head. Values v are stored as (v − c) R with R orthogonal; Rᵀ and c are applied to
+    the outputs. With c, the first token of a sequence, which draws much attention, is exactly representable. These maps
+    are exact, inserted between RoPE and attention, and cost four products of head size per token. Attention sinks
+    exclude c, soft caps exclude c of keys; latent caches have no maps.
 
     Weights and the rest of the graph are unchanged. Run passes that change heads before.
 
@@ -122,7 +122,7 @@ class QuantizeCache(Pass):
                 trace.fired(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
 
     def _refusal(self, node: Node) -> str | None:
-        """Return the reason why the cache of `node` cannot be quantized; None if it can."""
+        """Return a reason (str) why the cache of `node` cannot be quantized; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
@@ -167,7 +167,7 @@ class QuantizeCache(Pass):
 
 
 def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
-    """Return a copy of `graph` with unquantized caches, except at the attentions with the outputs `unchanged`."""
+    """Return a copy of `graph` with unquantized caches, except for attentions whose output name is in `unchanged`."""
     copy = graph.clone()
     for node in _list_quantized(copy):
         if node.output.name in unchanged:
@@ -180,14 +180,16 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
 
 
 def _added_maps(graph: Graph, before: Graph) -> list[str]:
-    """Return the tensors of the maps that were added to `graph` since `before`."""
+    """Return the tensor names of the map matrices and shifts that `graph` has in addition to `before`."""
     added = (param.recipe for name, param in graph.params.items() if name not in before.params)
     return [recipe.key for recipe in added if isinstance(recipe, Source)]
 
 
 def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] | None = None) -> Param:
-    """Add a parameter `name` with the elements `array` in the scope of `node`: a weight of its dtype, or with `scales`
-    a recipe of scales in f32."""
+    """Add a parameter `name` with the elements `array` in the scope of `node`, and return it.
+
+    It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales.
+    """
     graph = node.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
     place = f"{node.scope}.{name}" if node.scope else name
@@ -207,13 +209,13 @@ def _scale_values(node: Node, name: str) -> Array | None:
 
 
 def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:
-    """Reshape `scales` to broadcast with a cache [batch, kv_heads, slots, width]."""
+    """Return `scales`, without None, reshaped to broadcast with a cache [batch, kv_heads, slots, width]."""
     shape = 1, node.attrs["kv_heads"], 1, -1
     return [scale if scale.size == 1 else scale.reshape(shape) for scale in scales if scale is not None]
 
 
 def _round_reference(scales: list[Array | None], within: tuple[int, int]) -> Callable[..., Any]:
-    """Return the reference of attention on keys and values rounded to codes `within` = (least, largest)."""
+    """Return a reference of attention that rounds keys and values by `scales` to codes `within` = (least, largest)."""
 
     def meaning(q: Array, *operands: Array | None, **attrs: Any) -> Any:
         rounded = [

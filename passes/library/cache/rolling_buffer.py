@@ -1,4 +1,4 @@
-"""Rolling buffers: caches of attentions with a window that hold only the keys of the window; and their inverse."""
+"""Rolling buffers: caches that hold only the keys in the window of their attention; and their inverse."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _LONGEST_TRIAL = 40  # tokens; for wider windows only sequences within the windo
 
 @dataclass(frozen=True)
 class RollingBuffer(Pass):
-    """Let the caches of attentions with a window hold only its keys.
+    """Limit the caches of attentions with a window to the keys in the window.
 
-    The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
-    p mod that size and replaces one that has left the window. Where the first keys stay visible (sinks of
-    sliding-window), they have slots of their own before the rolling ones. Caches are unchanged where that size is at
-    least `length`, the longest sequence (the model's context if None). `slack` is spare room, with which ONNX Runtime's
-    kernel moves old keys out less often.
+    The capacity axis of past_key_values.i.key and .value becomes F + window + `slack`, F the keep_first of
+    sliding-window. The key of position p ≥ F is stored in slot F + (p − F) mod (window + slack) and replaces one that
+    has left the window. A cache stays unchanged if its new capacity is at least `length`, the longest sequence (None:
+    the model's context). With `slack`, ONNX Runtime's kernel moves old keys out less often.
 
-    Condition: each row of a call continues where its last call ended. kv-cache has run before.
+    Condition: each batch row continues where its last call ended. Run kv-cache before.
 
     Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
@@ -83,12 +82,12 @@ class RollingBuffer(Pass):
 
 @dataclass(frozen=True)
 class FullCaches(Pass):
-    """Let rolling caches keep the keys of the whole sequence, as caches of other attentions do.
+    """Extend rolling caches to the keys of the full sequence: the inverse of rolling-buffer.
 
-    The capacity axis of past_key_values.i.key and .value becomes the symbol capacity again. onnxruntime-genai runs
-    rolling caches only for prompts of equal length, and sequences of at least their size.
+    The capacity axis of past_key_values.i.key and .value becomes the symbol capacity again. onnxruntime-genai supports
+    rolling caches only for prompts of equal length that have at least as many tokens as the cache.
 
-    Condition: each row of a call continues where its last call ended.
+    Condition: each batch row continues where its last call ended.
 
     Source: onnxruntime-genai, docs of the sliding_window section of genai_config.json.
 
@@ -131,7 +130,7 @@ class FullCaches(Pass):
 
 
 def is_rolling(node: Node) -> bool:
-    """Return whether the cache of `node` rolls."""
+    """Return whether `node` is an attention with a rolling cache."""
     return bool(node.attrs.get("rolling"))
 
 
@@ -147,7 +146,10 @@ def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence
 
 
 def _capacity(node: Node, slack: int) -> int | None:
-    """Return the number of keys that a rolling cache of `node` must hold; None if the cache cannot roll."""
+    """Return keep_first + window + `slack`, the capacity of a rolling cache of the attention `node`.
+
+    Return None if it has no window, rolls already, or shares its cache.
+    """
     window, first = node.attrs["window"], node.attrs["keep_first"]
     # A cache that another node also reads must keep all its keys.
     unshared = all(len(past.uses) == 1 for past in _pasts(node))
@@ -155,7 +157,7 @@ def _capacity(node: Node, slack: int) -> int | None:
 
 
 def _pasts(node: Node) -> list[Value]:
-    """Return the past caches that `node` reads."""
+    """Return the operands of `node` that are past caches."""
     return [past for spec in caches(node) if (past := node.operand(spec.taken)) is not None]
 
 

@@ -96,15 +96,15 @@ class Cast(Pass):
 
 
 def _stays_f32(node: Node, operand: int) -> bool:
-    """Return whether `operand` of `node` stays f32: rotary frequencies, scales of caches, sums over all tokens."""
+    """Return whether operand number `operand` of `node` stays f32: rotary frequencies, cache scales, state sums."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
     return frequencies or codes or operand in sum_operands(node)
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:
-    """Return the values that stay f32: frequencies of rope, sums over all tokens, floats cast from integers, and values
-    computed elementwise from only those and parameters, with these parameters.
+    """Return the values that stay f32: operands of `_stays_f32`, floats computed from integers, and values computed
+    from such values and parameters by elementwise ops and moves, including these parameters.
     """
     wide: set[Value] = set()
     for node in graph.nodes:

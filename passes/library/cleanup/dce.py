@@ -16,7 +16,7 @@ class Dce(Pass):
 
     Graph inputs stay: they are the interface.
 
-    Condition: no output depends on a removed node, directly or through others.
+    Condition: no output depends on a removed node, directly or through other nodes.
 
     Source: Aho, Lam, Sethi and Ullman, Compilers, second edition (2006), 9.1.
 

@@ -1,4 +1,4 @@
-"""A norm made redundant by a later norm."""
+"""Removal of norms that later norms make redundant."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...edits.edit import erase_unread, replace_uses
 class DropDoubleNorm(Pass):
     """Remove an RMSNorm whose result is only used through a later norm: norm(W · rms(x)) → norm(W x).
 
-    RMSNorm multiplies a row by a scalar; bias-free linears, splits into heads and rotations pass it on, and a norm with
-    ε = 0 divides by it again. With ε > 0 the result changes, since ε is then added to rows of another size: the error
-    is about ε/2 times the change of 1/mean(y²), y the rows before the second norm.
+    RMSNorm multiplies a row (the features of a token) by a scalar; bias-free linears, splits into heads and rotations
+    keep this factor, and a norm with ε = 0 divides by it. With ε > 0 the result would change, since ε is added to rows
+    of another magnitude: the relative error is about ε/2 times the change of 1/mean(y²), y the input of the later norm.
 
     Condition: all paths from the norm lead, through linear maps of single rows without biases, to RMSNorms or
     LayerNorms of ε = 0; the norm has no weight (run fold-norm-scale before).
@@ -68,7 +68,8 @@ class DropDoubleNorm(Pass):
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
-    """Return the norms that the scale of `norm` reaches through linear maps of single rows, and its other readers."""
+    """Return the norms that the scale of `norm` reaches through linear maps of single rows, and its other readers (as
+    descriptions)."""
     lead = norm.output.shape[:-1]
     seconds: list[Node] = []
     other_readers: list[str] = []
@@ -87,7 +88,7 @@ def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
 
 
 def _is_homogeneous(node: Node, lead: tuple[object, ...]) -> bool:
-    """Return whether scaling a row (of leading axes `lead`) scales the result of `node` equally."""
+    """Return whether scaling a row of the input (an index of the axes `lead`) scales that row of the output equally."""
     if not all(len(v.shape) > len(lead) and v.shape[: len(lead)] == lead for v in node.outputs):
         return False
     match node.op:

@@ -24,10 +24,10 @@ Shape = tuple[int, ...]
 class FoldConstants(Pass):
     """Replace nodes whose operands are all parameters, and iotas of fixed length, by parameters.
 
-    Weights are never computed here: their transposes, reshapes, slices, concatenations, scales, sums and elementwise
-    maps become recipes, and other nodes stay. Constants that do not depend on weights are computed by the references if
-    they have at most `limit` elements. Without `weights` only those are folded, so that the parameters that are trained
-    stay those of the architecture.
+    Weights are not evaluated: their transposes, reshapes, slices, concatenations, scales, sums and elementwise maps
+    become recipes, and other nodes stay. Constants that do not depend on weights are computed by the ops' references if
+    operands and results have at most `limit` elements. With weights=false, only constants are folded, so that the
+    trained parameters stay those of the architecture.
 
     Condition: every operand is a parameter, and the shape of the result is fixed.
 
@@ -81,7 +81,7 @@ class FoldConstants(Pass):
             erase_unread(graph, [node])
 
     def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
-        """Return the outputs as literals if they are small and no weight enters, else []."""
+        """Return the outputs as literals; [] if a tensor has more than `limit` elements or an operand is a weight."""
         sizes = [*shapes, *(_concrete_shape(p) for p in operands)]
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
@@ -90,7 +90,7 @@ class FoldConstants(Pass):
 
 
 def _is_named(value: Value) -> bool:
-    """Return whether the author named `value`, by default named after its op."""
+    """Return whether the name of `value` is not the default, the name of its op with or without a number."""
     assert value.producer is not None
     return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
@@ -100,7 +100,10 @@ def _concrete_shape(param: Param) -> Shape:
 
 
 def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
-    """Return recipes of the outputs of `node` (the first of `shape`) over those of its operands; [] if it has none."""
+    """Return recipes of the outputs of `node`, in terms of its operands' recipes; [] if there is no rule for the op.
+
+    `shape` is that of the first output.
+    """
     build = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
     recipes = build(node, operands, shape) if build else None
     return [] if recipes is None else recipes if isinstance(recipes, list) else [recipes]
@@ -148,7 +151,7 @@ def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
-    """Return a tensor scaled by a vector along one of its axes, as when a norm's weight is folded into a matrix."""
+    """Return the product as a tensor scaled by a vector along one axis; None if no operand has only one long axis."""
     for tensor, vector_param in (operands, operands[::-1]):
         factor, dims = vector_param.recipe, _concrete_shape(vector_param)
         if _concrete_shape(tensor) != shape or len(dims) > len(shape):

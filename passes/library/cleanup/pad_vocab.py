@@ -69,8 +69,7 @@ class PadVocab(Pass):
 
 
 def _head(graph: Graph) -> Node | None:
-    """Return the linear that computes the logits, up to elementwise ops and slices after it; None if another op
-    does."""
+    """Return the linear that computes the logits, before any elementwise ops and slices; None if another op does."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
     while node is not None and node.op is not ops.linear:
@@ -81,7 +80,7 @@ def _head(graph: Graph) -> Node | None:
 
 
 def _pad(head: Node, weight: Param, extra: int) -> None:
-    """Append `extra` zero rows to `head` and to token embeddings with the same number of rows."""
+    """Append `extra` zero rows to the parameters of `head`, and to token embeddings with the same number of rows."""
     graph, vocab = head.graph, head.output.width
     tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
     params = dict.fromkeys(

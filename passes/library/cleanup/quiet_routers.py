@@ -23,9 +23,9 @@ def noise_inputs(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class QuietRouters(Pass):
-    """Route by the logits alone where noise is added to them, which only helps training.
+    """Remove the noise that is added to the logits of routers, which only helps training.
 
-    Removes the inputs router_noise.i and the nodes that depend on them: logits + noise ⊙ spread → logits.
+    The inputs router_noise.i and the nodes that depend on them are removed: logits + noise ⊙ spread → logits.
 
     Condition: all noise is zero.
 

@@ -92,7 +92,7 @@ class FuseEmbedding(Pass):
 
 
 def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
-    """Merge equal rotary_angles into one node outside of all layers, and return those nodes."""
+    """Merge rotary_angles with equal operands and amplitudes, move the remaining nodes to scope "", and return them."""
     firsts: dict[object, Node] = {}
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
         first = firsts.setdefault((*node.inputs, node.attrs["amplitude"]), node)

@@ -20,13 +20,13 @@ SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "patte
 
 
 def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
-    """Return a pattern of causal self-attention without a mask."""
+    """Return a pattern of causal attention on the patterns q, k and v, without a mask; `attrs` adds attributes."""
     named = capture(*SCORES) | attrs
     return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **named)
 
 
 def _rebuild_attention(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
-    """Emit the attention of `match` on other queries, keys and values."""
+    """Emit the attention of `match` on the new operands q, k and v, and return its output."""
     named = pick(match, *SCORES) | attrs
     return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **named)
 
@@ -142,12 +142,12 @@ class FuseQkv(Pass):
 
 
 def _any_shape(y: Value) -> Value:
-    """Return a pattern of `y`, perhaps reshaped."""
+    """Return a pattern that matches `y` or a reshape of it."""
     return either(ops.reshape(y, shape=ANY()), y)
 
 
 def _latent_attention() -> tuple[Value, Value]:
-    """Return a pattern of attention to latents, whose queries have absorbed the weights that map latents to keys."""
+    """Return a pattern of attention to latents, with W_UKᵀ applied to the queries: its output and its key."""
     plain, rotary = ops.split.emit(_any_shape(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
     up = ops.head_linear(_any_shape(plain), value("weight"), heads=ANY("heads"), inverse=True)
     q = ops.concat(_any_shape(up), _any_shape(_rotation(_any_shape(rotary), "q_")), axis=ANY())

@@ -23,7 +23,7 @@ Maybe = Value | None
 
 
 def gain(name: str) -> Value:
-    """Return a variable for the weight or bias of a norm, a parameter or absent; kernels take it from a module."""
+    """Return a variable `name` for the weight or bias of a norm, which must be a parameter or absent."""
     return param(name, optional=True)
 
 
@@ -45,10 +45,9 @@ NORM = "norm_weight", "norm_bias", "kind", "eps"
 
 
 def pack_weights(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Maybe] | Refusal:
-    """Pack `weights`, and `biases` if there are any, of modules with one parent, so that they can share memory.
+    """Emit packs of `weights`, and of `biases` if there are any; return both (bias None without), or a Refusal.
 
-    Returns:
-        The packed weight and bias, or why there are none.
+    They must be parameters of modules with one parent, all with a bias or none, in one dtype and layout.
     """
     if reason := packing_obstacle(weights, biases):
         return Refusal(reason)
@@ -189,7 +188,7 @@ def _fuse_residual(**match: Any) -> Value | Refusal:
 
 
 def terms(total: Value) -> list[Value]:
-    """Return the terms [batch, seq, width] of the sum `total`, also those of inner sums that nothing else reads."""
+    """Return the terms [batch, seq, width] of the sum `total`; inner sums with one reader are split into terms."""
     node = total.producer
     if node is None or node.op is not ops.add or any(v is None or v.shape != total.shape for v in node.inputs):
         return [total]
@@ -198,7 +197,10 @@ def terms(total: Value) -> list[Value]:
 
 
 def reorder_sums(graph: Graph, trace: Trace) -> None:
-    """Reorder sums: first values in memory, then mixtures of experts, then products, which add the sum so far."""
+    """Reorder the terms of sums in place: values in memory, then mixtures of experts, then products.
+
+    Each mixture or product kernel can then add the sum before it.
+    """
     for node in graph.nodes:
         total = node.output
         if node.op is not ops.add or len(total.shape) != 3:
@@ -223,7 +225,7 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
 
 
 def _is_chain(total: Value, ordered: list[Value]) -> bool:
-    """Return whether `total` adds up `ordered` one after the other."""
+    """Return whether `total` is ((t0 + t1) + t2) + … of the terms `ordered`."""
     *first_terms, last = ordered
     if not first_terms:
         return total is last
@@ -233,9 +235,9 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
 
 
 def _rank(term: Value) -> int:
-    """Return the place of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
+    """Return the rank of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
 
-    Norms and factors after a mixture or a product do not count.
+    A norm or scale after a mixture or product does not change the rank.
     """
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
         if node.op is ops.mixture:

@@ -26,7 +26,7 @@ def _rate() -> Value:
 
 
 def _softplus(*inner: Value) -> Value:
-    """Return a pattern of softplus(`inner`), softplus(step size + bias) or softplus(step size), tried in this order."""
+    """Return a pattern of softplus of: one of `inner`, else delta + bias, else delta (the step size)."""
     return ops.softplus(either(*inner, ops.add(value("delta"), param("bias")), value("delta")))
 
 
@@ -77,7 +77,7 @@ def _gated_norm(op: Op, units: bool) -> Value:
 
 
 def _step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
-    """Return the step size for a fused op, with attributes for its bias and softplus."""
+    """Return the step size for a fused op and its arguments bias and softplus; a Refusal if the bias does not fit."""
     if "step" in match:
         return match["step"], {}
     delta, bias, weight = match["delta"], match.get("bias"), match.get("weight")

@@ -64,7 +64,7 @@ class DropKBias(Pass):
 
 
 def _key_bias_effect(node: Node, k: Branch) -> str | None:
-    """Return the reason why a key bias changes the result of the attention `node`; None if it does not."""
+    """Return a reason (str) why the bias of keys changes the result of the attention `node`; None if it does not."""
     if node.operand("past_k") is not None:
         return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
     if node.operand("v") is None:
@@ -85,14 +85,13 @@ def _key_bias_effect(node: Node, k: Branch) -> str | None:
 class VBiasToOBias(Pass):
     """Move the bias of the values into the bias of the output projection.
 
-    The weights of a row of attention sum to 1: Σ α (v + b) = Σ α v + b. So W_o (y + b) + b_o is W_o y + b', with
+    The attention weights α of a query sum to 1: Σ α (v + b) = Σ α v + b. So W_o (y + b) + b_o is W_o y + b', with
     b' = W_o b + b_o, b repeated for the query heads of a group. A packed linear keeps its other biases.
 
-    Condition: every query sees a key; a row without visible keys is 0, not b. A query of self-attention sees its own
-    token under any window or pattern, and full attention sees all valid tokens of its sequence, even if padded: a batch
-    must not contain an empty sequence. Refused with sinks (rows sum to less than 1), where a mask is combined with
-    causality, a window or a pattern (rows of padding may see nothing), under a bias that may be −∞, where anything but
-    a linear reads the result, and where caches store the values.
+    Condition: every query sees a key, since the output without visible keys is 0, not b. In self-attention a query sees
+    its own token under any window or pattern; in full attention it sees all valid tokens, so no sequence of a batch may
+    be empty. Refused with sinks (weights sum to less than 1), a mask combined with causality, a window or a pattern
+    (padding may see no key), a bias that may be −∞, a reader of the result other than one linear, and caches of values.
 
     Source: Vaswani 2017, Attention Is All You Need; linearity.
 
@@ -138,7 +137,7 @@ class VBiasToOBias(Pass):
 
 
 def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
-    """Return the reason why weights of `node` may not sum to 1, or not apply to the bias of `v`; None if they do."""
+    """Return a reason (str) why the bias of `v` cannot move past the attention `node`; None if it can."""
     if node.operand("past_v") is not None:
         return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
     if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
@@ -159,7 +158,7 @@ def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
 
 
 def _finite(bias: Value) -> bool:
-    """Return whether `bias` is finite: a parameter, or a function of distances."""
+    """Return whether `bias` is surely finite: a parameter that is not a literal or fill, or a bias by distance."""
     if isinstance(bias, Param):
         # These two recipes can contain −∞, as masks do.
         return not bias.recipe.has(Literal, Full)
@@ -181,7 +180,7 @@ def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
 
 
 def _nonzero_bias(branch: Branch) -> Param | None:
-    """Return the bias of `branch`; None if it has none or its part is 0."""
+    """Return the bias of the linear of `branch`; None if it has none, or if its rows for the branch are 0."""
     if branch.bias is None:
         return None
     part = slice_rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
@@ -189,7 +188,7 @@ def _nonzero_bias(branch: Branch) -> Param | None:
 
 
 def _drop_bias(branch: Branch) -> None:
-    """Zero the part of `branch` in the bias of its linear, or drop a bias that is then 0."""
+    """Set the rows of `branch` in the bias of its linear to zero; drop the bias if all rows are then zero."""
     linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
     assert bias is not None
     reader, count = linear.graph.reader, int(bias.shape[0])

@@ -18,7 +18,7 @@ from ...edits.edit import derive_param, drop_params, only_params, replace_param,
 
 @dataclass(frozen=True)
 class Chain:
-    """A linear map weight x + bias, computed by `nodes`: linears and scalar multiplications, last one first."""
+    """The linear map weight @ x + bias that `nodes` (linears and scalar multiplications, last first) compute."""
 
     x: Value
     weight: Recipe
@@ -31,7 +31,7 @@ class Chain:
 
     @property
     def work(self) -> int:
-        """Return the multiplications per row."""
+        """The multiplications per token of the linears in `nodes`."""
         return sum(n.output.width * x.width for n in self.linears if (x := n.inputs[0]) is not None)
 
 
@@ -82,7 +82,7 @@ class CollapseLinears(Pass):
                 self._merge_table(last, trace)
 
     def _merge_sum(self, node: Node, trace: Trace) -> None:
-        """Replace `node`, a sum of linear maps of the same value, by one linear."""
+        """Replace the add `node` by one linear if its operands are linear maps of one value and this costs no more."""
         sides = _matching_chains(node)
         if sides is None:
             return
@@ -101,7 +101,8 @@ class CollapseLinears(Pass):
         _replace_chain(total, base)
 
     def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
-        """Merge `outer` with the linear before it; return the merged linear, or None if there is none to merge."""
+        """Merge the linear `outer` with the linear before it and return the result; None if there is none, or if the
+        product would cost more."""
         chains = list(_chains(outer.output, None))
         if len(chains) < 2:
             x = outer.inputs[0]
@@ -120,7 +121,7 @@ class CollapseLinears(Pass):
         return _replace_chain(chain, outer)
 
     def _merge_table(self, outer: Node, trace: Trace) -> None:
-        """Replace `outer`, a linear of embedding rows, by an embedding whose table it was applied to."""
+        """Replace `outer`, if it is the only reader of an embedding, by an embedding of the table mapped by `outer`."""
         (chain, *_), rows = [*_chains(outer.output, None), None], outer.inputs[0]
         lookup = None if rows is None else rows.producer
         table = lookup.inputs[1] if lookup is not None and lookup.op is ops.embedding else None
@@ -150,7 +151,10 @@ class CollapseLinears(Pass):
 
 
 def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
-    """Yield `value`, which only `reader` reads, as a linear map of the input one linear back, two linears back …"""
+    """Yield `value` as linear maps of earlier values: of the input of the last linear, of the linear before that, ….
+
+    Only `reader` (None: anything) may read `value`, and inner values have a single reader.
+    """
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
@@ -179,8 +183,10 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
 
 def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
-    """Return both summands of `node` as linear maps of their nearest common value, or None without one. A piece of a
-    packed linear is first unpacked."""
+    """Return both summands of the add `node` as linear maps of their nearest common value; None without one.
+
+    A summand that is a piece of a packed linear is first unpacked.
+    """
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None
@@ -196,7 +202,7 @@ def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
 
 
 def _replace_chain(chain: Chain, base: Node) -> Node:
-    """Replace the nodes of `chain` by one linear, its parameters named after those of `base`, and return it."""
+    """Replace the nodes of `chain` by one linear, with parameters named after those of the linear `base`; return it."""
     last, graph = chain.nodes[0], base.graph
     weight = base.inputs[1]
     assert isinstance(weight, Param)

@@ -15,7 +15,7 @@ from ...edits.edit import derive_param, erase_unread, only_params, replace_param
 
 @dataclass(frozen=True)
 class FoldEmbeddingNorm(Pass):
-    """Normalize the rows of an embedding table once instead of every row that is looked up.
+    """Normalize the rows of an embedding table once, by recipe, instead of every looked-up row.
 
     norm(E[i]) = norm(E)[i]: the norm right after the embedding of Bloom, with weight and bias, is applied to the table.
     With `untie` a table that is also the head's weight is copied.
@@ -79,7 +79,7 @@ class FoldEmbeddingNorm(Pass):
 
 
 def _fold(norm: Node, lookup: Node) -> None:
-    """Apply `norm`, the only reader of `lookup`, to the table instead of its result."""
+    """Apply `norm`, the only reader of the embedding `lookup`, to its table instead of its result, in place."""
     table = lookup.inputs[1]
     assert isinstance(table, Param)
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])

@@ -16,14 +16,14 @@ from ...edits.edit import drop_params, only_params, rebuild_node
 
 @dataclass(frozen=True)
 class Site:
-    """A norm whose result only linears and experts read, with these readers."""
+    """A norm and its `readers`: only linears and experts read its result, directly or after moves of rows."""
 
     norm: Node
     readers: tuple[Node, ...]
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """Return the norm's weight and bias, which all readers of a shared weight must have in common."""
+        """The norm's weight and bias; sites whose readers share a weight must have equal keys."""
         return self.norm.operand("weight"), _bias(self.norm)
 
 
@@ -32,7 +32,7 @@ def _bias(norm: Node) -> Value | None:
 
 
 def site(norm: Node) -> Site | str:
-    """Return `norm` with its readers, or the reason why they cannot absorb its weight and bias."""
+    """Return `norm` with its readers; a reason (str) if they cannot absorb its weight and bias."""
     readers = find_readers(norm.output)
     if isinstance(readers, str):
         return readers
@@ -53,10 +53,10 @@ def find_sites(
     untie: bool,
     needed: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
-    """Collect the sites that `find` returns for the norms of `graph`; its reasons become refusals of pass `name`.
+    """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
 
-    Unless `untie`, sites that need to change a weight (`needed`) which other nodes also read are refused, since the
-    change would copy it. Sites with equal norm weights may share it, as those of shared layers do.
+    Unless `untie`, a site with needed(site) is refused if nodes outside the sites also read a weight of its readers,
+    since changing this weight would copy it. Sites with equal keys may share weights, as in shared layers.
     """
     by_norm: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
@@ -89,7 +89,7 @@ def _sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
 
 
 def fold(s: Site) -> Site:
-    """Fold the weight and bias of the norm of `s` into its readers, by recipe, and return the new site."""
+    """Fold the weight and bias of the norm of `s` into its readers, by recipe; return the site of the new nodes."""
     weight, bias = s.key
     if weight is None and bias is None:
         return s
@@ -103,7 +103,7 @@ def fold(s: Site) -> Site:
 
 @dataclass(frozen=True)
 class FoldNormScale(Pass):
-    """Fold the weight g and bias β of norms into every linear that reads them.
+    """Fold the weight g and bias β of norms into every linear that reads their results.
 
     W (g ⊙ x̂ + β) + b = (W diag g) x̂ + (b + W β): RMSNorm and LayerNorm then have no parameters, also where they are
     fused with the residual addition. Routers and the up and gate projections of experts count as linears; slices and

@@ -26,7 +26,7 @@ from .scaling import (
 
 @dataclass
 class _Plan:
-    """The nodes `sites` that multiply by `factor`, and the `edits` of weights that replace them."""
+    """A plan to remove the multiplications by `factor` at the nodes `sites`, by the `edits` of weights instead."""
 
     sites: list[Node]
     factor: Factor
@@ -93,7 +93,10 @@ class FoldScale(Pass):
             trace.refuse(self.name, at, why)
 
     def _accept(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
-        """Return plans without common nodes that scale each weight for all of its readers."""
+        """Return plans that share no nodes and, unless `untie`, scale each weight for all of its readers.
+
+        Reasons against other plans are added to `refused`, by the name of the value.
+        """
         order, used, plans = execution_order(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_plans(graph, order, refused)):
             _compensate(plan, order)
@@ -117,7 +120,7 @@ class FoldScale(Pass):
 
 
 def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> Iterator[_Plan]:
-    """Yield a plan for each factor of the graph: the edits that move it into weights."""
+    """Yield a plan for each factor in `graph`; reasons against factors without one go to `refused`, by value name."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str
@@ -142,14 +145,17 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
 
 
 def _score_scale(attention: Node) -> float:
-    """Return the factor of the scores of `attention`."""
+    """Return the factor of the scores of `attention`: its scale, by default 1/√head_dim."""
     scale, q = attention.attrs["scale"], attention.inputs[0]
     assert q is not None
     return float(1 / math.sqrt(q.width // attention.attrs["heads"]) if scale is None else scale)
 
 
 def _find_product(node: Node) -> tuple[int, Factor] | None:
-    """Return the operand index that `node` multiplies, and its factor, a number or a vector as wide as the result."""
+    """Return (index of the multiplied operand, factor) if `node` multiplies by a constant number or vector, else None.
+
+    A vector is a recipe as wide as the result.
+    """
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
         return None
@@ -168,7 +174,7 @@ def _find_product(node: Node) -> tuple[int, Factor] | None:
 
 
 def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
-    """Return the edits of the down projections that `route` weighs, or the reason why there are none."""
+    """Return the edits that multiply the down projections of the experts of `route`; a reason (str) if impossible."""
     edits, values = list[Edit](), [route.output]
     while values:
         value = values.pop()
@@ -188,7 +194,7 @@ def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
 
 
 def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
-    """Return `plans` with the plans of embeddings of one table merged."""
+    """Return `plans`, with those that scale the same embedding table equally merged into one."""
     by_table: dict[object, _Plan] = {}
     for plan in plans:
         table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
@@ -202,7 +208,7 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
 
 
 def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Add edits to `plan` that divide the input of linears whose weights are tied to a scaled table, where possible."""
+    """Add edits to `plan` that divide the inputs of linears whose weight is a scaled table, if weights absorb this."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
@@ -212,7 +218,7 @@ def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
 
 
 def _remove(site: Node) -> None:
-    """Remove the multiplication itself from `site`."""
+    """Remove the multiplication of `site`: replace a product by its operand, or set scale=1 of attention and route."""
     product = _find_product(site)
     if product is None:
         rebuild_node(site, scale=1.0)

@@ -1,4 +1,4 @@
-"""Encoders for inputs of one segment."""
+"""Removal of token types, for encoders whose inputs have one segment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUT = "token_type_ids"
 
 @dataclass(frozen=True)
 class FoldTokenTypes(Pass):
-    """Remove the input token_type_ids of an encoder that only sees inputs of one segment, all of type 0.
+    """Remove the input token_type_ids of an encoder whose tokens all have type 0 (inputs of one segment).
 
     Every token then gets the same row T₀ of the table of types. It is added to each row of another table in the same
     sum: P'_i = P_i + T₀, P the position table, or the token table where no positions are added.

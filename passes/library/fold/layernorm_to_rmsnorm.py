@@ -87,7 +87,7 @@ def _centre_rows(x: Value) -> Value:
 
 
 def _replace_by_rms_norm(norm: Node) -> None:
-    """Replace the LayerNorm `norm`, whose input is centred, by an RMSNorm."""
+    """Replace the LayerNorm `norm`, whose input is centred, by an RMSNorm; its bias moves to readers or an add."""
     graph, bias = norm.graph, None if norm.op is ops.norm_linear else norm.operand("bias")
     bias_site = site(norm) if isinstance(bias, Param) else None
     if isinstance(bias_site, Site) and isinstance(bias, Param):

@@ -1,4 +1,4 @@
-"""Lookup of the first layer's projections per token instead of computing them."""
+"""Lookup of the first layer's projections in a table by token, instead of computing them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from ...edits.edit import erase_unread, replace_uses
 
 @dataclass(frozen=True)
 class Rows:
-    """A value whose row at token i of `ids` is row i of the table [vocab, width] of `recipe`.
-
-    `costly` values took a linear to compute.
-    """
+    """A value that equals a lookup of `ids` in the table `recipe` [vocab, width]; `costly` if linears compute it."""
 
     ids: Value
     recipe: Recipe
@@ -84,7 +81,7 @@ class PrecomputeFirstLayer(Pass):
 
 
 def _tabulate_node(node: Node, tables: Mapping[Value, Rows]) -> list[Rows]:
-    """Return the outputs of `node` as rows of tables if they depend on one token each, else []."""
+    """Return the outputs of `node` as lookups, given those of its operands in `tables`; [] if one is none."""
     op, a = node.op, node.attrs
     x, *operands = (*node.inputs, None, None, None)[:4]
     params = [v.recipe if isinstance(v, Param) else None for v in operands]
@@ -127,7 +124,7 @@ def _tabulate_node(node: Node, tables: Mapping[Value, Rows]) -> list[Rows]:
 
 
 def _project_table(table: Recipe, vocab: int, linear: Node) -> Recipe:
-    """Return `linear` of all rows of `table`: [E 1] [Wᵀ; bᵀ]."""
+    """Return the recipe of `linear` applied to all rows E of `table` [vocab, in]: [E 1] [Wᵀ; bᵀ]."""
     weight, bias = (*linear.inputs, None)[1:3]
     assert isinstance(weight, Param)
     if not isinstance(bias, Param):

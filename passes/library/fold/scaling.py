@@ -1,7 +1,7 @@
-"""Move a factor into weights: those that produce a value, or those that read it.
+"""Move a factor of a value into weights: into those of its producers, or of its readers.
 
-`absorb` walks from a value towards its producers, through ops that pass a factor on, until every path ends at a
-parameter; the result is a list of `Edit`s, each an operand to multiply. Nothing is changed before `apply_edits`.
+`absorb` walks from a value towards its producers, through ops that commute with the factor, until every path ends at a
+parameter. It returns a list of `Edit`s, one per parameter to multiply; only `apply_edits` changes the graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _HOMOGENEOUS = {
 
 @dataclass(frozen=True)
 class Edit:
-    """A multiplication of operand `index` of `node`, a parameter, by `factor` along `axis`, in the rows start:stop."""
+    """A multiplication of the parameter that is operand `index` of `node`, in its rows start:stop.
+
+    `factor` is a number, or a vector along `axis`.
+    """
 
     node: Node
     index: int
@@ -46,12 +49,12 @@ class Edit:
 
     @property
     def what(self) -> tuple[Factor, int, int, int | None]:
-        """Return the change without its place: edits with equal `what` change a parameter in the same way."""
+        """A key of the change without node and index: edits with equal `what` change a parameter equally."""
         return self.factor, self.axis, self.start, self.stop
 
 
 def apply_edits(edits: Sequence[Edit]) -> None:
-    """Multiply the parameters of `edits`, by recipe."""
+    """Replace the parameters of `edits` in place by multiplied ones, by recipe."""
     for e in edits:
         old = e.param
         new = derive_param(old, _scale_param(e, old))
@@ -72,12 +75,12 @@ def _scale_param(e: Edit, param: Param) -> Recipe:
 
 
 def spread(scalar: Recipe, width: int) -> Recipe:
-    """Return the single element of `scalar` repeated `width` times: [width]."""
+    """Return a recipe [width] that repeats the single element of `scalar`."""
     return MatMul(Full(1.0, (width, 1)), Reshape(scalar, (1,)))
 
 
 def edit_writers(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
-    """Return the edits that multiply the result of `node` (its rows start:stop) by `factor`, or why there are none."""
+    """Return the edits that multiply features start:stop of the result of `node` by `factor`, or a reason (str)."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
     for name, axis in WRITERS[node.op].items():
         operand = node.operand(name)
@@ -91,7 +94,7 @@ def edit_writers(node: Node, factor: Factor, start: int = 0, stop: int | None = 
 
 
 def edit_readers(value: Value, factor: Factor) -> list[Edit] | str:
-    """Return the edits of the linears that read `value` which multiply it by `factor`, or why there are none."""
+    """Return edits that multiply the weight columns of all linears that read `value`; a reason (str) without any."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
     for node, i in value.uses:
@@ -101,9 +104,9 @@ def edit_readers(value: Value, factor: Factor) -> list[Edit] | str:
 
 
 def absorb(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply operand `index` of `reader` by `factor`, or why there are none.
+    """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if there are none.
 
-    `order` maps nodes to their position in execution order. Other readers of a value on the way prevent it.
+    `order` maps nodes to their position in execution order. Inner values on the path must not have other readers.
     """
     walk = _Walk(order)
     walk.demand(reader, index, factor)
@@ -111,7 +114,7 @@ def absorb(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) 
 
 
 def absorb_for_all_readers(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply `value` by `factor` for all of its readers, or why there are none."""
+    """Return the edits that multiply `value` by `factor` for all of its readers; a reason (str) if there are none."""
     walk = _Walk(order)
     for reader, index in value.uses:
         walk.demand(reader, index, factor)
@@ -119,7 +122,10 @@ def absorb_for_all_readers(value: Value, factor: Factor, order: Mapping[Node, in
 
 
 def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Return the use without the same edit in `edited` that keeps a parameter of `edits` from being scaled, if any."""
+    """Return a sentence on the first use of a parameter of `edits` that has no equal edit in `edited`; None without.
+
+    `edited` maps (node, operand index) to `Edit.what`.
+    """
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.what:
@@ -128,7 +134,7 @@ def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], obje
 
 
 class _Walk:
-    """A walk that fulfils demanded factors of values, from the last node to the first."""
+    """A walk from the last node to the first that collects the edits for demanded factors of values."""
 
     def __init__(self, order: Mapping[Node, int]) -> None:
         self.order = order
@@ -176,7 +182,7 @@ class _Walk:
         return self.edits if self.why is None else self.why
 
     def visit(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
-        """Pass the demands on outputs of `node` on to its operands, or fulfil them at its parameters."""
+        """Transfer the demands on outputs of `node` to its operands, or add edits of its parameters; else refuse."""
         op, (value, factor) = node.op, demanded[0]
         number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):
@@ -236,7 +242,7 @@ class _Walk:
 
 
 def _has_full_width(node: Node) -> bool:
-    """Return whether all operands are as wide as the result."""
+    """Return whether all operands of `node` have the last axis of its result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 

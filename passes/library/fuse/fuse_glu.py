@@ -14,7 +14,7 @@ from ...edits.edit import erase_unread, replace_uses
 
 @dataclass(frozen=True)
 class FuseGlu(Pass):
-    """Recognize gated units: act(gate) ⊙ up becomes the op `glu`.
+    """Fuse gated units: act(gate) ⊙ up becomes the op `glu`.
 
     The activation may be any that `glu` supports, as its own op or spelled out (x·σ(βx), max(0, x)²), or none at all
     (bilinear). Clamps and a shift of up, as in gpt-oss, become `limit` and `shift`. Backends, and passes that match

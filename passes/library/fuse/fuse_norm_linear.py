@@ -15,7 +15,7 @@ from ..fold.fold_norm_scale import Site, find_sites, fold, site
 
 
 def _find_fusible(norm: Node) -> Site | str | None:
-    """Return `norm` with its readers if all are linears, the reason if not, None if it has no readers."""
+    """Return `norm` with its readers if all are linears; else a reason (str). None if it has no readers."""
     fusible = site(norm)
     if isinstance(fusible, str):
         return fusible
@@ -28,7 +28,7 @@ def _find_fusible(norm: Node) -> Site | str | None:
 
 
 def _find_unfolded(norm: Node) -> Site | str | None:
-    """Return `norm`, which keeps its weight, with its readers if all are projections, or the reason if not.
+    """Return `norm` with its readers if all are projections or mixtures without a norm; else a reason (str).
 
     None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers.
     """
@@ -51,8 +51,7 @@ def _changes_weights(s: Site) -> bool:
 
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
-    """Replace `linear`, which reads `norm` of `x`, by a norm_linear (a mixture by one with norm) and return its
-    result."""
+    """Replace `linear`, a reader of `norm` of x, by a norm_linear (a mixture by one with a norm); return its output."""
     kind = "layer" if is_layer(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}

@@ -18,11 +18,11 @@ from .pack import pack_linears
 
 @dataclass(frozen=True)
 class FuseParallelBlock(Pass):
-    """Compute a block x + attn(N x) + ffn(N x) with one linear into both branches and one out of both.
+    """Compute a block x + attn(N x) + ffn(N x) with one input linear and one output linear for both branches.
 
     Queries, keys, values, gate and up read the same normalized value: one linear with [W_q; W_k; W_v; W_gate; W_up]
     computes all of them. The outputs of both branches are summed: W_o a + W_down h = [W_o W_down] [a; h]. Two large
-    products replace up to seven small ones, the reason why such blocks are parallel.
+    products replace up to seven small ones.
 
     Condition: both branches read the same value, and only additions follow W_o and W_down. With two norms (GPT-NeoX)
     they read two values: then only the output linears are fused, unless fold-norm-scale and cse merged the norms.
@@ -55,7 +55,7 @@ class FuseParallelBlock(Pass):
     name = "fuse-parallel-block"
     effect = "exact"
     purpose = "Fuse and take apart"
-    tradeoff = "the inner results of both branches are copied side by side"
+    tradeoff = "the inner results of both branches are copied into one tensor"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         order = {node: i for i, node in enumerate(graph.nodes)}
@@ -104,7 +104,7 @@ def _biases(nodes: list[Node]) -> list[Param | None]:
 
 
 def _fuse_outputs(first: Node, last: Node) -> None:
-    """Replace `first` and `last`, whose results are summed, by one linear of the concatenation of their inputs."""
+    """Replace the linears `first` and `last`, which are summed, by one linear of their concatenated inputs."""
     graph, nodes, width = last.graph, [first, last], last.output.width
     weights, present_biases, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
     name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
@@ -121,7 +121,7 @@ def _fuse_outputs(first: Node, last: Node) -> None:
 
 
 def _fuse_inputs(nodes: list[Node]) -> None:
-    """Replace `nodes`, linears of one value, by one packed linear."""
+    """Replace `nodes`, linears of one value, by one packed linear and a split, in place."""
     graph, x = nodes[0].graph, nodes[0].inputs[0]
     assert x is not None
     pieces: list[Value] = []

@@ -16,7 +16,7 @@ from ...edits.pattern import ANY, Pattern
 
 
 def _scatter_weights(weights: Value, indices: Value) -> Value:
-    """Emit the weights of the chosen experts by expert: Σ_j weights_j · one_hot(indices_j)."""
+    """Return a pattern of the dense weights over all experts: Σ_j weights_j · one_hot(indices_j)."""
     placed = ops.mul(ops.unsqueeze(weights, axes=ANY("at")), ops.one_hot(indices, depth=ANY("depth")))
     return ops.sum(placed, axes=ANY("over"), keepdims=False)
 
@@ -67,7 +67,7 @@ FORMS: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class FuseRouter(Pass):
-    """Recognize top-k routers: ops that choose and weigh k experts and scatter the weights become the op `route`.
+    """Fuse top-k routers: ops that choose and weight k experts and scatter the weights become the op `route`.
 
     The softmax of the k largest logits equals the k largest probabilities divided by their sum, because e^x keeps the
     order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both are the renormalized

@@ -79,7 +79,10 @@ class MergeSharedExperts(Pass):
 
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """Return the input of the feed-forward that computes `term`, with it or the reason why it cannot merge."""
+    """Return (input, feed-forward) of the summand `term`; a reason (str) replaces one that cannot be merged.
+
+    Return None if `term` is not the result of a feed-forward, scaled or not.
+    """
     node = term.producer
     if node is None:
         return None
@@ -97,7 +100,7 @@ def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
 
 
 def _merge(parts: list[FeedForward]) -> None:
-    """Replace the last of `parts` by a merged feed-forward, and remove the others from the sum."""
+    """Replace the last of `parts` by a feed-forward that merges all, and remove the others from the sum, in place."""
     last, graph = parts[-1], parts[0].x.graph
     with graph.inserting(before=last.down):
         up = _merge_linears([f.up for f in parts], 0, "up", last.x)
@@ -114,7 +117,10 @@ def _merge(parts: list[FeedForward]) -> None:
 
 
 def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
-    """Emit `sides`, stacked (axis 0) or summed (axis 1), as one linear of x."""
+    """Emit one linear of x for the projections `sides`; return its output.
+
+    With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed.
+    """
     rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
     weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
     recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None

@@ -24,10 +24,10 @@ def pack_linears(
     name: str,
     widths: Sequence[int] | None = None,
 ) -> tuple[Value, ...]:
-    """Emit one linear with the concatenated `weights`, and the split of its result by linear, or into `widths`.
+    """Emit one linear of x with the concatenated `weights` and `biases`, and return the pieces of its result.
 
-    Linears without a bias get zeros where another has one. Packing the same linears again (a layer applied twice)
-    reuses the parameters, so that shared weights stay shared.
+    The pieces have the `widths`, by default the rows of each weight. Missing biases are zeros if any bias is present.
+    Packing the same linears again (a layer applied twice) reuses the parameters. `name` names the new linear.
     """
     rows = [int(w.shape[0]) for w in weights]
     full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
@@ -40,7 +40,7 @@ def pack_linears(
 
 
 def packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
-    """Return the reason why linears with these weights and biases cannot be packed; None if they can."""
+    """Return a reason (str) why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
             return f"{w!r} is not a parameter"

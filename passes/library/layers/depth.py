@@ -174,7 +174,7 @@ class InsertLayers(Pass):
 
 
 def _find_zero_params(layer: Layer) -> set[Param] | str:
-    """Return the parameters that, set to zero, make `layer` the identity; or why there are none."""
+    """Return the parameters that, set to zero, make `layer` the identity; a reason (str) if there are none."""
     branches = _find_summands(layer.y, layer.x)
     if branches is None:
         producer = layer.y.producer.op.name if layer.y.producer else "nothing"
@@ -188,7 +188,7 @@ def _find_zero_params(layer: Layer) -> set[Param] | str:
 
 
 def _find_summands(y: Value, x: Value) -> list[Value] | None:
-    """Return the summands added to x to make y; None if y is not such a sum."""
+    """Return the summands of y besides x, if y is a sum x + a + b + …; otherwise None."""
     if y is x:
         return []
     if y.producer is None or y.producer.op is not ops.add:
@@ -203,7 +203,7 @@ def _find_summands(y: Value, x: Value) -> list[Value] | None:
 
 
 def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
-    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or why there are none."""
+    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or a reason (str) if none do."""
     node = value.producer
     if node is None:
         return f"%{value.name} is not computed in the layer"
@@ -238,9 +238,9 @@ def _adds_zero(layer: Layer) -> bool:
 
 
 def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
-    """Insert after `anchor` a copy of `layer` with input x and the layer number `number`; return its nodes and output.
+    """Insert a copy of `layer`, with input x and number `number`, after the node `anchor`; return its nodes and output.
 
-    Parameters in the layer's scope are copied, those in `zero` as zeros; all others are shared.
+    Parameters in the layer's scope are copied, those in `zero` become zeros; other parameters are shared.
     """
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
     copies: dict[Value | None, Value | None] = {None: None, layer.x: x}

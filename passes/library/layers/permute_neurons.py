@@ -70,8 +70,10 @@ class PermuteNeurons(Pass):
                 replace_param(old, new)
 
     def _runs(self, node: Node) -> Runs | None:
-        """Return the runs of neurons to shuffle for the feed-forward or experts that end in `node`; None if it does
-        not end one."""
+        """Return, by (node, operand index), the axis ranges to shuffle if `node` ends a feed-forward or is a moe.
+
+        Return None for other nodes.
+        """
         if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
@@ -97,7 +99,7 @@ class PermuteNeurons(Pass):
 
 
 def _is_shuffled(recipe: Recipe, runs: Sequence[Run]) -> bool:
-    """Return whether `recipe` already shuffles exactly all `runs`."""
+    """Return whether the outermost recipes of `recipe` are the shuffles `runs`, in order."""
     for run in reversed(runs):
         if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != run:
             return False

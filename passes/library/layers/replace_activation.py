@@ -130,7 +130,7 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
 
 
 def _apply_formula(name: str, x: Array) -> Array:
-    """Compute the activation called `name` by its definition."""
+    """Return the activation called `name` of x, computed by its definition."""
     if name.startswith("swish("):
         return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))
     return np.asarray(_FORMULAS[name](x))
@@ -152,14 +152,17 @@ _FORMULAS: dict[str, Callable[[Any], Any]] = {  # Any: mypy spends seconds on th
 
 
 def _apply_gate(name: str, gate: Array, up: Array, limit: float | None, shift: float) -> Array:
-    """Compute a gated unit from `gate` and `up`: clamp both to `limit`, activate the gate, add `shift` to up."""
+    """Return act(min(gate, limit)) ⊙ (clip(up, -limit, limit) + shift), with the activation `name`."""
     bound = math.inf if limit is None else limit
     clamped = np.sign(up) * np.minimum(abs(up), bound)
     return np.asarray(_apply_formula(name, np.where(gate > bound, bound, gate)) * (clamped + shift))
 
 
 def _apply_experts(name: str, node: Node, arrays: dict[str, Array | None]) -> Array:
-    """Compute the `moe` node from its operands `arrays` with the activation `name`, looping over tokens and experts."""
+    """Return the output of the moe `node` with the activation `name`, computed token by token and expert by expert.
+
+    `arrays` has the operands by name.
+    """
     x, combine, up, down = (arrays[k] for k in ("x", "combine", "up", "down"))
     assert x is not None and combine is not None and up is not None and down is not None
     y = np.zeros_like(x)

@@ -95,7 +95,7 @@ def _readers(stream: Stream) -> Iterator[Node]:
 
 
 def _is_before_tied_head(norm: Node) -> bool:
-    """Return whether `norm` is an RMSNorm with a weight, and all its readers use embedding tables as their weights."""
+    """Return whether `norm` is an RMSNorm with a weight whose readers all have embedding tables as weights."""
     norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else site(norm)
     if not isinstance(norm_site, Site):
         return False

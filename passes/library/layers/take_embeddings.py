@@ -19,10 +19,10 @@ IDS = "input_ids"
 class TakeEmbeddings(Pass):
     """Read token embeddings from the input inputs_embeds [batch, seq, dim] instead of looking up input_ids.
 
-    The caller then computes the embeddings: images, sounds, soft prompts or retrieved vectors can replace tokens. They
-    are rows of the table, before positions are added. A factor of the embeddings is applied in the model (Granite), or
-    with `scaled` by the caller (Gemma and BART in transformers). A table that the head reads stays. Caches and states
-    work as before.
+    The caller then computes the embeddings: images, sounds, soft prompts or retrieved vectors can replace tokens.
+    inputs_embeds are rows of the table, before positions are added. A factor of the embeddings is applied in the model
+    (Granite), or with `scaled` by the caller (Gemma and BART in transformers). A table that the head reads stays.
+    Caches and states work as before.
 
     Condition: the caller passes the rows of the table for the ids. If other ops read the ids, as embeddings per layer
     do, the model stays as it is.

@@ -111,7 +111,7 @@ class ExtendContext(ScalingArguments, Pass):
         return self.scaled(recipe, _SCALING[self.method], self.factor, original)
 
     def _scale_frequencies(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
-        """Replace the `old` frequencies of the node `rope`; return False if refused, True if they have the factor."""
+        """Scale the frequencies `old` of the node `rope`; return False if refused, True if they now have the factor."""
         if old.scaling != "none":
             if (old.scaling, old.factor) == (_SCALING[self.method], self.factor):
                 return True
@@ -125,7 +125,7 @@ class ExtendContext(ScalingArguments, Pass):
         return True
 
     def _lengthen_table(self, node: Node, trace: Trace) -> bool:
-        """Lengthen the table of the position lookup `node`; return False if refused, True if it has the factor."""
+        """Lengthen the table of the position embedding `node`; return False if refused, True if it has the factor."""
         table, offset = _table_of(node), first_row(node)
         factors = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(factors, default=1.0)
@@ -166,7 +166,7 @@ class ExtendContext(ScalingArguments, Pass):
             graph.meta["context"] = int(original * self.factor)
 
     def _expect_table(self, node: Node, before: Graph, after: Graph) -> Array:
-        """Return the table that the lookup `node` should use in `after`.
+        """Return the float64 values of the table that the position embedding `node` should have in `after`.
 
         Raises:
             WeftError: if the table of sinusoids in `after` differs from sinusoids at interpolated positions.

@@ -98,7 +98,7 @@ class InsertRope(ScalingArguments, Pass):
         equivalence.same(equivalence.run_as(before, old_inputs, meanings), equivalence.run(after, inputs), EXACT)
 
     def _find_obstacle(self, node: Node) -> str | None:
-        """Return why the attention `node` cannot be rotated; None if it can."""
+        """Return a reason (str) why the attention `node` cannot get RoPE; None if it can."""
         if node.op is ops.block_sparse_attention:
             return "its keys are visible in blocks, which insert-rope does not check"
         if node.op is not ops.attention:
@@ -123,9 +123,9 @@ class InsertRope(ScalingArguments, Pass):
 
 
 def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
-    """Return the positions [batch, seq] of the tokens of `node`: the input position_ids, added to causal graphs.
+    """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal.
 
-    Bidirectional attentions without that input count their tokens; `counted` caches such values by shape.
+    For a bidirectional attention without this input, they are counted; `counted` caches such values by shape.
     """
     q = node.inputs[0]
     assert q is not None
@@ -146,7 +146,7 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
 def _rotated_attention(
     rotate: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
 ) -> Any:
-    """Compute the op `attention` on q and k rotated by `rotate`; without fitting positions `at`, tokens are counted."""
+    """Return the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq]; 0, 1, … for other shapes."""
     if at is None or at.shape != q.shape[:2]:
         at = np.arange(q.shape[1])[None]
     heads = attrs["heads"], attrs["kv_heads"]

@@ -83,7 +83,7 @@ class MultimodalRope(Pass):
         )
 
     def _settings(self, graph: Graph) -> MultimodalRope:
-        """Return the pass with its sections, by default those of the checkpoint in graph.meta."""
+        """Return this pass if it has sections, else a copy with the sections and order in graph.meta."""
         if self.sections:
             return self
         if SECTIONS not in graph.meta:
@@ -112,7 +112,7 @@ def _select_axis(positions: Value, axis: int) -> Value:
 
 
 def _split(graph: Graph, node: Node, rule: MultimodalRope, cache: dict[Value, list[Param]]) -> list[Param]:
-    """Return the frequencies of the rotation `node` for each axis, 0 at pairs of other axes; `cache` stores them."""
+    """Return one frequency parameter per axis for the rope `node`, zero at pairs of other axes; `cache` shares them."""
     all_pairs = node.required("frequencies")
     if not isinstance(all_pairs, Param):
         raise WeftError(f"{rule.name}: %{node.output.name} is rotated by computed frequencies")
@@ -128,7 +128,7 @@ def _split(graph: Graph, node: Node, rule: MultimodalRope, cache: dict[Value, li
 
 
 def _rotate_by_axes(node: Node, axes: list[Value], frequencies: list[Param]) -> None:
-    """Replace the rotation `node` by one rotation for each axis, applied one after the other."""
+    """Replace the rope `node` by one rope per axis, in sequence, with positions `axes` and `frequencies`."""
     graph, amplitude = node.output.graph, node.attrs["amplitude"]
     y = node.required("x")
     with graph.inserting(before=node):

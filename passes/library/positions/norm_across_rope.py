@@ -20,7 +20,7 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 
 @dataclass(frozen=True)
 class NormAcrossRope(Pass):
-    """Move the RMSNorm of queries or keys across RoPE: `to` behind is after the rotation, `to` before ahead of it.
+    """Move the RMSNorm of queries or keys across RoPE: to=behind puts it after the rotation, to=before ahead of it.
 
     A rotation R preserves lengths, so that R(x / rms(x)) = R x / rms(R x). The norm comes after the rotation if the
     cache holds keys that are rotated but not normalized, or if a kernel rotates before it normalizes.
@@ -98,7 +98,10 @@ def _check_norm(steps: list[Node], start: Value | None) -> list[Node]:
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
-    """Return why the norm in `steps` cannot move across `rotation`, both part of `chain`; None if it can."""
+    """Return a reason (str) why the norm in `steps` cannot move across `rotation`; None if it can.
+
+    `chain` are the nodes of both, in order.
+    """
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:
@@ -117,7 +120,7 @@ def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str 
 
 
 def _equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
-    """Return whether `weight` is provably equal within each pair that `rotation` rotates."""
+    """Return whether `weight` is a fill, or a literal whose elements are equal within each pair of `rotation`."""
     if isinstance(weight, Full):
         return True
     frequencies = rotation.inputs[2]

@@ -1,4 +1,4 @@
-"""Values computed from positions alone: position tables, sinusoids, distance biases."""
+"""Detect values computed from positions only: rows of position tables, sinusoids, distance biases."""
 
 from __future__ import annotations
 

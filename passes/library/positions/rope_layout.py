@@ -80,7 +80,7 @@ class RopeLayout(Pass):
 
 
 def _feature_labels(rotation: Node) -> Array:
-    """Return a label for each output feature of `rotation`: its index in the head, from 1; 0 if it is not rotated."""
+    """Return a label per output feature [width] of `rotation`: its index in the head, from 1; 0 if not rotated."""
     head_dim = rotation.output.width // rotation.attrs["heads"]
     labels = np.arange(1, head_dim + 1)
     labels[2 * _pairs(rotation) :] = 0
@@ -94,7 +94,7 @@ def _pairs(rotation: Node) -> int:
 
 
 def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
-    """Return why features that `attention` reads from rotations in `sides` cannot be reordered; None if they can."""
+    """Return a reason (str) why the features that `attention` reads from the ropes in `sides` cannot be reordered."""
     if sorted(target.role for _, target in sides) != ["k", "q"]:
         return "it does not have exactly one rotation of queries and one of keys"
     if len({rotation.attrs["interleaved"] for rotation, _ in sides}) > 1:
@@ -112,8 +112,7 @@ def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> st
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return for each linear and norm before `rotations` the order of its rows in the other layout, or why there is
-    none."""
+    """Return the row order for the other layout, for each linear and norm before `rotations`; a reason (str) if none."""
     rows: dict[Node, Array] = {}
     origins: list[Origin] = []
     for rotation in rotations:
@@ -140,9 +139,9 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the order of the last axis of `step`'s parameters, or why there is none; `order` is that of the linear.
+    """Return the new order of the vectors that are parameters of `step`; a reason (str) if there is none.
 
-    `labels` are the rows of the linear that the features of `step` come from.
+    `labels` are the rows of the linear that the features of `step` come from, `order` is the new order of these rows.
     """
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"

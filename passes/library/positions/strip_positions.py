@@ -78,7 +78,7 @@ class StripPositions(Pass):
             _clean_up(graph)
 
     def _drop_summand(self, node: Node, position_values: set[Value], trace: Trace) -> None:
-        """Replace the sum `node` by its other summand if exactly one summand is computed from positions alone."""
+        """Remove the summand of `node` that is in `position_values`, if exactly one of the two is; else do nothing."""
         (x, y), norms = node.inputs[:2], node.op is ops.add_norm
         assert x is not None and y is not None
         if (x in position_values) == (y in position_values) or not node.output.type.dtype.is_float:
@@ -140,7 +140,8 @@ _REMOVALS: dict[Op, Callable[[Node], bool]] = {
 
 
 def _clean_up(graph: Graph) -> None:
-    """Remove values without readers, also the input position_ids, and the lengths of removed tables in graph.meta."""
+    """Remove nodes and parameters without readers, an unread position_ids, and, without position tables, the maximum
+    positions in graph.meta."""
     Dce().run(graph, Trace())
     position_ids = graph.inputs.get("position_ids")
     if position_ids is not None and not position_ids.uses and not position_ids.is_output:
