@@ -9,7 +9,7 @@ _renderers: list[Callable[..., Any]] = []
 
 
 def register_renderer(render: Callable[..., Any]) -> None:
-    """Let `render` draw `Displayable` objects: ``render(source, **options)`` returns an object with ``_repr_html_``."""
+    """Use `render` to draw `Displayable`s: ``render(source, **options)`` returns an object with ``_repr_html_``."""
     _renderers.append(render)
 
 

@@ -13,7 +13,10 @@ class WeftError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
-    """Return the error for a `name` that is not in `known`: it suggests the nearest names, or else adds `otherwise`."""
+    """Return the error for the `kind` called `name`, which is not in `known`.
+
+    The message suggests the nearest names, or else ends with `otherwise`.
+    """
     import difflib
 
     names = list(known)

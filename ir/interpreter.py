@@ -1,4 +1,4 @@
-"""The interpreter: runs references in float64. It defines the meaning of the IR, and is the oracle for every pass."""
+"""The interpreter: run the references of all nodes in float64. It defines the semantics of the IR."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def interpret(
 
 
 def run_node(op: Op, operands: list[Array | None], attrs: Mapping[str, Any], binding: Mapping[str, int]) -> Any:
-    """Run the reference of `op` on `operands`, with the sizes among `attrs` evaluated under `binding`."""
+    """Run the reference of `op` on `operands`; return a tuple of outputs. Sizes in `attrs` are bound by `binding`."""
     concrete = {k: _bind_sizes(v, binding) for k, v in attrs.items()}
     return op.run_reference(operands, concrete)
 
@@ -90,7 +90,7 @@ def _bind_sizes(value: Any, binding: Mapping[str, int]) -> Any:
 
 
 def widen(array: Array) -> Array:
-    """Return floats as float64, integers as int64, booleans as they are."""
+    """Return `array` converted: floats to float64, integers to int64; booleans stay."""
     if array.dtype == np.bool_:
         return array
     if np.issubdtype(array.dtype, np.integer):
@@ -120,7 +120,7 @@ def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name
 
 
 def free_sizes(graph: Graph) -> Iterator[str]:
-    """Yield the named sizes of the graph inputs, each once."""
+    """Yield the named sizes in the shapes of the graph inputs, each once."""
     seen: set[str] = set()
     for value in graph.inputs.values():
         for size in value.type.shape:

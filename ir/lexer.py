@@ -12,7 +12,7 @@ BLANK = r"[ \t\r\n]+|\#[^\n]*"  # separates tokens: white space, comments to the
 
 
 class Token(NamedTuple):
-    """A token: its `kind` (a named group of the language's pattern), its characters, and its position."""
+    """A token: its `kind` (a named group of the language's pattern), its characters `text`, and its position `at`."""
 
     kind: str
     text: str
@@ -26,8 +26,11 @@ def language(pattern: str) -> re.Pattern[str]:
 
 
 class Lexer:
-    """The tokens of `text`, consumed from the front; a number has at most `most` characters. `where` formats a position
-    for errors, such as ``file:3:7``."""
+    """A lexer of `text`: `token` is the current token, consumed from the front.
+
+    `pattern` comes from `language`, `where` formats a position for errors (``file:3:7``), and numbers may have at most
+    `most` characters.
+    """
 
     def __init__(self, text: str, pattern: re.Pattern[str], where: Callable[[int], str], most: int = 1 << 62) -> None:
         self.text, self.where = text, where

@@ -66,8 +66,10 @@ __all__ = [
 def op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares an op; the decorated function is its reference. `outputs` names the outputs,
-    separated by spaces."""
+    """Return a decorator that declares an op with the decorated function as its reference, and registers it.
+
+    `outputs` has the names of the outputs, separated by spaces; `cases` are example calls.
+    """
 
     def declare(reference: Callable[..., Any]) -> Op:
         new = Op(reference, outputs, traits, cases)

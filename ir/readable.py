@@ -1,4 +1,4 @@
-"""Numbers and text for people: units, and text without characters that control a terminal."""
+"""Formatting for terminals: counts and bytes with units, and strings without control characters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def size(number: float) -> str:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return `text` with characters that control terminals or hide text escaped, as ``\\u001b``; `keep` stay.
+    """Return `text` with control characters and directional marks escaped, as ``\\u001b``, except those in `keep`.
 
     Names come from untrusted files, and answers from models: control characters move the cursor, set the title or
     answer queries; directional marks (Unicode UAX #9) display a name backwards. The meaning of JSON does not change.

@@ -1,4 +1,4 @@
-"""Registries: items of one kind by name, which modules add when they are imported: weft's own modules, and plugins.
+"""Registries: items of one kind by name, which weft's modules and plugins add when they are imported.
 
 Plugins are modules of other packages, found by entry points of the group `weft.plugins` or imported explicitly.
 """
@@ -40,10 +40,10 @@ class Registry(Mapping[str, T]):
         self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item`. A class may be defined again, as by a cell of a notebook: the last definition counts.
+        """Add `item`; an item with the same qualified name replaces it, as when a notebook cell runs again.
 
         Raises:
-            DeclaredTwice: if another item has the name.
+            DuplicateName: if another item has the name.
             WeftError: if the name is not a string.
         """
         if not isinstance(name, str):
@@ -117,7 +117,7 @@ class Alternatives(Registry[list[T]]):
         self._first: dict[str, list[T]] = {}
 
     def put(self, name: str, item: T, first: bool = False) -> None:
-        """Add `item` after the others of the same name, or before them if `first`."""
+        """Append `item` to the list of `name`; with `first`, put it before all items of that list."""
         items = self._items.setdefault(name, [])
         if first:
             self._first.setdefault(name, []).insert(0, item)

@@ -15,7 +15,7 @@ from .graph import Graph, Node, Value
 
 
 def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
-    """Return the chain of dependent nodes with the most FLOPs under `binding`, and these FLOPs."""
+    """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` has the named sizes."""
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
@@ -26,7 +26,7 @@ def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node],
 
 
 def scopes(graph: Graph) -> dict[str, list[Node]]:
-    """Return nodes by scope, in order of first appearance."""
+    """Return the nodes of each scope, in graph order; scopes are in the order of first appearance."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         groups.setdefault(node.scope, []).append(node)
@@ -34,7 +34,7 @@ def scopes(graph: Graph) -> dict[str, list[Node]]:
 
 
 def block_hash(nodes: Iterable[Node]) -> str:
-    """Return a hash of the structure of `nodes`: equal for blocks that differ only in names and weights."""
+    """Return a hash (16 hex digits) of the ops, attributes and connections of `nodes`, without names and weights."""
     order: dict[Value, str] = {}
     text = []
     for node in nodes:

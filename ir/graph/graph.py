@@ -123,7 +123,7 @@ class Op(OpSchema[Value]):
         return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
 
     def expand(self, node: Node) -> tuple[Value, ...]:
-        """Emit the body in place of `node`, at the current insertion point, and return the values that it defines."""
+        """Emit the body for the operands of `node` at the insertion point; return one value per output of `node`."""
         return self.emit_body(node.inputs, node.attrs)
 
 
@@ -195,9 +195,9 @@ class Node(Linked):
 class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
-    `meta` holds facts about the model that the text form can spell (kind of model, special tokens …). `reader` is the
-    checkpoint of `Source` recipes, `tokenize` converts strings to token ids if the model has a tokenizer, and `origins`
-    maps scopes to the modules that emitted them, where a frontend knows. Equality ignores all of these but `meta`.
+    `meta` has metadata of the model (kind, special tokens, …) that the text form can represent. `reader` is the
+    checkpoint of `Source` recipes, `tokenize` maps strings to token ids (None without a tokenizer), and `origins` maps
+    scopes to the modules that emitted them, if known. Graphs are equal if their text forms are, which include `meta`.
     """
 
     def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:
@@ -240,7 +240,7 @@ class Graph(Displayable):
     # -- names and scopes
 
     def fresh(self, hint: str) -> str:
-        """Return a value name not used before: `hint`, or `hint` with the next free number."""
+        """Return and reserve a value name not used before: `hint`, or `hint` with the next free number."""
         name = hint
         while name in self._names:
             self._names[hint] += 1
@@ -250,7 +250,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Append `name` to the scope of nodes and parameters that are created in the block."""
+        """Return a context in which ``.name`` is appended to the scope of new nodes; "" changes nothing."""
         outer = self._scope
         self._scope = f"{outer}.{name}" if outer and name else outer or name
         try:
@@ -265,7 +265,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def inserting(self, *, before: Node | None = None, after: Node | None = None) -> Iterator[None]:
-        """Insert nodes that are created in the block before (or after) the given node, in its scope."""
+        """Return a context in which new nodes are inserted before (or after) the given node, in its scope."""
         node = before or after
         assert node is not None and node.graph is self
         outer = self._anchor, self._scope
@@ -278,7 +278,7 @@ class Graph(Displayable):
     # -- building
 
     def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
-        """Add a graph input and return its value, called `value_name` or else `name`."""
+        """Add the graph input `name` and return its value, called `value_name` or else `name` (made unique)."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
         value = Value(self, self.fresh(value_name or name), type)
@@ -326,13 +326,13 @@ class Graph(Displayable):
             raise ValueError(f"value {value!r} was erased")
 
     def forget(self, value: Value) -> None:
-        """Free the name of `value`, which is not part of the graph any more."""
+        """Free the name of `value`, which is no longer part of the graph, for reuse."""
         self._names.pop(value.name, None)
 
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove a node whose outputs have no readers; raise ValueError if one has."""
+        """Remove `node`; raise ValueError if one of its outputs is still read or is a graph output."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")
@@ -348,7 +348,7 @@ class Graph(Displayable):
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Make users read `new` instead of the outputs of `node`, transfer the names of these, and erase the node."""
+        """Replace the outputs of `node` by `new`, one per output, which take over their names; erase `node`."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 
 class Linked:
-    """Element of a `LinkedList`."""
+    """An element of a `LinkedList`; `erased` is True once it was removed."""
 
     __slots__ = ("_next", "_prev", "erased")
 
@@ -52,7 +52,7 @@ class LinkedList(Generic[L]):
         return _walk(item._next, "_next")
 
     def insert(self, item: L, before: L | None = None) -> None:
-        """Insert `item` at the end, or before another item, which may have been removed already."""
+        """Insert `item` at the end, or before the item `before` (or its next remaining item if that was removed)."""
         # Erased items keep their links, so this finds the next item that is still in the list.
         while before is not None and before.erased:
             before = before._next

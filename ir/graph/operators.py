@@ -96,7 +96,7 @@ class Operators(Generic[V]):
         return self._apply("logical_not", self)
 
     def __bool__(self) -> bool:
-        """Raise WeftError for a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
+        """Return True; raise WeftError for a bool tensor, as in ``if x < 3``: its elements are not known yet."""
         kind = getattr(self, "type", None)  # variables of patterns have no type
         if kind is not None and kind.dtype == bool_:
             raise WeftError(

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of the nodes of a scope: the module `made` that emitted them, whose repr is its constructor call, and its
-    file and line."""
+    """The origin of the nodes of a scope: the module `made` that emitted them, and the `file` and `line` of its call.
+
+    The repr of `made` is its constructor call.
+    """
 
     made: object
     file: str | None = None

@@ -16,7 +16,7 @@ class Outputs(UserDict[str, V], Generic[V]):
         super().__init__()
 
     def names(self, value: V) -> tuple[str, ...]:
-        """Return the names of `value`, () if it is not an output."""
+        """Return all output names of `value`; () if it is not an output."""
         return tuple(self._names.get(value, ()))
 
     def __setitem__(self, name: str, value: V) -> None:

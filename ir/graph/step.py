@@ -111,8 +111,8 @@ def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:
 
 
 def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Return a copy of `graph` without scopes, unused nodes and dots in names, and the new names of its inputs by the
-    old."""
+    """Return a copy of `graph` without scopes, unused nodes and dots in names, and a map from old to new input names.
+    Outputs that are new states come first."""
     clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
         renamed[name] = clone.fresh(_plain(name))
@@ -137,7 +137,7 @@ def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """Return the nodes of `graph` that `values` depend on, in order; nodes are not needed for values in `known`."""
+    """Return the nodes of `graph` that `values` depend on, in order; the search stops at values in `known`."""
     needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):
@@ -147,7 +147,7 @@ def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = 
 
 
 def _plain(name: str) -> str:
-    """Return the last part of a dotted name, with characters that the text form allows."""
+    """Return the last part of a dotted name, with other characters than letters, digits and _ replaced by _."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
 
 
@@ -177,10 +177,11 @@ def trace_step(
     states: Mapping[str, tuple[TensorType, float]],
     tokens: Mapping[str, TensorType],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step that `function` computes from states and tokens, and the other values of `graph` that it reads.
+    """Return the step that `function` computes, and the other values of `graph` that it reads (its constants).
 
-    `states` maps names to a type [batch, ...] and an initial value, `tokens` to a type [batch, ...]. The function emits
-    its nodes into `graph`; they are removed again, parameters that it creates stay.
+    `function` maps (states, tokens) to (new states, outputs). `states` maps names to a type [batch, ...] and an initial
+    value, `tokens` to a type [batch, ...]. Nodes that the function emits into `graph` are removed again; parameters
+    that it adds stay.
 
     Raises:
         WeftError: if it reads a value with a token axis, or does not build a valid `Step`.
@@ -207,7 +208,7 @@ def _extract_step(
     new_states: Sequence[Value],
     outputs: Sequence[Value],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step that consists of `nodes`, and the values from outside that they read."""
+    """Return the step with the body `nodes`, and the values from outside that it reads; outputs are y, or y0, y1, …."""
     body, mapped, read = Graph("step"), dict[Value, Value](), list[Value]()
     for name, value in inputs.items():
         mapped[value] = body.add_input(name, value.type)
@@ -233,5 +234,5 @@ def _extract_step(
 
 
 def _token_axis(value: Value) -> str:
-    """Return the name of a size of `value` other than batch, "" if it has none."""
+    """Return the first named size of `value` other than batch; "" if it has none."""
     return next((n for size in value.shape for n in sorted(sizes.names(size)) if n != "batch"), "")

@@ -12,10 +12,10 @@ Rule = Callable[[Graph], Iterator[str]]
 
 
 def verify(graph: Graph, recipes: bool = False) -> None:
-    """Check `graph`; with `recipes`, also that every recipe has the shape of its parameter.
+    """Check `graph` by `RULES`; with `recipes`, also that every recipe has the shape of its parameter.
 
     Raises:
-        WeftError: with the first broken rule.
+        WeftError: naming the first violation.
     """
     for rule in [*RULES, *([recipes_fit] if recipes else [])]:
         for complaint in rule(graph):

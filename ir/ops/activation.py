@@ -108,7 +108,7 @@ def activate(x: Value, name: str) -> Value:
 
 
 def _find_activation(name: str) -> tuple[Op, dict[str, Any]]:
-    """Return the op of the activation `name` and its attributes."""
+    """Return (op, attributes) of the activation called `name`."""
     check_activation(name)
     return (swish, {"beta": float(name[6:-1])}) if name.startswith("swish(") else ACTIVATIONS[name]
 
@@ -124,7 +124,7 @@ def check_activation(name: str) -> None:
 
 
 def apply_activation(x: Array, name: str) -> Array:
-    """Return the activation `name` of an array, as `activate` emits it of a value."""
+    """Return the activation called `name` of a NumPy array: the reference of `activate`."""
     if name == "identity":
         return x
     fn, attrs = _find_activation(name)

@@ -21,9 +21,9 @@ from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
 
 def slot_positions(newest: Array, capacity: int, keep: int) -> Array:
-    """Return the position that each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
+    """Return the position whose key each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
 
-    Slots that are still empty have a position below 0 or above `newest`.
+    The first `keep` slots hold the first positions. Slots still empty get a position below 0 or above `newest`.
     """
     slot = np.arange(capacity)[None]
     rolled = newest - (newest - slot) % (capacity - keep)
@@ -31,9 +31,10 @@ def slot_positions(newest: Array, capacity: int, keep: int) -> Array:
 
 
 def write(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
-    """Return a row of a rolling cache, `past` [kv_heads, capacity, d], with the keys `new` [kv_heads, seq, d] written
-    to the slots of their `positions` [seq]; keys after position `last`, and those that later keys replace, are
-    dropped."""
+    """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row with `new` [kv_heads, seq, d] written.
+
+    `positions` [seq] determine the slots. Keys after position `last`, and keys that later ones replace, are dropped.
+    """
     rolling_slots = past.shape[1] - keep
     is_written = (positions <= last) & ((positions < keep) | (positions > last - rolling_slots))
     at = positions[is_written]
@@ -53,10 +54,10 @@ def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
 
 
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
-    """Emit the rolling caches after a call of the attention `n`.
+    """Emit the rolling caches of the attention `n` after its new tokens; return one value per tensor of `joined`.
 
-    `joined` are its past and new keys (and values), concatenated to [batch, kv_heads, capacity + seq, width]; `slot`
-    [1, capacity] is 0, 1, …; `first` [batch, 1] is the position where the call begins. The caches are gathered, not
+    `joined` are past and new keys (and values), concatenated to [batch, kv_heads, capacity + seq, width]; `slot`
+    [1, capacity] is 0, 1, …; `first` [batch, 1] is the position of the first new token. The caches are gathered, not
     scattered: a runtime that keeps past and present in one buffer then reads all of the past before it writes.
     """
     capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
@@ -85,12 +86,12 @@ def reshape_scale(scale: Array, heads: int) -> Array:
 
 
 def quantize(x: Array, scale: Array, bits: int) -> Array:
-    """Return the codes, int64, of x [batch, heads, slots, width]."""
+    """Return the integer codes of x [batch, heads, slots, width] as int64, in the same shape."""
     return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *code_range(bits)).astype(np.int64)
 
 
 def emit_codes(x: Value, scale: Value, bits: int) -> Value:
-    """Emit the codes of x [batch, keys, heads · width]."""
+    """Emit the integer codes of the keys or values x [batch, keys, heads · width]."""
     low, high = code_range(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])

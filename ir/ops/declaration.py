@@ -17,10 +17,10 @@ from ..types import dtypes
 def composed_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare an op by its body: return a decorator for a function that emits the body.
+    """Return a decorator that declares an op by its body; the decorated function emits the body.
 
-    The function's parameters are read as those of a reference; the reference of the op interprets the body. Types, cost
-    and states are declared as those of other ops.
+    Its parameters declare operands and attributes, like those of a reference; the reference of the op interprets the
+    body. Types, cost and states are declared as for other ops.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
@@ -41,11 +41,11 @@ def composed_op(
 def fused_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare a fused op by its body: return a decorator for a function that emits the body.
+    """Return a decorator that declares a fused op by its body; the decorated function emits the body.
 
-    The function's parameters are read as those of a reference. The cost counts operands and results once, without the
-    intermediate values of the body and without table rows and experts that the body does not select. The op keeps the
-    states of its body, under the same names: a recurrence takes its `past` and returns its `present`.
+    Its parameters declare operands and attributes, like those of a reference. The cost counts operands and results
+    once, without intermediate values of the body and without table rows and experts that the body does not select. The
+    op keeps the states of its body, under the same names: a recurrence takes its `past` and returns its `present`.
     """
 
     def declare(body: Callable[..., Any]) -> Op:

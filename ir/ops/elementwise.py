@@ -227,5 +227,5 @@ def fill_like(x: Value, number: float) -> Value:
 
 
 def mask_fill(seen: Value, x: Value, number: float = 0.0) -> Value:
-    """Emit x where `seen` holds, else `number`."""
+    """Emit x where the mask `seen` is true, else the constant `number`."""
     return where(seen, x, fill_like(x, number))

@@ -110,7 +110,7 @@ def _(n: OpCall) -> Cost:
 
 @moe.body
 def _(n: OpCall) -> Value:
-    """Run every token through every expert, then weigh the results by combine."""
+    """Emit all experts on all tokens, and the sum of their results weighted by combine."""
     experts, _, dim = n.up.shape
     tokens = sizes.product(n.x.shape[:-1])
 

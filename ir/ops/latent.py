@@ -108,7 +108,7 @@ def absorbed(
     scale: float | None = None,
     **attrs: Any,
 ) -> Value:
-    """Emit the attention of `emit_expanded` over the latents themselves, as one KV head."""
+    """Emit the attention of `emit_expanded` with the latents as one KV head; arguments and result are the same."""
     rotary_width = k_rope.width if k_rope is not None else 0
     scale = 1 / math.sqrt(q.width // heads + rotary_width) if scale is None else scale
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent

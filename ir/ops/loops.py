@@ -26,9 +26,9 @@ def step_of(
     tokens: Mapping[str, tuple[int, ...]],
     **constants: tuple[int, ...],
 ) -> Step:
-    """Return the step that `function` computes of states and tokens followed by constants, all f32.
+    """Return the step that `function` computes from states, tokens and constants, all f32.
 
-    Shapes leave the batch axis out. A float in the shape of a state is its initial value; `constants` are named inputs.
+    Shapes omit the batch axis. A float in the shape of a state is its initial value; `constants` are named inputs.
     """
     graph = Graph("step")
     constant_values = {name: graph.add_input(name, TensorType(f32, shape)) for name, shape in constants.items()}
@@ -158,9 +158,9 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
 
 
 def cast_step(step: Step, operands: Sequence[DType]) -> Step:
-    """Return `step` with tokens and constants cast to the dtypes `operands`, and outputs to that of the first token.
+    """Return `step` for tokens and constants of the dtypes `operands`, with outputs in the dtype of the first token.
 
-    It still computes in its own dtypes: sums over thousands of tokens lose too much in 8 or 11 bits of mantissa.
+    Casts are added; the step still computes in its own dtypes, since sums over thousands of tokens need f32.
     """
     old, graph = step.graph, Graph("step")
     dtypes = dict(zip((*step.tokens, *step.constants), operands, strict=False))

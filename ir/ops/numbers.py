@@ -1,7 +1,7 @@
-"""Rewrite arithmetic, comparisons and `where` with a number as operand, and powers with a constant exponent.
+"""Emit arithmetic, comparisons and `where` with a Python number as operand, and powers with a constant exponent.
 
-Sums and products with a number are one `affine`, which passes fold into weights. Other ops read a constant in the shape
-of the other operand; backends write the number instead.
+Sums and products with a number become one `affine`, which passes fold into weights. For other ops the number becomes a
+constant value in the shape of the tensor operand; backends write the number instead.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 
 
 def _fill_number_operands(op: Op) -> None:
-    """Let `op` read a number as a constant in the shape of the other operand."""
+    """Register for `op` that a number becomes a constant in the shape of the tensor operand."""
 
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:

@@ -117,7 +117,7 @@ _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance j
 
 
 def _bucket_counts(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
-    """Return the buckets per direction, the exact ones among them, and the others per e-fold of distance."""
+    """Return (buckets per direction, exact buckets among them, logarithmic buckets per factor e of distance)."""
     count = count // 2 if bidirectional else count
     exact = count // 2
     return count, exact, (count - exact) / math.log(max_distance / exact)

@@ -54,7 +54,7 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
 def present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
-    """Return the type of the present state, that of `past`: `wanted` or `wanted` in f32; () without a past.
+    """Return the types of the present state: (type of `past`,), which is `wanted` or `wanted` in f32; () without past.
 
     Raises:
         WeftError: if `past` has another type.
@@ -178,7 +178,7 @@ _RNG = np.random.default_rng(11)
 
 
 def _unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
-    """Return random keys [batch, seq, groups·d] of norm 1: with longer ones states may grow from token to token."""
+    """Return random keys [batch, seq, groups·d] with norm 1 per group: with longer keys, states may grow per token."""
     keys = _RNG.standard_normal((batch, seq, groups, d))
     return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
 

@@ -159,7 +159,7 @@ def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
 
 
 def _routed_mask(combine: Value) -> Value:
-    """Emit the mask of the tokens that are routed to each expert."""
+    """Emit the mask [..., tokens, experts] of the tokens that are routed to each expert."""
     return logical_not(equal(combine, fill_like(combine, 0)))
 
 
@@ -167,7 +167,7 @@ _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
 def _merge_batch(x: Value, n: OpCall) -> Value:
-    """Emit x with all tokens that compete on axis −2: if `batched`, those of the whole batch."""
+    """Emit x with all competing tokens on axis −2: if `batched`, the tokens of all batch rows are merged into it."""
     return reshape(x, shape=(sizes.product(x.shape[:-1]), x.width)) if n.batched else x
 
 
@@ -183,7 +183,7 @@ def _merge_batch(x: Value, n: OpCall) -> Value:
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
     ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
-    are those of all rows, in row order."""
+    are those of all batch rows, in order."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
     limit = _capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
@@ -215,7 +215,7 @@ def _(n: OpCall) -> Value:
 def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
     [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
-    `batched`, the tokens are those of all rows."""
+    `batched`, the tokens are those of all batch rows."""
     scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
     limit = _capacity(scores, capacity, factor)
     chosen_scores = np.where(_is_top_k(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)

@@ -117,7 +117,7 @@ def conv1d(
 
 
 def _frame_count(n: OpCall) -> Size:
-    """Return the number of frames of a convolution."""
+    """Return the number of output frames of a convolution over time."""
     length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
     return sizes.floordiv(length, n.stride) + 1
 

@@ -134,21 +134,21 @@ def attention(
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
     [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
-    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A row without
-    visible keys is 0.
+    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A query
+    without visible keys has the output 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each row — slot j holds the key of position j, slots below positions[b, 0] are valid,
-    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `key_mask`
-    and `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later
-    positions wrap around in the remaining ones, where newer keys replace older ones (window + keep_first ≤ capacity);
-    keys of the call after the last one that `key_mask` shows are not written.
+    [batch, seq], consecutive in each batch row — slot j holds the key of position j, slots below positions[b, 0] are
+    valid, and new keys are written at their positions; present_k, present_v are the updated caches. `key_mask` and
+    `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later positions
+    wrap around in the remaining slots, where newer keys replace older ones (window + keep_first ≤ capacity); new keys
+    after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
     the cache is `past_k` and present_k alone.
 
     With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
-    channel [kv_heads·d] or one for all [1]. Keys and values of the call are also rounded, to the nearest code, half to
+    channel [kv_heads·d] or one for all [1]. New keys and values are also rounded, to the nearest code, half to
     even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
     neither on how a sequence is cut into calls nor on whether there is a cache.
     """
@@ -293,7 +293,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 
 
 def _value_dim(n: OpCall) -> int:
-    """Return the head size of the values; `n` holds types or values."""
+    """Return the width dv of a value head of the call `n`, whose operands are types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
 

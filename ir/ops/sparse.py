@@ -119,7 +119,7 @@ def block_sparse_attention(
 
 
 def _attention_attrs(n: OpCall) -> dict[str, Any]:
-    """Return the attributes that are passed on to `attention`."""
+    """Return the attributes of the call that `attention` has also, by name."""
     return {"heads": n.heads, "kv_heads": n.kv_heads, "scale": n.scale}
 
 
@@ -263,9 +263,9 @@ def lightning_index(
     these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
     and the authors' code leaves the order open. The choice has no gradient.
 
-    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the keys of this call
-    are written to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and
-    present_k is the updated cache; `key_mask` indexes keys by position.
+    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are written
+    to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and present_k
+    is the updated cache; `key_mask` indexes keys by position.
     """
     kh, query_at = k[:, None], np.arange(q.shape[1])[None]
     if past_k is not None and positions is not None:
@@ -353,7 +353,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 
 def _visible_keys(n: OpCall, key_at: Value) -> Value:
-    """Emit the mask [batch or 1, keys] of the positions `key_at` [1, keys] that `key_mask` shows."""
+    """Emit the mask [batch or 1, keys] of the positions `key_at` [1, keys] at which `key_mask` is not 0."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]

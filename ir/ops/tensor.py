@@ -169,7 +169,7 @@ def _(n: OpCall) -> Cost:
 
 @op(cases=[case(normal(3, 5, 2), ints(3, 4, high=5)), case(normal(3, 5), ints(3, 1, high=5))])
 def gather_rows(x: Array, indices: Array) -> Array:
-    """Rows indices[b] of axis 1 for every batch element b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
+    """x[b, indices[b]] for every batch row b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
     return np.stack([x[b, i] for b, i in enumerate(indices)]) if len(x) else x[:, :0]
 
 

@@ -125,7 +125,7 @@ class SpilledTensors:
         return tuple(self._places)
 
     def fresh(self, key: str) -> str:
-        """Return `key`, with a number appended if a tensor has that name."""
+        """Return `key`, or `key` with a number appended if a tensor is already called `key`."""
         keys, name, n = {*self.keys()}, key, 1
         while name in keys:
             n += 1

@@ -43,7 +43,7 @@ _MISFIT = object()
 
 
 def type_name(t: Any) -> str:
-    """Format an attribute type for documentation."""
+    """Return the attribute type `t` as documentation prints it, such as ``int | none`` or ``[int]``."""
     if t is type(None):
         return "none"
     if t == Shape:
@@ -58,7 +58,7 @@ def type_name(t: Any) -> str:
 
 @functools.cache  # signatures have few types, and splitting one takes longer than checking a value
 def _split_type(t: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the options of a union, float last, and the item type of a tuple; () and None for any other type."""
+    """Return (options, None) for a union, float last; ((), item type) for a tuple; ((), None) for any other type."""
     origin, arguments = typing.get_origin(t), typing.get_args(t)
     if origin in (types.UnionType, typing.Union):
         # float also accepts integers and would convert them, so it is tried last.

@@ -16,7 +16,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_int(size: Size, message: str) -> int:
-    """Return `size`, which must not be symbolic.
+    """Return `size` as an int.
 
     Raises:
         WeftError: with `message`, if it is symbolic.

@@ -7,7 +7,7 @@ the attributes with their types and defaults, its docstring is the documentation
     @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
     def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
 
-The remaining declarations are functions of one call of the op, an `OpCall` with its operands and attributes by name. ::
+The remaining declarations are functions of one call of the op, an `OpCall` with operands and attributes by name::
 
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
     def _(n: OpCall) -> None: ...
@@ -53,7 +53,7 @@ V = TypeVar("V")  # the values that an op is called on
 
 
 class Trait(enum.Enum):
-    """Properties of an op that passes query."""
+    """Properties of ops, by which passes and analyses classify them."""
 
     ELEMENTWISE = "elementwise"  # an output element depends on the operand elements at the same (broadcast) index
     COMMUTATIVE = "commutative"  # the two operands may be swapped
@@ -131,12 +131,12 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def states(self, fn: AnyStatesFn) -> AnyStatesFn:
-        """Register the states that a node keeps between calls; without it a node has none."""
+        """Register the function that returns the states of a node (`StateSpec`s); without it a node has none."""
         self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register the function that emits the op where some operands are numbers; without it an op accepts none."""
+        """Register the function that emits the op if some operands are Python numbers; without it these are errors."""
         self._numbers = fn
         return fn
 
@@ -176,9 +176,9 @@ class OpSchema(Signature, Generic[V]):
     # -- use
 
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
-        """Apply the op to values of one graph and return all outputs.
+        """Apply the op to values of one graph, or to terms of a pattern; return all outputs.
 
-        `name` suggests names for the outputs (one for all, or a sequence), which are appended to the current scope.
+        `name` suggests names for the outputs (a string for all, or a sequence); the current scope is their prefix.
         """
         operands, attrs = self.split(operands, attrs)
         values = self.check_operands(operands)
@@ -191,10 +191,8 @@ class OpSchema(Signature, Generic[V]):
         return tuple(first.__emit__(self, values, attrs, name))
 
     def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> V:
-        """Apply the op and return its output; of several outputs a tuple, named where the op names its outputs.
-
-        The annotation fits most ops. `weft.ops` has precise ones; `emit` always returns a tuple.
-        """
+        """Apply the op and return its output, or a tuple of several outputs (a named tuple if the op names them).
+        The annotation fits most ops. `weft.ops` has precise ones; `emit` always returns a tuple."""
         value: V = self.pack_outputs(self.emit(*operands, name=name, **attrs))
         return value
 
@@ -213,14 +211,14 @@ class OpSchema(Signature, Generic[V]):
         return value
 
     def run_reference(self, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> tuple[Array, ...]:
-        """Run the reference on arrays, floats in float64, and return its outputs."""
+        """Run the reference on arrays (floats in float64) and return a tuple of its outputs."""
         outputs = self.reference(*operands, **attrs)
         return tuple(np.asarray(v) for v in (outputs if isinstance(outputs, tuple) else (outputs,)))
 
     def cost_of(
         self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
     ) -> Cost:
-        """Return the cost of a call with these operand and output types and all attributes."""
+        """Return the cost of a call with these operand types (None if absent), output types and complete attributes."""
         written = total([t.bytes for t in outputs])
         read = total([t.bytes for t in operands if t is not None])
         if Trait.VIEW in self.traits:
@@ -232,11 +230,11 @@ class OpSchema(Signature, Generic[V]):
         return cost if isinstance(cost, Cost) else Cost(cost, read, written)
 
     def states_of(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[StateSpec, ...]:
-        """Return the states that the op keeps between calls with these operands and attributes."""
+        """Return the states of the op for these operand types and attributes; () if it keeps none between calls."""
         return self._states(OpCall(self, operands, attrs)) if self._states else ()
 
     def emit_body(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
-        """Emit the body for `operands` and return the values that it defines.
+        """Emit the body for `operands`; return one value per output of the op.
 
         Raises:
             WeftError: if the op has no body.

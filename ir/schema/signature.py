@@ -71,10 +71,10 @@ class Signature:
         return full
 
     def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the operands without trailing absent ones.
+        """Return `values` as operands, without absent ones (None) at the end.
 
         Raises:
-            WeftError: if there are too few or too many.
+            WeftError: if a required operand is absent, or if there are too many.
         """
         operands = list(values)
         while operands and operands[-1] is None:
@@ -92,13 +92,13 @@ class Signature:
         return tuple(operands)
 
     def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the name of each of `operands`; parts of a variadic operand share its name unless `attrs` names
-        them."""
+        """Return one name per element of `operands`; parts of a variadic operand share its name unless `attrs` names
+        the parts."""
         names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def names_for(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return default names for `count` outputs."""
+        """Return default names for `count` outputs: those of the signature, or the name of the op for all."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
@@ -120,15 +120,18 @@ class Signature:
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
     def results(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return the names of the outputs of a call: a present state (`present_k`) only if its past (`past_k`) is
-        passed."""
+        """Return the output names of a call with `operands`: a state (`present_k`) only if its past (`past_k`) is not
+        None."""
         names, outputs = self.call_names(attrs)
         present = {name for name, v in zip(names, operands, strict=False) if v is not None}
         states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in outputs]
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the only one of `outputs`, or a tuple of all of them, named where the op names its outputs."""
+        """Return the single element of `outputs`, or a tuple of several (a named tuple if the op names its outputs).
+
+        An op whose attributes determine the number of outputs always returns the tuple.
+        """
         if self.several:
             return outputs
         if len(outputs) == 1:
@@ -166,7 +169,7 @@ class OpCall:
 
 
 def is_number(operand: object) -> bool:
-    """Return whether `operand` is a number, including those of numpy, rather than a value."""
+    """Return whether `operand` is a real number of Python or numpy."""
     return isinstance(operand, numbers.Real)
 
 
@@ -177,5 +180,5 @@ def record(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def record_name(name: str) -> str:
-    """Return the class name of the outputs of an op: `top_k` has TopKResults."""
+    """Return the class name of the outputs of the op called `name`: TopKResults for top_k."""
     return "".join(word.capitalize() for word in name.split("_")) + "Results"

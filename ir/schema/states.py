@@ -1,11 +1,11 @@
 """States: the tensors that a node keeps between calls, as one record that passes, backends, runtimes and pictures read.
 
-| growth | slots | a call | at the start of a sequence | rewinds | rows of beams |
+| growth | slots | a forward pass | at the start of a sequence | can drop tokens | copied when beams reorder |
 |---|---|---|---|---|---|
-| text | position p in slot p | writes its tokens | stays: no row looks beyond its length | yes | slots in use |
-| window | position p in slot p mod capacity | overwrites old ones | stays | no | all slots |
-| constant | none | replaces all of it | `initial`, mostly zeros | no | all of it |
-| source | tokens of an encoded source | reads it | computed again | yes | follow their source |
+| text | position p in slot p | writes the new tokens | stays: masked beyond the length | yes | slots in use |
+| window | position p in slot p mod capacity | overwrites old positions | stays | no | all slots |
+| constant | none | replaces the state | `initial`, mostly zeros | no | the full state |
+| source | tokens of an encoded source | only reads it | computed again | yes | with the source |
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class StateKind(enum.Enum):
 
     @property
     def accumulates(self) -> bool:
-        """Return whether the state sums over all tokens: such sums are f32, as 8 or 11 bits lose thousands of terms."""
+        """Return whether the state sums over all tokens; it is then f32: bf16 and f16 would lose small terms."""
         return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM, StateKind.SCAN)
 
 
 class Growth(enum.Enum):
-    """The growth of a state, which determines how it is indexed, reset and gathered: see the table of the module."""
+    """The growth of a state, which determines how it is indexed, reset and reordered: see the table of the module."""
 
     TEXT = "text"
     WINDOW = "window"
@@ -54,11 +54,11 @@ class Growth(enum.Enum):
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state of a call of an op: a tensor whose first axis is the batch.
+    """One state of a node: a tensor whose first axis is the batch.
 
-    `type` is the type of the state; for a cache that the node does not take yet, the type it would have with `capacity`
-    slots. `window` is the number of tokens that an attention looks back, whether or not its cache rolls; `initial`
-    fills a state of constant size at the start of a sequence.
+    `type` is the type of the state; for a cache that the node does not take yet, its type with `capacity` slots.
+    `window` is the number of tokens, itself included, that a query of the attention sees, rolling or not; `initial` is
+    the value of all elements of a state of constant size at the start of a sequence.
     """
 
     part: str  # its name among the states of a node
@@ -68,23 +68,26 @@ class StateSpec:
     made: str  # the output with the new state; "" if calls do not change it
     type: TensorType
     slots: int | None = None  # the axis that counts slots
-    positions: str = ""  # the operand with the slots of the tokens of the call
+    positions: str = ""  # the operand with the positions of the new tokens
     window: int | None = None
     initial: float = 0.0
 
     @property
     def row(self) -> tuple[Size, ...]:
-        """The shape of one batch row of the state."""
+        """The shape of the state without the batch axis."""
         return self.type.shape[1:]
 
     @property
     def per_slot(self) -> tuple[Size, ...]:
-        """The shape of one slot of one batch row, or of the row where the state has no slots."""
+        """The shape of the state without the axes of batch and slots."""
         return tuple(s for axis, s in enumerate(self.type.shape) if axis not in (0, self.slots))
 
 
 def fixed_size_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
-    """Return a state [batch, *row] of constant size, from operand past to output present; `like` has the batch."""
+    """Return the spec of a state [batch, *row] of constant size, taken as past`suffix`, returned as present`suffix`.
+
+    `like` is the type of an operand with the batch axis; `part` defaults to the name of `kind`.
+    """
     dtype = dtypes.f32 if kind.accumulates else like.dtype
     type = like.with_dtype(dtype).with_shape(like.shape[0], *row)
     return StateSpec(part or kind.value, kind, Growth.CONSTANT, f"past{suffix}", f"present{suffix}", type)
@@ -101,10 +104,10 @@ def caches(
     bits: int | None = None,
     kind: StateKind | None = None,
 ) -> tuple[StateSpec, ...]:
-    """Return the caches [batch, heads, capacity, width] of a causal attention, only of keys if these serve as values.
+    """Return the specs of the caches [batch, heads, capacity, width] of a causal attention: keys, and values if any.
 
-    k and v [batch, keys, heads · width] belong to a call (v is None if keys serve as values), `past` is the key cache
-    that the node takes. With `bits` caches hold codes. `kind` is for keys with another use.
+    k and v [batch, keys, heads · width] are those of the new tokens (v None: keys serve as values), `past` is the key
+    cache that the node takes. With `bits`, caches hold codes. `kind` overrides the kind, such as INDEX.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
     growth = Growth.WINDOW if rolling else Growth.TEXT
@@ -120,7 +123,7 @@ def caches(
 
 
 def cross_states(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
-    """Return states for keys and values [batch, source, width] of an encoded source, which every call reads again."""
+    """Return the specs of cached keys and values k, v [batch, source, width] of a source, which every step reads."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(
         StateSpec(part, StateKind.CROSS, Growth.SOURCE, operand, "", type, slots=1)

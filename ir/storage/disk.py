@@ -64,7 +64,7 @@ def umask() -> int:
 
 
 def reason(e: OSError) -> str:
-    """Return in a few words why the system refused to write, and the remedy."""
+    """Return a short description of why the system refused to write, and of the remedy."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space or name a folder on another disk"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

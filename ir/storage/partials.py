@@ -78,10 +78,10 @@ def _claim(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock `path` and return a descriptor that holds the lock; None where the file system has no locks.
+    """Lock `path` and return the open file descriptor that holds the lock; None if the file system has no locks.
 
     Raises:
-        BlockingIOError: if another process holds it.
+        BlockingIOError: if another process holds the lock.
         FileNotFoundError: if `path` was removed meanwhile.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # opening a pipe must not block

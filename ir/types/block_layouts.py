@@ -39,10 +39,12 @@ LARGEST = dtypes.f16  # dtype of the largest scale of a row, where scales are u8
 
 
 class Blocks(NamedTuple):
-    """A matrix in blocks: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros
-    u8, both shaped like scales, or None. Stacked matrices have more leading axes. In a layout with `sums` the last
-    groups of a row hold its offsets, see there. `tensor_scales` f32 [rows, 1] is the scale of the matrix that a layout
-    with `tensor_scale` stores; `scales` are multiplied by it already."""
+    """A matrix in blocks; stacked matrices have more leading axes.
+
+    codes: u8 [rows, groups, group], below 2^bits; with `BlockLayout.sums`, the last groups of a row are its offsets.
+    scales: f32 [rows, groups], already multiplied by `tensor_scales`; offsets f32 and zeros u8: like scales, or None.
+    tensor_scales: f32 [rows, 1], the scale of the matrix in a layout with `tensor_scale`, else None.
+    """
 
     codes: Array
     scales: Array
@@ -59,8 +61,8 @@ class Packing(NamedTuple):
 
 
 class SuperBlock(NamedTuple):
-    """A block of several groups, whose scales are packed as well: `unpack` takes the bytes [..., bytes] of blocks and
-    returns codes u8 [..., groups, group], scales f32 [..., groups], and minima of that shape or None."""
+    """A block of several groups with packed scales; `unpack` maps the bytes [..., bytes] of blocks to (codes u8
+    [..., groups, group], scales f32 [..., groups], minima like scales or None)."""
 
     groups: int
     unpack: Callable[[Array], super_blocks.Groups]
@@ -202,8 +204,7 @@ class BlockLayout:
 
     @property
     def unit(self) -> DType:
-        """Dtype that limits the range of scales: their own, or of the largest scale of a row if they are fractions of
-        it."""
+        """Dtype that limits the range of scales: `scale`, or with `sums` that of the largest scale of a row."""
         return LARGEST if self.sums else self.scale
 
     @property

@@ -25,8 +25,10 @@ SIZE = 256  # elements in a block of a K-quant
 
 
 def pack_fives(codes: Array) -> Array:
-    """Pack 5-bit codes [..., 32] into bytes [..., 20]: 4 with the high bits, then 16, first half of codes in low
-    halves."""
+    """Pack 5-bit codes [..., 32] into bytes [..., 20]: 4 bytes of the high bits, then 16 of the low 4 bits.
+
+    Byte i of the 16 holds code i in its low half and code i + 16 in its high half.
+    """
     first, second = np.split(codes & 15, 2, -1)
     return np.concatenate([np.packbits(codes >> 4, axis=-1, bitorder="little"), first | (second << 4)], -1)
 
@@ -89,10 +91,10 @@ def _halves(raw: Array) -> Array:
 
 
 def _scales_and_minima(raw: Array) -> tuple[Array, Array]:
-    """Return the scales and minima f32 [..., 8] of the groups of a Q4_K or Q5_K block.
+    """Return the scales and minima f32 [..., 8] of the 8 groups of Q4_K or Q5_K blocks `raw` [..., bytes].
 
-    The first 4 groups have theirs in the low 6 bits of 8 bytes. The last 4 groups have the low 4 bits in 4 more bytes
-    and the high 2 in the free bits of the first 8.
+    Bytes 4 to 11 have the 6-bit scales and minima of groups 0 to 3 in their low 6 bits, and the high 2 bits of those of
+    groups 4 to 7. Bytes 12 to 15 have the low 4 bits of the scale (low half) and minimum (high half) of groups 4 to 7.
     """
     scales, minima, low = np.split(raw[..., 4:16], 3, -1)
     scales = np.concatenate([scales & 63, low & 15 | scales >> 2 & 48], -1)

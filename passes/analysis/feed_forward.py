@@ -239,9 +239,7 @@ def match_gate(node: Node) -> Gate | str | None:
 
 def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
     """Return the gate for the product `node` = act(gate) ⊙ up; absorb nodes that clamp gate and up or add to up.
-
-    `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str.
-    """
+    `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str."""
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:

@@ -23,9 +23,7 @@ _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 def _bind_ones(*values: Value | None) -> dict[str, int]:
     """Bind each named size in the shapes of `values` to 1, doubled until no size expression is below 1.
-
-    Lengths of audio need more than 1: a convolution has to return at least one frame.
-    """
+    Lengths of audio need more than 1: a convolution has to return at least one frame."""
     shapes = [size for value in values if value is not None for size in value.shape]
     binding = {name: 1 for size in shapes for name in names(size)}
     for size in shapes:
@@ -36,9 +34,7 @@ def _bind_ones(*values: Value | None) -> dict[str, int]:
 
 def _label(value: Value, labels: Array | None = None, first: int = 0) -> Array:
     """Return `labels`, one per feature of a token, broadcast to the shape of `value` [batch, seq, ...].
-
-    Without `labels`, they are first, first + 1, ….
-    """
+    Without `labels`, they are first, first + 1, …."""
     shape = value.type.concrete(_bind_ones(value))
     labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
@@ -51,9 +47,7 @@ def _label_zero(value: Value) -> Array:
 
 def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
-
-    The labels of other operands are 0. Return None if `node` may mix features.
-    """
+    The labels of other operands are 0. Return None if `node` may mix features."""
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _moves(node):

@@ -184,9 +184,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
 
 def _read(layers: Layers, count: int) -> Iterable[int]:
     """Yield the layer numbers that `layers` selects; they may be negative or out of range.
-
-    Ranges stay lazy: the caller stops at the first invalid number of a huge range.
-    """
+    Ranges stay lazy: the caller stops at the first invalid number of a huge range."""
     if not isinstance(layers, str):
         return [layers] if isinstance(layers, int) else layers
     text = layers.strip()

@@ -125,9 +125,7 @@ def _trace_stream(start: Value) -> Stream:
 
 def _add_reader(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
     """Add `reader`, whose operand `index` is `value`, to the norms, linears or obstacles of `stream`.
-
-    A reader of another kind is an obstacle unless it `carries` the stream on to an output.
-    """
+    A reader of another kind is an obstacle unless it `carries` the stream on to an output."""
     if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
         stream.norms[reader] = None
     elif reader.op is ops.linear and index == 0:
@@ -208,9 +206,7 @@ def write_mapped(
 
 def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
     """Return whether a map can be absorbed into `writer`.
-
-    A norm needs a weight, an embedding a table that only `writers` read; other nodes always can.
-    """
+    A norm needs a weight, an embedding a table that only `writers` read; other nodes always can."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None

@@ -113,9 +113,7 @@ _CACHE, _INDEX, _STATE = (
 
 def _name_states(specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
     """Return the `specs` of one node with their input and output names, and count the node in `numbers`.
-
-    `numbers` maps a kind (prefix of the input name, such as ``past_index``) to the number of earlier nodes.
-    """
+    `numbers` maps a kind (prefix of the input name, such as ``past_index``) to the number of earlier nodes."""
     first = specs[0]
     past, present = _STATE if _is_constant(first) else _INDEX if first.kind is StateKind.INDEX else _CACHE
     number = numbers[past]

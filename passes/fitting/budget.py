@@ -132,9 +132,7 @@ def _measure_costs(
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
     """Return the cost of each unit in every layout: measured for `probe`, scaled by squared errors for other layouts.
-
-    Costs are nats per token; for a graph without logits, the relative squared error of its first output.
-    """
+    Costs are nats per token; for a graph without logits, the relative squared error of its first output."""
     graph = graph.clone()
     twins = _spill_matrices(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}

@@ -94,7 +94,7 @@ def sampled_tokens(
 def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
     """Return every n-th sequence of the batches `texts`, in batches of equal length again.
 
-    n = max(1, tokens // limit), so that about `limit` tokens or up to twice as many remain.
+    n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain.
     """
     every = max(1, sum(ids.size for ids in texts) // limit)
     rows = [row for ids in texts for row in ids][::every]

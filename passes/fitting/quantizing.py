@@ -219,9 +219,7 @@ def _fit_products(
     activations: Activations, original: _Original | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Round the matrices of `layouts`, which multiply the same value; return the blocks of each, a list of one.
-
-    With `original`, weights are first moved towards the original outputs (`correction`).
-    """
+    With `original`, weights are first moved towards the original outputs (`correction`)."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
@@ -253,9 +251,7 @@ def _fit_products(
 
 def _moments_of(activations: Activations, original: _Original | None, node: Node) -> tuple[Array, Array | None]:
     """Return Σ x xᵀ [in, in] of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀.
-
-    The second is None without `original`.
-    """
+    The second is None without `original`."""
     x = node.required("x")
     changed = _apply_norm(node, activations(x))
     return moment(changed), None if original is None else moment(_apply_norm(node, original(x)), changed)
@@ -310,9 +306,7 @@ def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
-
-    The moment of an expert is that of its own tokens, mixed for gate and up with `POOLED` of that of all tokens.
-    """
+    The moment of an expert is that of its own tokens, mixed for gate and up with `POOLED` of that of all tokens."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
     combine = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("combine"))])

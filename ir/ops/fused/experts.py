@@ -1,4 +1,4 @@
-"""Mixture of experts in a decode step: the choice of experts and the weighted sum of their outputs."""
+"""Mixtures of experts in a decode step: the choice of experts, and the weighted sum of their outputs."""
 
 from __future__ import annotations
 

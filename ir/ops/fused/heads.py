@@ -19,7 +19,7 @@ _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
     cases=[case(ints(2, 3, high=9), normal(4)), case(ints(2, 3, high=9), normal(2), amplitude=1.3)],
 )
 def rotary_angles(positions: Value, frequencies: Value, *, amplitude: float = 1.0) -> tuple[Value, Value]:
-    """amplitude · cos and sin of positions [batch, seq] · frequencies [pairs] → [batch, seq, pairs] each."""
+    """(amplitude · cos θ, amplitude · sin θ) [batch, seq, pairs], θ = positions [batch, seq] · frequencies [pairs]."""
     angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
     cosines, sines = (affine(f(angles), by=amplitude) for f in (cos, sin))
     return cosines, sines

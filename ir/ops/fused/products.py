@@ -16,7 +16,7 @@ _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 
 def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
-    """Emit the norm of `x`; `kind` is none, rms or layer."""
+    """Emit the norm of x by `kind`: none (x itself), rms or layer."""
     require(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
     require(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
     require(kind == "layer" or bias is None, "only a layer norm has a norm_bias")

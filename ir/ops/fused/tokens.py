@@ -70,11 +70,12 @@ def choose_tokens(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Value:
-    """Return the next token of each row, [batch, 1]: the most likely, or at a `temperature` > 0 a sampled one.
+    """Return the next token of each batch row, [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
 
     logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
     1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    Sampled is the first remaining token whose cumulative probability, in the order of ids, exceeds the row's uniform.
+    The sample is the first remaining token whose cumulative probability, in the order of ids, exceeds the batch row's
+    element of uniforms.
     """
     if temperature == 0:
         return reduce.top_k.emit(logits, k=1)[1]

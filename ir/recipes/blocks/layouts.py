@@ -47,7 +47,7 @@ class Kept(Recipe):
 
 
 def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
-    """Return the layout of the blocks that form every row of `recipe`, or the reason why its rows are not full
+    """Return the layout of the blocks that form every row of `recipe`; a reason (str) if its rows are not full
     blocks."""
     leaves = block_leaves(recipe, reader)
     if isinstance(leaves, str):
@@ -63,7 +63,7 @@ def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
 
 
 def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
-    """Return the tensors and block recipes whose full rows `recipe` rearranges, or why it does anything else."""
+    """Return the tensors and block recipes whose full rows `recipe` rearranges; a reason (str) if it does more."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
     if not recipe.parts:

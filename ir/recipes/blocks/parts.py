@@ -148,7 +148,10 @@ def row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int
 
 
 def split_parts(rows: Array, layout: BlockLayout, width: int, names: Sequence[str]) -> tuple[Array, ...]:
-    """Split `rows` u8 [..., bytes], which join several parts, into the arrays of the parts `names`."""
+    """Split `rows` u8 [..., bytes], the joined parts `names` of a matrix [out, width], into one array per part.
+
+    Each array has the dtype of its part and the shape [..., elements].
+    """
     ends = np.cumsum(row_bytes(layout, width, names))
     columns = zip(names, np.split(rows, ends[:-1], -1), strict=True)
     return tuple(np.ascontiguousarray(column).view(DTYPES[name].numpy) for name, column in columns)
@@ -160,7 +163,7 @@ def _concat_parts(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> 
 
 
 def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """Return the part called `part` of `blocks` in `layout`."""
+    """Return the part called `part` of `blocks`, [rows, elements]; the module describes the parts."""
     if layout.sums and part not in WITH_SUMS:
         blocks = layout.decode_offsets(blocks)
     codes, scales, offsets, zeros, _ = blocks

@@ -51,9 +51,7 @@ def parallel_delta(step: Step) -> Parallel | None:
 
 def _find_reading(step: Step, name: str) -> Reading | None:
     """Return the reading (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
-
-    Return None if there is none or more than one, or if the state enters by other ops than affine ones.
-    """
+    Return None if there is none or more than one, or if the state enters by other ops than affine ones."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
     rules, forms, readings = Rules(graph.inputs[step.tokens[0]]), {state: Diagonal(name, state.shape)}, list[Reading]()

@@ -76,9 +76,7 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
 
 def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
     """Return whether `value` broadcasts to an output of `rank` axes without mixing tokens.
-
-    An operand that carries tokens (`carrying`) must have that rank; another must have size 1, or no axis, at axis 1.
-    """
+    An operand that carries tokens (`carrying`) must have that rank; another must have size 1, or no axis, at axis 1."""
     if value is None:
         return True
     if carrying:

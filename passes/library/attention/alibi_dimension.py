@@ -82,9 +82,7 @@ def _find_obstacle(node: Node, alibi: Node) -> str | None:
 
 def _append_bias(node: Node, alibi: Node) -> None:
     """Append the slopes of `alibi` to the query heads of the attention `node`, the key positions to its key heads.
-
-    The bias is dropped.
-    """
+    The bias is dropped."""
     (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     assert q is not None and k is not None and slopes is not None and keys is not None

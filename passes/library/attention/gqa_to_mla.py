@@ -121,9 +121,7 @@ Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     """Emit one linear with the given row spans of the branches' linears, which read the same value; return its output.
-
-    `name` is the scope-local name of the output and of the parameters.
-    """
+    `name` is the scope-local name of the output and of the parameters."""
     (first, _), *_ = parts
     graph = first.linear.graph
     weights, biases, count = list[Recipe](), list[Recipe](), 0

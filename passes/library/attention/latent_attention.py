@@ -246,10 +246,8 @@ def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: T
 
 
 def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
-    """Return the weight [heads·d, rank] of an up-projection from the latent to `heads` query heads.
-
-    `head_rows` [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name of a new parameter.
-    """
+    """Return the weight [heads·d, rank] of an up-projection from the latent to `heads` query heads. `head_rows`
+    [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name of a new parameter."""
     weight = linear.operand("weight")
     assert isinstance(weight, Param)
     # Every query head gets the rows of its KV head, as ⌊h · kv_heads / heads⌋.
@@ -263,9 +261,7 @@ def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
 
 def _split_heads(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
     """Split every head of x [batch, n, heads·w] after `first` features; return [batch, n, heads·first] and the rest.
-
-    The rest is None if first = w.
-    """
+    The rest is None if first = w."""
     head_width = x.width // heads
     if first == head_width:
         return x, None
@@ -288,9 +284,7 @@ def _merge_heads(part: Value) -> Value:
 
 def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
     """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
-
-    A packed linear is split if only some of its pieces lose their readers; their rows are then erased.
-    """
+    A packed linear is split if only some of its pieces lose their readers; their rows are then erased."""
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)

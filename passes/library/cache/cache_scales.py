@@ -285,9 +285,7 @@ def _rows(x: Array) -> Array:
 
 def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
     """Return consecutive positions [batch, length] for each of `texts`, with starts spread evenly over the context.
-
-    Keys are stored rotated, and later positions rotate them to values that the first positions do not reach.
-    """
+    Keys are stored rotated, and later positions rotate them to values that the first positions do not reach."""
     context = int(graph.meta.get("context") or CONTEXT)
     starts = iter(np.linspace(0, 1, sum(len(ids) for ids in texts)))
     return [

@@ -166,9 +166,7 @@ def _run_call(
     equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Progress
 ) -> _Progress:
     """Continue from `before` with a call on tokens start:stop; return its states and all outputs so far.
-
-    `span` is (start, stop, total).
-    """
+    `span` is (start, stop, total)."""
     (start, stop, total), (past, outputs), batch = span, before, SIZES["batch"]
     positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
     call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}

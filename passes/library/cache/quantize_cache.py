@@ -187,9 +187,7 @@ def _added_maps(graph: Graph, before: Graph) -> list[str]:
 
 def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] | None = None) -> Param:
     """Add a parameter `name` with the elements `array` in the scope of `node`, and return it.
-
-    It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales.
-    """
+    It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales."""
     graph = node.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
     place = f"{node.scope}.{name}" if node.scope else name

@@ -147,9 +147,7 @@ def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence
 
 def _capacity(node: Node, slack: int) -> int | None:
     """Return keep_first + window + `slack`, the capacity of a rolling cache of the attention `node`.
-
-    Return None if it has no window, rolls already, or shares its cache.
-    """
+    Return None if it has no window, rolls already, or shares its cache."""
     window, first = node.attrs["window"], node.attrs["keep_first"]
     # A cache that another node also reads must keep all its keys.
     unshared = all(len(past.uses) == 1 for past in _pasts(node))

@@ -101,9 +101,7 @@ def _concrete_shape(param: Param) -> Shape:
 
 def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
     """Return recipes of the outputs of `node`, in terms of its operands' recipes; [] if there is no rule for the op.
-
-    `shape` is that of the first output.
-    """
+    `shape` is that of the first output."""
     build = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
     recipes = build(node, operands, shape) if build else None
     return [] if recipes is None else recipes if isinstance(recipes, list) else [recipes]

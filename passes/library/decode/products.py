@@ -236,9 +236,7 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
 
 def _rank(term: Value) -> int:
     """Return the rank of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
-
-    A norm or scale after a mixture or product does not change the rank.
-    """
+    A norm or scale after a mixture or product does not change the rank."""
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
         if node.op is ops.mixture:
             return 1

@@ -152,9 +152,7 @@ class CollapseLinears(Pass):
 
 def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
     """Yield `value` as linear maps of earlier values: of the input of the last linear, of the linear before that, ….
-
-    Only `reader` (None: anything) may read `value`, and inner values have a single reader.
-    """
+    Only `reader` (None: anything) may read `value`, and inner values have a single reader."""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
@@ -184,9 +182,7 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
 def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
     """Return both summands of the add `node` as linear maps of their nearest common value; None without one.
-
-    A summand that is a piece of a packed linear is first unpacked.
-    """
+    A summand that is a piece of a packed linear is first unpacked."""
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None

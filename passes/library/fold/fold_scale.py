@@ -94,9 +94,7 @@ class FoldScale(Pass):
 
     def _accept(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
         """Return plans that share no nodes and, unless `untie`, scale each weight for all of its readers.
-
-        Reasons against other plans are added to `refused`, by the name of the value.
-        """
+        Reasons against other plans are added to `refused`, by the name of the value."""
         order, used, plans = execution_order(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_plans(graph, order, refused)):
             _compensate(plan, order)
@@ -153,9 +151,7 @@ def _score_scale(attention: Node) -> float:
 
 def _find_product(node: Node) -> tuple[int, Factor] | None:
     """Return (index of the multiplied operand, factor) if `node` multiplies by a constant number or vector, else None.
-
-    A vector is a recipe as wide as the result.
-    """
+    A vector is a recipe as wide as the result."""
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
         return None

@@ -29,9 +29,7 @@ def _find_fusible(norm: Node) -> Site | str | None:
 
 def _find_unfolded(norm: Node) -> Site | str | None:
     """Return `norm` with its readers if all are projections or mixtures without a norm; else a reason (str).
-
-    None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers.
-    """
+    None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers."""
     readers = norm.output.users
     if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not only_params(norm.inputs[1:]):
         return None

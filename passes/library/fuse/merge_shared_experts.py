@@ -80,9 +80,7 @@ class MergeSharedExperts(Pass):
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     """Return (input, feed-forward) of the summand `term`; a reason (str) replaces one that cannot be merged.
-
-    Return None if `term` is not the result of a feed-forward, scaled or not.
-    """
+    Return None if `term` is not the result of a feed-forward, scaled or not."""
     node = term.producer
     if node is None:
         return None
@@ -118,9 +116,7 @@ def _merge(parts: list[FeedForward]) -> None:
 
 def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
     """Emit one linear of x for the projections `sides`; return its output.
-
-    With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed.
-    """
+    With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed."""
     rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
     weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
     recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None

@@ -203,7 +203,7 @@ def _find_summands(y: Value, x: Value) -> list[Value] | None:
 
 
 def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
-    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or a reason (str) if none do."""
+    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or a reason (str) without."""
     node = value.producer
     if node is None:
         return f"%{value.name} is not computed in the layer"
@@ -239,9 +239,7 @@ def _adds_zero(layer: Layer) -> bool:
 
 def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
     """Insert a copy of `layer`, with input x and number `number`, after the node `anchor`; return its nodes and output.
-
-    Parameters in the layer's scope are copied, those in `zero` become zeros; other parameters are shared.
-    """
+    Parameters in the layer's scope are copied, those in `zero` become zeros; other parameters are shared."""
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
     copies: dict[Value | None, Value | None] = {None: None, layer.x: x}
 

@@ -71,9 +71,7 @@ class PermuteNeurons(Pass):
 
     def _runs(self, node: Node) -> Runs | None:
         """Return, by (node, operand index), the axis ranges to shuffle if `node` ends a feed-forward or is a moe.
-
-        Return None for other nodes.
-        """
+        Return None for other nodes."""
         if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None

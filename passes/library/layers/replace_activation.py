@@ -160,9 +160,7 @@ def _apply_gate(name: str, gate: Array, up: Array, limit: float | None, shift: f
 
 def _apply_experts(name: str, node: Node, arrays: dict[str, Array | None]) -> Array:
     """Return the output of the moe `node` with the activation `name`, computed token by token and expert by expert.
-
-    `arrays` has the operands by name.
-    """
+    `arrays` has the operands by name."""
     x, combine, up, down = (arrays[k] for k in ("x", "combine", "up", "down"))
     assert x is not None and combine is not None and up is not None and down is not None
     y = np.zeros_like(x)

@@ -124,9 +124,7 @@ class InsertRope(ScalingArguments, Pass):
 
 def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
     """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal.
-
-    For a bidirectional attention without this input, they are counted; `counted` caches such values by shape.
-    """
+    For a bidirectional attention without this input, they are counted; `counted` caches such values by shape."""
     q = node.inputs[0]
     assert q is not None
     shape = q.shape[:2]
@@ -146,7 +144,7 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
 def _rotated_attention(
     rotate: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
 ) -> Any:
-    """Return the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq]; 0, 1, … for other shapes."""
+    """Return the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq] (None: 0, 1, …)."""
     if at is None or at.shape != q.shape[:2]:
         at = np.arange(q.shape[1])[None]
     heads = attrs["heads"], attrs["kv_heads"]

@@ -99,9 +99,7 @@ def _check_norm(steps: list[Node], start: Value | None) -> list[Node]:
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
     """Return a reason (str) why the norm in `steps` cannot move across `rotation`; None if it can.
-
-    `chain` are the nodes of both, in order.
-    """
+    `chain` are the nodes of both, in order."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:

@@ -112,7 +112,7 @@ def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> st
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return the row order for the other layout, for each linear and norm before `rotations`; a reason (str) if none."""
+    """Return the row order for the other layout of each linear and norm before `rotations`; a reason (str) if none."""
     rows: dict[Node, Array] = {}
     origins: list[Origin] = []
     for rotation in rotations:
@@ -139,10 +139,8 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the new order of the vectors that are parameters of `step`; a reason (str) if there is none.
-
-    `labels` are the rows of the linear that the features of `step` come from, `order` is the new order of these rows.
-    """
+    """Return the new order of the vectors that are parameters of `step`; a reason (str) if there is none. `labels` are
+    the rows of the linear that the features of `step` come from, `order` is the new order of these rows."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])
