@@ -1,6 +1,6 @@
 """Every pass, one file per idea, in a folder per kind. Importing this package fills the registry.
 
-Never here: what several kinds of passes share (`edits`, `analysis`), facts about a target.
+Never here: code that several kinds of passes share (`edits`, `analysis`), facts about a target.
 """
 
 import importlib

@@ -109,7 +109,7 @@ class PackQkv(Pass):
 
 
 def _find_linear(value: Value | None) -> Node | None:
-    """Return the linear that computes `value`, through ops that treat their first operand row by row, or None."""
+    """Return the linear that computes `value` before any ops that treat tokens independently; None if there is none."""
     while value is not None and (node := value.producer) is not None:
         if node.op is ops.linear:
             return node

@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def single_head(self) -> Layout:
-        """Return the layout of a tensor that has a single head along the axis: the zeros, without reordering."""
+        """Return the layout for a tensor with a single head along the axis: it appends the zeros only."""
         return Layout((0,), self.width, self.zeros)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
@@ -56,7 +56,7 @@ class Layout:
         return Reshape(padded, (*shape[:axis], self.size, *rest))
 
     def derive_param(self, old: Param, axis: int = 0) -> Param:
-        """Add and return a parameter that holds `old` with its heads along `axis` rearranged; `old` stays."""
+        """Return a new parameter, derived from `old`, with the heads along `axis` rearranged; `old` is not erased."""
         shape = tuple(old.shape)
         return derive_param(
             old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :])
@@ -69,7 +69,7 @@ def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: lay
 
 
 def find_obstacle(branch: Branch, layout: Layout) -> str | None:
-    """Return why a node of `branch` would compute something else on heads in `layout`; None if the layout is safe."""
+    """Return a reason (str) why a node of `branch` is not equivalent on heads in `layout`; None if all nodes are."""
     normed = False
     for node in branch.between:
         why = _find_node_obstacle(node, layout, branch.start.width)
@@ -82,7 +82,7 @@ def find_obstacle(branch: Branch, layout: Layout) -> str | None:
 
 
 def growth(branch: Branch, layout: Layout) -> float:
-    """Return the factor by which the zeros of `layout` enlarge the branch: its RMSNorm averages over more features."""
+    """Return the factor by which the zeros of `layout` scale the result of `branch`: √(d'/d) for each RMSNorm in it."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 
@@ -111,10 +111,10 @@ def _find_node_obstacle(node: Node, layout: Layout, width: int) -> str | None:
 
 
 def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> None:
-    """Rearrange the heads of operands of the attention `reader`, given a branch and a layout for each role (q, k, v).
+    """Rearrange the heads of operands of the attention `reader`, in place, by (branch, layout) of each role (q, k, v).
 
-    The rows of the linear's weight are rearranged, and the nodes between linear and attention are rebuilt. Check
-    `find_obstacle` first. If a width changes, the linear must not be packed, and the caller must change `reader` next.
+    Weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. `find_obstacle`
+    must return None. If a width changes, linears must not be packed, and the caller must then adapt `reader`.
     """
     linears: dict[Node, list[tuple[Branch, Layout]]] = {}
     for branch, layout in layouts.values():
@@ -135,7 +135,7 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> 
 
 
 def repack_linear(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
-    """Rearrange the rows of `linear`'s weight and bias by the layout of each of its branches; return its new output."""
+    """Replace `linear` by one whose weight and bias rows are rearranged by the layouts `sides`; return its output."""
     (branch, layout), *_ = sides
     weight, bias = branch.weight, branch.bias
     if not branch.packed:

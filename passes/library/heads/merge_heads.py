@@ -21,7 +21,7 @@ from .head_layout import Layout, apply_layout, find_obstacle, take_rows
 
 @dataclass(frozen=True)
 class MeanHeads(Layout):
-    """A layout with fewer heads: each new head is the mean of a run of the `old` ones."""
+    """A layout with fewer heads: each new head is the mean of a run of adjacent heads; `old` is their former number."""
 
     old: int = 0
 
@@ -32,13 +32,13 @@ class MeanHeads(Layout):
 
 @dataclass(frozen=True)
 class FittedHeads(Layout):
-    """A layout whose heads get fitted rows: `weight`, and `bias` where the linear has one."""
+    """A layout whose rows are replaced by fitted ones: the recipe `weight`, and `bias` if the linear has a bias."""
 
     weight: Recipe = field(kw_only=True)
     bias: Recipe | None = field(kw_only=True)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """Return the fitted weight for a matrix and the fitted bias for a vector; `recipe` is not used."""
+        """Return the fitted `bias` if `shape` has one axis, else the fitted `weight`; `recipe` is not used."""
         return self.weight if len(shape) == 2 or self.bias is None else self.bias
 
 
@@ -56,13 +56,12 @@ class MhaToGqa(Pass):
       complex factors commute with rotation: one complex row each, by a rank-1 SVD weighted by the energy of the
       queries; Q'_h absorbs the factor.
 
-    L Lᵀ is the second moment of the linears' input: white noise without a `calibration`, which is a text file or token
-    ids (.npy, .json), of which `tokens` are read. Half of it comes from single tokens and half from the result of
-    attention: for values the averages, for keys the differences among the keys that a query attends to; heads with more
-    spread-out attention weigh more. `sequential`: later layers are fitted to the outputs of the changed earlier layers,
-    and each output projection then compensates the loss of its attention, by least squares with a ridge. A norm on
-    queries or keys, or a gate on the output, fixes the basis; svd then falls back to the mean, with a note in the
-    trace.
+    L Lᵀ is the second moment of the linears' input on `tokens` tokens of `calibration` (a text file, or token ids as
+    .npy or .json); without it, the identity. Half of it comes from single tokens and half from the attention: for
+    values, from their weighted averages; for keys, from the differences among the keys that a query attends to. Heads
+    that attend to many keys get more weight. With `sequential`, later layers are fitted to the outputs of the changed
+    earlier layers, and each output projection is refitted by least squares with a ridge. A norm on queries or keys, or
+    a gate on the output, fixes the basis; svd then falls back to the mean, with a note in the trace.
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between. The result is exact if
     the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide the present number
@@ -136,7 +135,7 @@ class MhaToGqa(Pass):
             raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
-        """Return the new layouts of keys and values of the attention `node`, or why they cannot be merged."""
+        """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if they cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
         old, layouts = int(node.attrs["kv_heads"]), dict[str, Layout]()
@@ -169,7 +168,7 @@ class MhaToGqa(Pass):
 
 
 def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:
-    """Rebuild the attention `node` with `groups` KV heads in `layouts`, its linears replaced by those in `fit`."""
+    """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the node."""
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
         layouts[role] = FittedHeads(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
@@ -181,14 +180,14 @@ def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> N
 
 
 def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
-    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; its bias also, unless None."""
+    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`, and its bias unless None is given."""
     linear = output_of(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
     reweigh(linear, weight, bias or "same")
 
 
 def _equalize(branch: Branch, heads: int, groups: int) -> None:
-    """Copy the rows of the first head of each run to the whole run, in place, in a graph staged for checks."""
+    """Make all heads of each run of `branch` equal to the first, by recipe, in place, in a graph staged for checks."""
     start, stop = branch.span
     head_dim, run = (stop - start) // heads, heads // groups
     copied = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]

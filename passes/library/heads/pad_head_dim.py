@@ -68,7 +68,7 @@ class PadHeadDim(Pass):
 
 
 def _pad(node: Node, multiple: int) -> str | None:
-    """Pad the heads of `node`; return None if done, "" if they already have the size, else why it is impossible."""
+    """Pad the heads of the attention `node` and return None; "" if nothing is to do, a reason (str) if impossible."""
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     q, v = node.operand("q"), node.operand("v")
     assert q is not None

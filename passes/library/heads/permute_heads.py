@@ -21,8 +21,8 @@ class PermuteHeads(Pass):
 
     The output projection sums over heads: Σ_h W_h y_h is the same in any order. Everything that belongs to a head moves
     with it: its rows of W_q and bias, its columns of W_o, its slope or bias, its sink, the weights of its norm; each
-    group takes its key and value heads along. Useful before a merge of adjacent heads. An attention that is already in
-    this order, because the pass was run before, is left alone.
+    group's key and value heads move with it. Useful before a merge of adjacent heads. An attention that is already in
+    this order, because the pass was run before, stays unchanged.
 
     Condition: the query heads of a group stay together. Refused if there are caches, if a node other than norms,
     scales, clips and rotations is between linear and attention, if anything but a linear reads the result, and if a
@@ -74,7 +74,8 @@ class PermuteHeads(Pass):
 
 
 def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
-    """Permute the heads of `node`; return None if done, "" if they have this order, else why it is impossible."""
+    """Permute the heads of the attention `node` and return None; "" if they have this order, a reason (str) if
+    impossible."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if heads != len(order):
         return f"it has {heads} heads, the order {len(order)}"
@@ -133,8 +134,8 @@ def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:
 
 
 def rearrange_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """Return the bias [batch, heads, seq, keys] with the heads `order` (maybe a subset): the value itself, a function
-    that inserts its nodes, or a message that explains why it cannot be rearranged."""
+    """Return `bias` [batch, heads, seq, keys] with the heads `order` (all or a subset): the value if it needs no new
+    nodes, else a function that emits it and returns its value; a reason (str) if it cannot be rearranged."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):

@@ -26,10 +26,10 @@ from .permute_heads import rearrange_bias
 class PruneHeads(Pass):
     """Remove key and value heads, together with the query heads that read them and their part of the output projection.
 
-    In every layer of `layers`, the `count` heads that contribute least to the output are removed: least by the energy
-    E‖O_h y_h‖² of the contribution on a `calibration` file (text, or token ids as .npy or .json, of which `tokens` are
-    read), else by ‖O_h V_h‖². Alternatively `heads` lists the heads to remove. Layers that had equally many heads still
-    do. A second run prunes again.
+    In every layer that `layers` selects, the `count` KV heads that contribute least to the output are removed, by the
+    energy E‖O_h y_h‖² of the contribution on `tokens` tokens of a `calibration` file (text, or token ids as .npy or
+    .json), or without a file by ‖O_h V_h‖². Alternatively, `heads` lists the KV heads to remove. A second run prunes
+    again.
 
     Condition: q, k and v come from linears, with only norms per head, scales, clips and rotations between; the output
     linear alone reads the result; a bias per head is a parameter or computed from one. The result is exact if the
@@ -88,7 +88,7 @@ class PruneHeads(Pass):
         erase_unread(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
-        """Return the KV heads that stay, by the weight of the output linear: a layer applied twice keeps one set."""
+        """Return the KV heads that remain, by the weight of the output linear: a shared layer has one choice."""
         if self.heads:
             return {
                 _output_weight(node): tuple(h for h in range(node.attrs["kv_heads"]) if h not in self.heads)
@@ -122,7 +122,7 @@ class PruneHeads(Pass):
 
 
 def _find_obstacle(node: Node) -> str | None:
-    """Return why heads of the attention `node` cannot be removed; None if they can."""
+    """Return a reason (str) why heads of the attention `node` cannot be removed; None if they can."""
     if node.op is not ops.attention:
         return f"it is {node.op.name}"
     if node.operand("v") is None:
@@ -153,7 +153,7 @@ def _output_weight(node: Node) -> Param:
 
 
 def _energies(node: Node, activations: Activations | None) -> Array:
-    """Return for each KV head the energy of its query heads' contribution to the output, as the class defines it."""
+    """Return the energy [kv_heads] of the contribution to the output (see PruneHeads), summed over the query heads."""
     heads, reader = int(node.attrs["heads"]), node.graph.reader
     outputs = _output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]
@@ -174,7 +174,7 @@ def _energies(node: Node, activations: Activations | None) -> Array:
 
 
 def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
-    """Keep only the KV heads `remaining` of the attention `node`, and the query heads that read them."""
+    """Remove all KV heads of the attention `node` except `remaining`, with their query heads; `biases` is a cache."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
     order = tuple(h * run + i for h in remaining for i in range(run))
     branches = {}

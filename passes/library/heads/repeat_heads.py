@@ -65,7 +65,7 @@ class GqaToMha(Pass):
 
 
 def _repeat(node: Node, count: int) -> str | None:
-    """Repeat the KV heads of the attention `node` until there are `count`; return None, or why that is impossible."""
+    """Repeat the KV heads of the attention `node` until there are `count`; return None, or a reason (str) why not."""
     heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
     if count % kv_heads:
         return f"{count} is not a multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"

@@ -68,7 +68,7 @@ class RotateHeads(Pass):
             trace.fired(self.name, name)
 
     def _find_obstacle(self, node: Node) -> str | None:
-        """Return why the values of `node` cannot be rotated; None if they can."""
+        """Return a reason (str) why the values of the attention `node` cannot be rotated; None if they can."""
         if node.op is not ops.attention:
             return f"it is {node.op.name}"
         if node.operand("v") is None:

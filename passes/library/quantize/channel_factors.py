@@ -1,8 +1,8 @@
 """Factors of channels that minimize the rounding error of a product.
 
 x Wᵀ = (x / s) (W · s)ᵀ for a factor s of every channel. Values of a group share a scale, so a channel that is much
-larger than its neighbours costs them precision, among activations or among weights. Factors move magnitude from one to
-the other. The best factors are found by trials on activations of a text, with both sides rounded.
+larger than its neighbours costs them precision, among activations or among weights. Factors move magnitude between
+activations and weights. The best factors are found by trials on calibration activations, with both rounded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OUTPUTS = 1024  # rows of a weight, enough to estimate the sizes of its columns
 
 
 def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
-    """Return factors, powers of two f32 [in], of `weights` [out, in] with the least error of their products with `x`
-    [n, in] when the weights are rounded to `layout` and x to 8 bits; None if they hardly reduce the error.
+    """Return the factors s, powers of two f32 [in], that minimize the error of the products (x / s) (W · s)ᵀ for all
+    `weights` W [out, in], with W · s rounded to `layout` and x / s [n, in] to 8 bits; None for less than 2 % gain.
     """
     inputs = _size(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]

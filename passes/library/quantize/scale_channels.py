@@ -26,8 +26,8 @@ LEAST_TOKENS = 128  # below which sizes of activations do not generalize to othe
 
 @dataclass(frozen=True)
 class ScaleChannels(Pass):
-    """Divide the input channels of linear maps by factors, and multiply the columns of their weights by these, so that
-    quantizing the weights loses less.
+    """Divide the input channels of linear maps by factors and multiply the columns of their weights by them, to reduce
+    the error of quantization.
 
     W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into the node that computes x: the weight of a norm, or the rows of
     the `up` of a gated feed-forward. Groups of values share a scale, also among activations if kernels round them to 8
@@ -39,8 +39,8 @@ class ScaleChannels(Pass):
     all over it are read. Without a tokenizer tokens are random, and a warning reports it.
 
     Condition: the node that computes the value is linear in a parameter, such as a norm with a weight (before
-    fold-norm-scale), and only linear maps with weights of their own read it: before a head tied to its embedding, or
-    experts, nothing changes. Nor does it where factors hardly reduce the error.
+    fold-norm-scale), and only linear maps with unshared weights read it; inputs of a tied head or of experts stay
+    unchanged, and so do values for which factors reduce the error by less than 2 %.
 
     Source: SmoothQuant (Xiao 2022, 2211.10438); AWQ (Lin 2023, 2306.00978).
 
@@ -105,7 +105,7 @@ class ScaleChannels(Pass):
         trace.progress(len(sites), len(sites))
 
     def _sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
-        """Yield the values whose channels can be scaled."""
+        """Yield the values whose channels can be scaled; refusals go to `trace`."""
         all_matrices = matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
@@ -122,7 +122,7 @@ class ScaleChannels(Pass):
 
 
 def _weights(value: Value) -> list[Param]:
-    """Return the weights that multiply `value`."""
+    """Return the weights of all readers of `value`."""
     return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
 
 
@@ -143,7 +143,7 @@ def _rows(weight: Param) -> Array:
 
 
 def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that divide `value` by `factors` and multiply its readers by them, or why there are none."""
+    """Return the edits that divide `value` by `factors` and multiply its readers' weights; a reason (str) without."""
     reader_edits = edit_readers(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits

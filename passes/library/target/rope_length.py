@@ -13,7 +13,7 @@ from ...core.trace import Trace
 
 
 def depends_on_length(graph: Graph) -> bool:
-    """Return whether frequencies of `graph` depend on the length of sequences."""
+    """Return whether RoPE frequencies of `graph` depend on the length of sequences (dynamic, longrope)."""
     return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
 
 

@@ -26,7 +26,7 @@ At = Literal["keys", "states"]
 
 @dataclass(frozen=True)
 class _Side(Pass):
-    """Cuts a graph where nodes with other inputs read values of the source alone; keeps the encoder or the decoder."""
+    """The base of passes that cut a graph where other nodes read values of the source only, and keep one side."""
 
     effect = "changing"
     purpose = "Targets"
@@ -72,14 +72,13 @@ class _Side(Pass):
 
 @dataclass(frozen=True)
 class EncoderSide(_Side):
-    """Keep the encoder of an encoder-decoder: the nodes that depend on the source alone.
+    """Keep the encoder of an encoder-decoder: the nodes that depend on the source only.
 
-    Its outputs are the values that depend on the inputs of the source alone and that other nodes read. Keys and values
-    of the i-th cross-attention are named cross.{i}.key and cross.{i}.value; other values keep their names. decoder-side
-    takes these as inputs: run one after another, the two compute the outputs of the whole graph. At `states` its output
-    is one value, last_hidden_state, the last one on all paths from the source, and it is a complete model: its inputs
-    are named like those of any other encoder, and names of its parts lose the prefix of their side. A loss that both
-    sides add to is split in two.
+    Its outputs are the values of these nodes that other nodes read. Keys and values of the i-th cross-attention are
+    named cross.{i}.key and cross.{i}.value; other values keep their names. decoder-side takes these as inputs: encoder
+    and decoder, run in this order, compute the outputs of the original graph. With at=states, its only output is
+    last_hidden_state, the last value on all paths from the source, and it is a complete model: its inputs are named as
+    in any other encoder, and names of its parts lose the prefix of their side. A loss of both sides is split in two.
 
     Condition: the decoder runs after it.
 
@@ -106,8 +105,8 @@ class EncoderSide(_Side):
 class DecoderSide(_Side):
     """Keep the decoder of an encoder-decoder: the nodes that depend on more than the source.
 
-    Its inputs are the outputs of encoder-side, under the same names, and the inputs of the source that it reads itself,
-    such as its padding mask. At `states` the output taken is the encoder's last_hidden_state, as encoder_hidden_states.
+    Its inputs are the outputs of encoder-side, under the same names, and the source inputs that its nodes read, such as
+    the padding mask. With at=states, it takes the encoder's last_hidden_state as encoder_hidden_states.
 
     Condition: the encoder has run before it.
 
@@ -131,7 +130,7 @@ class DecoderSide(_Side):
 
 
 def join_sides(encoder: Graph, decoder: Graph, at: At) -> Package:
-    """Return the model of the two sides, which are cut `at` the same values."""
+    """Return the package of both sides, which were cut with the same `at`; it connects outputs to inputs."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
@@ -153,7 +152,7 @@ def _early(graph: Graph) -> set[Value]:
 
 
 def _crossing(graph: Graph, at: At) -> dict[str, Value]:
-    """Return by name the values of the source alone that nodes with other inputs read.
+    """Return the values, by name, that depend on the source only and that nodes with other inputs read.
 
     Raises:
         WeftError: if there are none, or if `at` is "states" and no single value determines all of them.
@@ -181,7 +180,7 @@ def _crossing(graph: Graph, at: At) -> dict[str, Value]:
 
 
 def _memory(graph: Graph) -> Value | None:
-    """Return the last value on all paths from the source's tokens to nodes that also read other inputs, or None."""
+    """Return the last value on all paths from source tokens to nodes that also depend on other inputs; None without."""
     if (ids := graph.inputs.get(IDS)) is None:
         return None
     paths: nx.DiGraph = nx.DiGraph()
@@ -225,7 +224,7 @@ def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
 
 
 def _rename(graph: Graph, side: str) -> None:
-    """Name the inputs of an encoder like those of any other model, and remove the name of the side from other names.
+    """Name the inputs of an encoder as in any other model, and remove the prefix `side` from other names, in place.
 
     No prefix of parameters and scopes is removed if two names would become equal.
     """
