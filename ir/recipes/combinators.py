@@ -116,7 +116,7 @@ RANDOM = (Normal, Uniform)
 
 
 def _draw_rows(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
-    """Return rows ``start:stop`` of float32 values that `draw` computes from (generator, shape, dtype)."""
+    """Return rows ``start:stop`` of `recipe`, float32, drawn chunk by chunk by draw(generator, shape, dtype)."""
     width = math.prod(recipe.dims[1:])
     chunk = max(1, 65_536 // max(1, width))  # rows with one generator, drawn from the first, so that slices agree
     key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
@@ -252,7 +252,7 @@ class Take(Recipe):
 
 @dataclass(frozen=True)
 class Shuffle(Recipe):
-    """`item` with the indices start:stop along `axis` in a random order, drawn from `seed` and their count alone."""
+    """`item` with the indices start:stop along `axis` in a random order, which depends on `seed` and stop - start."""
 
     item: Recipe
     axis: int
@@ -280,7 +280,7 @@ class Shuffle(Recipe):
 
 
 def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Read `rows` of `item`; also read the rows between them where these are few or cost nothing."""
+    """Return `item` at the row indices `rows`; the rows between are read also if they are few."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])
@@ -362,7 +362,7 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class MeanPool(Recipe):
-    """The mean over groups: axis 0 holds heads·dim rows; heads form `groups` runs that are averaged (Ainslie 2023)."""
+    """`item` [heads·dim, ...] with each of `groups` runs of adjacent heads replaced by its mean (Ainslie 2023)."""
 
     item: Recipe
     heads: int

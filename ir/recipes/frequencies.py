@@ -44,7 +44,7 @@ class RopeScaling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The scaling with all its settings, as keyword arguments for other recipes that scale in the same way."""
+        """All settings, `scaling` included, as keyword arguments for other subclasses of `RopeScaling`."""
         return {f.name: getattr(self, f.name) for f in fields(RopeScaling)}
 
     @property
@@ -59,7 +59,7 @@ class RopeScaling:
         return SCALINGS[self.scaling]
 
     def base(self, dim: int, theta: float) -> float:
-        """Return the base of the frequencies of `dim` features: `theta`, or the larger one of NTK-aware scaling."""
+        """Return the base of the frequencies of `dim` features: `theta`, or its increase by ntk and dynamic scaling."""
         if self.scaling not in ("ntk", "dynamic"):
             return theta
         growth = self.factor
@@ -68,7 +68,7 @@ class RopeScaling:
         return float(theta * growth ** (dim / (dim - 2)))
 
     def apply(self, dim: int, theta: float) -> Array:
-        """Return the dim/2 frequencies of the base `theta` after scaling, in float64."""
+        """Return the frequencies float64 [dim/2] of the base `theta` after scaling."""
         return self._formula.scale(self, self.base(dim, theta) ** -(np.arange(0, dim, 2) / dim), theta)
 
     def attention_factor(self, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
@@ -84,7 +84,7 @@ class RopeScaling:
 
 
 class _Formula(NamedTuple):
-    """A published scaling: names of its settings, the function of settings, frequencies and the base before scaling
+    """A published scaling: the names of its settings, the function scale(settings, frequencies, base before scaling)
     that returns scaled frequencies, and a sentence about it."""
 
     settings: str

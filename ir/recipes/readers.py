@@ -221,7 +221,7 @@ class SwitchedTensors:
 
 
 def find_switched(reader: TensorReader) -> SwitchedTensors | None:
-    """Return the `SwitchedTensors` below `reader` and its computed tensors, or None."""
+    """Return the first `SwitchedTensors` among `reader`, its base, the base of that, …; None if there is none."""
     while not isinstance(reader, SwitchedTensors):
         if (base := getattr(reader, "base", None)) is None:
             return None

@@ -107,7 +107,7 @@ class Recipe:
 
     @property
     def needs_full_read(self) -> bool:
-        """Return whether reading a row needs the full input, as for transpositions."""
+        """Return whether reading one row needs all rows of a part, as a transposition does."""
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:

@@ -45,7 +45,7 @@ def spell_recipe(recipe: Recipe) -> str:
 
 
 def _fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
-    """Return the names and defaults of the fields of a recipe."""
+    """Return (name, default) of each field of `recipe`, in call order."""
     kind = type(recipe)
     if kind not in _FIELDS:
         _FIELDS[kind] = tuple((f.name, f.default) for f in call_order(kind))

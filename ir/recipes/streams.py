@@ -1,7 +1,7 @@
 """The elements of a recipe in order, in small blocks even where a row is large: the weights of an expert, for example.
 
-A recipe is read by rows of its first axis. Stacked weights [experts, out, in] have few and large rows; but a row of a
-stack is mostly a recipe itself, whose own rows can be read alone.
+A recipe is read by slices of its first axis. Stacked weights [experts, out, in] have large slices; but a slice of a
+stack is usually a recipe itself, which can be read slice by slice.
 """
 
 from __future__ import annotations

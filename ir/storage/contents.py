@@ -70,7 +70,7 @@ def check_contents(folder: Path) -> int:
 def find_unlisted(folder: Path) -> list[str]:
     """Return names in `folder` that its manifest does not list: foreign files, and folders without listed files.
 
-    Without a manifest everything is foreign. Bytecode that Python compiled from listed sources is not.
+    Without a manifest, all files are foreign. Bytecode that Python compiled from listed sources is never foreign.
     """
     path, manifest = _manifest(folder)
     listed = {path.name, *manifest["files"]} if manifest is not None else set()
@@ -95,7 +95,7 @@ def find_unlisted(folder: Path) -> list[str]:
 
 
 def find_altered(folder: Path) -> list[str]:
-    """Return the listed files of `folder` that are not as weft wrote them, without the missing ones."""
+    """Return the files of `folder` that exist but differ from their checksums in the manifest."""
     path, manifest = _manifest(folder)
     if manifest is None:
         return []

@@ -111,7 +111,10 @@ def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = Fals
 
 
 def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
-    """Return the names of foreign files in `out`, with `contents` also of changed ones; retry if `out` is replaced."""
+    """Return the names of foreign files in `out`, and of changed ones (only with `contents`, and if none is foreign).
+
+    Retry if another process replaces `out` meanwhile.
+    """
     while True:
         before = os.stat(out)
         try:

@@ -68,7 +68,7 @@ class ToFloat8(BlockRecipe):
 
 
 def _tile_maxima(sizes: Array) -> Array:
-    """Return the largest of `sizes` [..., rows, groups] in each tile of rows, repeated for each of its rows."""
+    """Return `sizes` [..., rows, groups] with each element replaced by the maximum over the rows of its tile."""
     *lead, rows, groups = sizes.shape
     padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
     tall = padded.reshape(*lead, -1, TALL, groups).max(-2)
@@ -109,10 +109,10 @@ class Float8(BlockRecipe):
 
 
 def float4_layout(name: str) -> BlockLayout:
-    """Return the layout of 4-bit floats called `name`.
+    """Return the layout of 4-bit floats called `name`: mxfp4 or nvfp4.
 
     Raises:
-        WeftError: if there is none.
+        WeftError: for another name.
     """
     if name not in FORMATS:
         raise WeftError(f"there are no floats of 4 bits called {name!r}; there are {' and '.join(FORMATS)}")
@@ -120,7 +120,7 @@ def float4_layout(name: str) -> BlockLayout:
 
 
 def tensor_scale(largest: float) -> float:
-    """Return the scale of a matrix that maps its magnitude `largest` to 6 times the largest E4M3 scale."""
+    """Return the scale of an nvfp4 matrix with the magnitude `largest`: largest / (6 · 448), at least `LEAST`."""
     return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
 
 
@@ -255,7 +255,7 @@ class InBytes(BlockRecipe):
 
 
 def in_bytes(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """Return `recipe` with matrices of 4-bit floats as `InBytes`."""
+    """Return `recipe` with every matrix of 4-bit floats wrapped in `InBytes`."""
     if isinstance(recipe, BlockRecipe):
         return InBytes(recipe) if recipe.layout(reader).small_floats else recipe
     return recipe.map_parts(lambda part: in_bytes(part, reader))

@@ -1,7 +1,7 @@
-"""Weights that once were quantized blocks and were saved as floats since: recovering their codes.
+"""Recover the codes of weights that were quantized in blocks and then saved as floats.
 
-A dequantized checkpoint has values on a grid in every group. Rounding them in another way would add a second rounding
-error to that of the first.
+In a dequantized checkpoint, the values of every group lie on a grid. Rounding them to another grid would add a second
+rounding error to the first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OnGrid(BlockRecipe):
 
 
 def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
-    """Return the first of `layouts` that represents all values of `recipe`, which moves rows of float tensors, or None.
+    """Return the first of `layouts` that represents all values of `recipe`, a rearrangement of rows; None without any.
 
     Only some rows of each tensor are checked: values that never were in blocks do not fit in any group.
     """
@@ -92,7 +92,7 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
 
 
 def _sample(leaf: Recipe, reader: TensorReader) -> Array:
-    """Return some rows [rows, width] from the beginning, the middle and the end of a tensor."""
+    """Return rows [rows, width] from the beginning, the middle and the end of the tensor `leaf`."""
     count, *stacked, width = leaf.shape(reader)
     rows = 1 if len(stacked) else SAMPLED  # in a stack a row is a matrix
     starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - rows), SAMPLES))

@@ -1,4 +1,4 @@
-"""Searches for the scales and zero points of groups by their weights alone, without calibration text.
+"""Searches for the scales and zero points of groups from their weights only, without calibration.
 
 Each takes groups f32 [..., group] and a layout of integer codes, and returns scales f32 [...], already rounded to the
 dtype of the layout, and zero points u8 [...] if the layout has any; searches in `MINIMA` return scales and offsets,

@@ -1,4 +1,4 @@
-"""Weights as the blocks that they are stored in or quantized to, part by part, instead of as values."""
+"""Recipes for the stored or quantized blocks of weights, part by part, instead of their values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Stored(Recipe):
 
 
 def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
-    """Return `recipe` with the part called `part` of each tensor or recipe that has blocks in place of it."""
+    """Return `recipe` with each tensor or recipe that has blocks replaced by their part called `part`."""
     if isinstance(recipe, BlockRecipe) or not recipe.parts:
         return Part(recipe, part)
     return recipe.map_parts(lambda inner: _replace_leaves(inner, part))
@@ -125,7 +125,7 @@ def as_stored(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe
 
 
 def in_file(recipe: Recipe) -> Recipe:
-    """Return `recipe` with tensors in place of `AsStored`, and minima of grids as a file stores them."""
+    """Return `recipe` with each `AsStored` replaced by its tensor, and minima of `OnGrid` as numbers, as files have."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:

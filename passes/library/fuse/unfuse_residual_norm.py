@@ -53,7 +53,7 @@ class UnfuseResidualNorm(Pass):
 
 
 def _move_to_scope(total: Value) -> None:
-    """Move the sum `total` to the scope in its name if one of its terms is in that scope (for "": if all are)."""
+    """Move the sum `total` to the scope in its name if one of its terms is inside it (for scope "": if all are)."""
     addition, home = total.producer, total.name.rpartition(".")[0]
     assert addition is not None
     scopes = [term.producer.scope for term in addition.inputs if term is not None and term.producer is not None]
