@@ -35,7 +35,7 @@ class VisibleBlocks:
         return cls(**{f.name: attrs[f.name] for f in fields(cls)})
 
     def problem(self) -> str | None:
-        """Return an error message about the first attribute out of range, or None."""
+        """Return an error message about the first attribute out of range; None if all are in range."""
         for name, least in {"block": 1, "sides": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
             if getattr(self, name) < least:
                 return f"{name}={getattr(self, name)} must be at least {least}"
@@ -57,7 +57,7 @@ class VisibleBlocks:
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def columns(self, length: Size) -> Size:
-        """Return the number of blocks that a block sees in addition to the global ones, hidden ones included."""
+        """Return the number of blocks gathered for a block besides the global ones, including masked ones."""
         sparse = self.sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.blocks(length)
 

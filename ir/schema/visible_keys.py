@@ -7,8 +7,8 @@
 
 A new pattern needs a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and labels
 that it also needs. tests/ir/test_visible_keys.py checks three properties for every name. The conditions of a pattern
-together depend on both `query` and `key`: ONNX Runtime requires a mask with a row for each query. A query sees its own
-position: v-bias-to-o-bias relies on rows that sum to 1. Shifting both positions by `stride` changes nothing: pictures
+together depend on both `query` and `key`: ONNX Runtime requires a mask [queries, keys]. A query sees its own position:
+v-bias-to-o-bias relies on attention weights that sum to 1. A shift of both positions by `stride` changes nothing: views
 of receptive fields rely on it, `_earliest` in backends/viz/panels/attention.py. Kernels that skip keys name the
 patterns that they support, and leave others to masks.
 """

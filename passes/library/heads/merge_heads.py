@@ -180,7 +180,7 @@ def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> N
 
 
 def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
-    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; also its bias if `bias` is given."""
+    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; also its bias if `bias` is set."""
     linear = output_of(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
     reweigh(linear, weight, bias or "same")

@@ -20,8 +20,8 @@ class ScaleResidualStream(Pass):
     c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε): all writers of the stream are multiplied by c (tables, last linears
     and experts of sublayers, biases, weights of norms after them), ε of every norm that reads it by c², and linears
     that read it directly by 1/c. Models trained in bf16 whose stream exceeds 65504 (T5, Gemma) then run in f16; a power
-    of two changes no digit. A table that is also the head's weight is left alone; the rows that are looked up are
-    multiplied instead. The graph's meta stores the factor as residual_scale: a second run applies only the difference.
+    of two changes no digit. A table that is also the head's weight stays unchanged, and looked-up rows are multiplied
+    instead. The graph's meta stores the factor as residual_scale: a second run applies only the quotient.
 
     Condition: every writer of the stream is linear or a norm, and only norms and linears read it.
 
