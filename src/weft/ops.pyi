@@ -80,21 +80,21 @@ def attention(
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
     [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
-    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A row without
-    visible keys is 0.
+    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A query
+    without visible keys has the output 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each row — slot j holds the key of position j, slots below positions[b, 0] are valid,
-    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `key_mask`
-    and `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later
-    positions wrap around in the remaining ones, where newer keys replace older ones (window + keep_first ≤ capacity);
-    keys of the call after the last one that `key_mask` shows are not written.
+    [batch, seq], consecutive in each batch row — slot j holds the key of position j, slots below positions[b, 0] are
+    valid, and new keys are written at their positions; present_k, present_v are the updated caches. `key_mask` and
+    `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later positions
+    wrap around in the remaining slots, where newer keys replace older ones (window + keep_first ≤ capacity); new keys
+    after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
     the cache is `past_k` and present_k alone.
 
     With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
-    channel [kv_heads·d] or one for all [1]. Keys and values of the call are also rounded, to the nearest code, half to
+    channel [kv_heads·d] or one for all [1]. New keys and values are also rounded, to the nearest code, half to
     even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
     neither on how a sequence is cut into calls nor on whether there is a cache.
     """
@@ -321,11 +321,12 @@ def choose_tokens(
     min_p: float = 0.0,
     name: str | None = None,
 ) -> Value:
-    """Return the next token of each row, [batch, 1]: the most likely, or at a `temperature` > 0 a sampled one.
+    """Return the next token of each batch row, [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
 
     logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
     1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    Sampled is the first remaining token whose cumulative probability, in the order of ids, exceeds the row's uniform.
+    The sample is the first remaining token whose cumulative probability, in the order of ids, exceeds the batch row's
+    element of uniforms.
     """
 
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
@@ -410,7 +411,7 @@ def expert_choice(
 ) -> Value:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
     [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
-    `batched`, the tokens are those of all rows.
+    `batched`, the tokens are those of all batch rows.
     """
 
 def floor(x: Value, *, name: str | None = None) -> Value:
@@ -700,7 +701,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0, name: str | None = None) 
     """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
 
 def gather_rows(x: Value, indices: Value, *, name: str | None = None) -> Value:
-    """Rows indices[b] of axis 1 for every batch element b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
+    """x[b, indices[b]] for every batch row b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
 
 def gelu(x: Value, *, approximate: str = "none", name: str | None = None) -> Value:
     """x·Φ(x) (Hendrycks & Gimpel 2016); `approximate`: none (erf), tanh, or sigmoid (x·σ(1.702x), "quick")."""
@@ -796,9 +797,9 @@ def lightning_index(
     these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
     and the authors' code leaves the order open. The choice has no gradient.
 
-    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the keys of this call
-    are written to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and
-    present_k is the updated cache; `key_mask` indexes keys by position.
+    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are written
+    to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and present_k
+    is the updated cache; `key_mask` indexes keys by position.
     """
 
 @overload
@@ -839,7 +840,7 @@ def limit_capacity(
 ) -> Value:
     """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
     ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
-    are those of all rows, in row order.
+    are those of all batch rows, in order.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
@@ -1350,7 +1351,7 @@ def rotary_angles(
     amplitude: float = 1.0,
     name: str | Sequence[str] | None = None,
 ) -> RotaryAnglesResults:
-    """amplitude · cos and sin of positions [batch, seq] · frequencies [pairs] → [batch, seq, pairs] each."""
+    """(amplitude · cos θ, amplitude · sin θ) [batch, seq, pairs], θ = positions [batch, seq] · frequencies [pairs]."""
 
 def round(x: Value, *, name: str | None = None) -> Value:
     """x rounded to the nearest integer, half to even"""

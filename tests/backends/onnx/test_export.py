@@ -227,7 +227,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(export, "_cast_blocks", fail)
+    monkeypatch.setattr(export, "_iter_cast_blocks", fail)
     with pytest.raises(WeftError, match="disk is full"):
         weft.compile(decoder(heads=2), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

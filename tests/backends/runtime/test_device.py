@@ -35,9 +35,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         if pytorch == "cuda" and gpu:
             monkeypatch.setattr(module, "checked_device", torch.device)
         for where in (place, session):
-            monkeypatch.setattr(where, "gpu_trouble", lambda: None if gpu else "the NVIDIA driver sees no GPU")
+            monkeypatch.setattr(where, "find_gpu_problem", lambda: None if gpu else "the NVIDIA driver sees no GPU")
         if ort == "cuda" and gpu:
-            monkeypatch.setattr(place, "missing_cuda", lambda ort: None)
+            monkeypatch.setattr(place, "find_cuda_problem", lambda ort: None)
 
     return pretend
 

@@ -13,7 +13,7 @@ import pytest
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.style import LOOKS, colours
 from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.font import width, wrapped
+from weft.backends.viz.layout.font import width, wrap_text
 from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import default_open
 from weft.backends.viz.model.labels import KINDS
@@ -146,10 +146,10 @@ def test_names_that_xml_cannot_have() -> None:
 
 def test_wrapping() -> None:
     text = "one two three four five six seven"
-    lines = wrapped(text, 80, 12)
+    lines = wrap_text(text, 80, 12)
     assert " ".join(lines) == text and len(lines) > 2
     assert all(width(line, 12) <= 80 for line in lines)
     for a, b in itertools.pairwise(lines):
         assert width(f"{a} {b.split()[0]}", 12) > 80  # the line had no room for the next word
-    assert wrapped("incomprehensibilities", 20, 12) == ["incomprehensibilities"]
-    assert wrapped("", 20, 12) == []
+    assert wrap_text("incomprehensibilities", 20, 12) == ["incomprehensibilities"]
+    assert wrap_text("", 20, 12) == []

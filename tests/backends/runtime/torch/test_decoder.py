@@ -19,14 +19,14 @@ from weft.backends.runtime.torch import steps as torch_steps
 from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.runtime.torch.folder import importing
 from weft.frontends import load_source
-from weft.frontends.app.api.verify.errors import relative_error, tolerated
+from weft.frontends.app.api.verify.errors import relative_error, tolerance_of
 from weft.ir import Graph, interpret
 
 from ....sampling import each
 from ..test_states import CAREFUL, PROMPTS, VOCAB, stack, tokens
 
 KINDS = ["hybrid", "latent", "rolling, first keys"]  # of `STACKS`; the others are made of the same caches
-TOLERANCE = tolerated("f32", layers=4, reduction=64)
+TOLERANCE = tolerance_of("f32", layers=4, reduction=64)
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -172,7 +172,7 @@ def test_a_source_without_a_tokenizer_is_not_compiled_to_run(monkeypatch: pytest
 
 
 def test_a_device_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "missing_cuda", lambda ort: "the NVIDIA driver sees no GPU")
+    monkeypatch.setattr(place, "find_cuda_problem", lambda ort: "the NVIDIA driver sees no GPU")
     assert refused("run", tiny, "--prompt", "x", "--device", "cuda").endswith("sees no GPU")
 
 
