@@ -14,15 +14,7 @@ from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, current, keep, module, named, param, provided, providing, trace_as
-from .checks import (
-    need,
-    need_few,
-    need_finite,
-    need_kind,
-    need_modules,
-    need_positive,
-    need_whole,
-)
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .heads import HeadTransform, TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .outputs import SentencePooling

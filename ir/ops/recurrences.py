@@ -40,15 +40,7 @@ from .products import matmul
 from .reduce import cumsum
 from .reduce import sum as add_up
 from .rotary import rope
-from .tensor import (
-    expand,
-    merge_heads,
-    reshape,
-    split_heads,
-    squeeze,
-    swap_last_axes,
-    unsqueeze,
-)
+from .tensor import expand, merge_heads, reshape, split_heads, squeeze, swap_last_axes, unsqueeze
 
 _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.verified import Errors, read_genai, read_verified, write_genai, write_verified
+from weft.frontends.models.tables import verified
+from weft.frontends.models.tables.verified import GENAI, NAME, Errors, read_genai, read_verified
 
 if TYPE_CHECKING:
     import torch
@@ -51,3 +53,20 @@ def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFa
 
     folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"), tokenizer=False)
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+TABLES = Path(verified.__file__).parent
+
+
+def write_verified(errors: Errors) -> None:
+    """Write `errors` as the committed errors, two digits, a line per family; only for tests in a checkout."""
+    lines = []
+    for family, targets in sorted(errors.items()):
+        short = {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}
+        lines.append(f"{json.dumps(family)}: {json.dumps(short)}")
+    (TABLES / NAME).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def write_genai(families: Collection[str]) -> None:
+    """Write `families`, the result of the next `read_genai`; only for the tests, in a checkout."""
+    (TABLES / GENAI).write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")

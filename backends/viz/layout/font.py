@@ -25,15 +25,6 @@ def width(text: str, size: float, bold: bool = False) -> float:
     return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
-def fit_text(text: str, room: float, size: float, bold: bool = False) -> str:
-    """Return `text`, cut with an ellipsis if it does not fit into `room` pixels."""
-    if width(text, size, bold) <= room:
-        return text
-    while text and width(text + "…", size, bold) > room:
-        text = text[:-1]
-    return text.rstrip() + "…"
-
-
 def one_line(text: str) -> str:
     """Return `text` on one line: each run of whitespace and control characters becomes one space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

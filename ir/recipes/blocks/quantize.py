@@ -8,14 +8,7 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import (
-    INTEGER_BITS,
-    BlockLayout,
-    Blocks,
-    integer_layout,
-    offset_layout,
-    unpack_codes,
-)
+from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, offset_layout, unpack_codes
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe

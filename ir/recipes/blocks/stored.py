@@ -8,15 +8,7 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import (
-    LAYOUTS,
-    BlockLayout,
-    Blocks,
-    Packing,
-    integer_layout,
-    layout_of,
-    offset_layout,
-)
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, Packing, integer_layout, layout_of, offset_layout
 from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe

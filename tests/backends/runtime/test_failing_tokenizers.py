@@ -47,7 +47,5 @@ def test_a_token_far_beyond_the_others_makes_no_gigabytes_of_fillers() -> None:
         graph = type("Graph", (), {"meta": {"vocab": 2}})
 
     source: Any = Source
-    with pytest.raises(
-        WeftError, match=r"its tokenizer has a token 2147483647, beyond the maximum of 16777216"
-    ):
+    with pytest.raises(WeftError, match=r"its tokenizer has a token 2147483647, beyond the maximum of 16777216"):
         _read_tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)

@@ -23,15 +23,7 @@ from ...program.statements import Program
 from .. import snippets as own_snippets
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from .base import (
-    BaseModel,
-    base_model,
-    finish_classes,
-    initial_values,
-    own_facts,
-    plain_output,
-    shared_facts,
-)
+from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
 from .classes import ShellWriter, read_config
 from .initial import initializer_range
 
