@@ -13,10 +13,9 @@ from weft.backends.targets import TARGETS
 from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
 from weft.ir.op import Case
+from weft.ir.testing import one_node
 from weft.ir.types import dtypes
 from weft.passes import legalize
-
-from ..case_graphs import one_node
 
 WEIGHTS = ("weight", "table", "frequencies")  # operands that models hold as weights
 

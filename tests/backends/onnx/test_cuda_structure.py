@@ -30,10 +30,10 @@ from weft.frontends.dsl import (
     RoPE,
 )
 from weft.ir import OPS, Graph, Op, TensorType, ops
+from weft.ir.testing import one_node
 from weft.ir.types import dtypes
 from weft.passes import legalize, run_passes
 
-from ...case_graphs import one_node
 from .cuda_placement import KERNELS, cuda_problems
 
 CUDA = TARGETS["ort-cuda"]

@@ -14,8 +14,8 @@ from torch import nn
 
 from weft.ir import OPS
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
+from weft.ir.testing import one_node
 
-from ...case_graphs import one_node
 from ...lowered import build_module
 from ...sampling import each
 from .generated import errors, tensors

@@ -178,7 +178,7 @@ def test_states_come_back_where_they_are_given() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_names_of_results_follow_from_the_operands(name: str) -> None:
-    from ...case_graphs import one_node
+    from weft.ir.testing import one_node
 
     op = OPS[name]
     for case in op.cases:

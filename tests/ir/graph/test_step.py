@@ -13,11 +13,10 @@ from weft.ir import OPS, Graph, TensorType, WeftError, dtypes, interpret, ops, p
 from weft.ir.graph.analysis import block_hash
 from weft.ir.graph.step import BATCH, Step
 from weft.ir.ops.loops import cast_step
+from weft.ir.testing import one_node
 from weft.ir.text.parser import parse_step
 from weft.ir.types import sizes
 from weft.passes import run_passes
-
-from ...case_graphs import one_node
 
 STEP = """{
   state %h: f32[batch, 4] = -1e+30

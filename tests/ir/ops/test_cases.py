@@ -7,10 +7,9 @@ import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
 from weft.ir.op import Case, OpCall
+from weft.ir.testing import expand, one_node
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes
-
-from ...case_graphs import expand, one_node
 
 assert ops  # importing the package fills the registry
 CASES = [pytest.param(op, case, id=f"{op.name}-{i}") for op in OPS.values() for i, case in enumerate(op.cases)]

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.schema.states import CODES
+from weft.ir.testing import expand
 from weft.ir.types import dtypes
 
-from ...case_graphs import expand
 from ...masks import SETTINGS, sees
 
 B, S, D = 2, 24, 4

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.testing import expand
 from weft.ir.types import dtypes, sizes
-
-from ...case_graphs import expand
 
 RNG = np.random.default_rng(8)
 HEADS, KV_HEADS, D, DV = 4, 2, 3, 5

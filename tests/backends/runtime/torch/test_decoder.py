@@ -214,7 +214,7 @@ def test_the_next_step_begins_before_the_last_is_read(
 ) -> None:
     """Unless a row has ended, or what is kept are states."""
     happened: list[str] = []
-    for name in ("launch", "drawn"):
+    for name in ("launch", "pop_tokens"):
         whole = getattr(torch_steps.Steps, name)
         monkeypatch.setattr(
             torch_steps.Steps, name, lambda *given, whole=whole, name=name: happened.append(name) or whole(*given)
@@ -222,9 +222,9 @@ def test_the_next_step_begins_before_the_last_is_read(
     model = opened(folder, draws=True)
     results = model.generate(PROMPTS[:1], max_tokens=6)
     assert_greedy(graph, results, 6)
-    steps = 1 + happened.count("drawn")  # the prompt draws the first
+    steps = 1 + happened.count("pop_tokens")  # the prompt draws the first
     assert steps == 6
-    ahead = ["launch", *["launch", "drawn"] * 5] if model.decoder.rewinds else ["launch", "drawn"] * 5
+    ahead = ["launch", *["launch", "pop_tokens"] * 5] if model.decoder.rewinds else ["launch", "pop_tokens"] * 5
     assert happened == ahead
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from weft.ir.graph import Graph, Value
-from weft.ir.graph.step import Step
-from weft.ir.op import Case, Op
-from weft.ir.ops.loops import cast_step
-from weft.ir.recipes import Source
-from weft.ir.recipes.readers import Array, MemoryReader
-from weft.ir.types import TensorType, dtypes
-from weft.ir.types.dtypes import DType
+from .graph import Graph, Value
+from .graph.step import Step
+from .op import Case, Op
+from .ops.loops import cast_step
+from .recipes import Source
+from .recipes.readers import Array, MemoryReader
+from .types import TensorType, dtypes
+from .types.dtypes import DType
 
 
 def one_node(
