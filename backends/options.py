@@ -17,7 +17,7 @@ CACHE_DTYPE = "cache_dtype"  # the dtype of cached keys and values
 
 
 MOVED = {  # removed options, and their replacements
-    "tensor_parallel": "target transformers writes plans that torchrun, FSDP2 and vLLM follow (docs/scale.md)",
+    "tensor_parallel": "target transformers writes plans that torchrun, FSDP2 and vLLM follow (docs/scale.md)"
 }
 
 

@@ -127,13 +127,7 @@ class Backend(ABC):
         )
 
     def pipeline(
-        self,
-        graph: Graph,
-        dtype: str,
-        passes: str = "default",
-        max_length: int | None = None,
-        *,
-        trains: bool = False,
+        self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False
     ) -> Pipeline:
         """Return the pipeline that the text `passes` describes for `graph` in `dtype` and sequences of at most
         `max_length` tokens (None: the model's context), followed by a phase of the target's own passes. `trains` means

@@ -18,11 +18,7 @@ Watch = Callable[[Node, tuple[Array, ...]], None]
 
 
 def interpret(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    *,
-    params: Mapping[str, Array] | None = None,
-    watch: Watch | None = None,
+    graph: Graph, inputs: Mapping[str, Array], *, params: Mapping[str, Array] | None = None, watch: Watch | None = None
 ) -> dict[str, Array]:
     """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are float64.
 

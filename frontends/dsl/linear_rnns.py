@@ -310,10 +310,7 @@ class RWKV7TimeMix:
             return state, ops.reshape(ops.sum(ops.mul(state, r), axes=(3,)), shape=(r.shape[0], width))
 
         y = scan(step, r, w, k, v, c, ops.mul(a, c), state=(heads, size, size))
-        y = ops.add(
-            _head_norm(y, heads, self.eps),
-            _weigh(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads),
-        )
+        y = ops.add(_head_norm(y, heads, self.eps), _weigh(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads))
         return linear(ops.mul(y, g, name="gated"), width, "out")
 
     def _low_rank(self, x: Value, name: str, rank: int) -> Value:

@@ -260,8 +260,4 @@ ENCODER_DECODER_HEADS: dict[str, Head | None] = {
     "ForSequenceClassification": AT_THE_END,
     "ForQuestionAnswering": replace(SPANS, start=_start),
 }
-GPT_HEADS: dict[str, Head | None] = {
-    **GENERIC_HEADS,
-    "ForTokenClassification": TOKENS,
-    "ForQuestionAnswering": SPANS,
-}
+GPT_HEADS: dict[str, Head | None] = {**GENERIC_HEADS, "ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS}

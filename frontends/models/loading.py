@@ -105,11 +105,7 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
 
 
 def describe(
-    table: Table,
-    config: Config,
-    keys: frozenset[str],
-    source: str,
-    check: Callable[[Param], None] = lambda param: None,
+    table: Table, config: Config, keys: frozenset[str], source: str, check: Callable[[Param], None] = lambda param: None
 ) -> Loaded:
     """Return the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
 

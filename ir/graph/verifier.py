@@ -86,10 +86,4 @@ def recipes_fit(graph: Graph) -> Iterator[str]:
             yield f"parameter {p!r} has a recipe of shape {list(shape)}"
 
 
-RULES: tuple[Rule, ...] = (
-    values_defined_before_use,
-    uses_are_exact,
-    names_are_unique,
-    ops_are_registered,
-    types_agree,
-)
+RULES: tuple[Rule, ...] = (values_defined_before_use, uses_are_exact, names_are_unique, ops_are_registered, types_agree)

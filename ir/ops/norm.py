@@ -15,8 +15,7 @@ def _check_widths(x: TensorType, *vectors: TensorType | None) -> None:
 
 
 @op(
-    traits=[Trait.ROWWISE, Trait.NORM],
-    cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)],
+    traits=[Trait.ROWWISE, Trait.NORM], cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)]
 )
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array:
     """x / √(mean(x²) + ε) ⊙ weight (Zhang & Sennrich 2019); weight [width] or absent."""

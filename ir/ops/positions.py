@@ -234,10 +234,7 @@ def relative_attention(
 @relative_attention.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, width = n.q, n.k, n.v, n.q.shape[-1]
-    require(
-        q.rank == 3 and isinstance(width, int) and width % n.heads == 0,
-        f"q {q} must be [batch, seq, {n.heads}·d]",
-    )
+    require(q.rank == 3 and isinstance(width, int) and width % n.heads == 0, f"q {q} must be [batch, seq, {n.heads}·d]")
     require(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
     d = sizes.floordiv(width, n.heads)
     for t in (n.key_table, n.value_table):

@@ -31,13 +31,7 @@ def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude:
     ],
 )
 def rope(
-    x: Array,
-    positions: Array,
-    frequencies: Array,
-    *,
-    heads: int,
-    interleaved: bool = False,
-    amplitude: float = 1.0,
+    x: Array, positions: Array, frequencies: Array, *, heads: int, interleaved: bool = False, amplitude: float = 1.0
 ) -> Array:
     """Rotary positions (Su 2021): pair k of every head is rotated by positions·frequencies[k] radians.
 

@@ -31,12 +31,7 @@ from .reduce import max as greatest
 from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
 
 
-@op(
-    cases=[
-        case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)),
-        case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7)),
-    ]
-)
+@op(cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))])
 def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 

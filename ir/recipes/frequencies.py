@@ -121,9 +121,7 @@ _BLENDED = (
 SCALINGS = {
     "none": _Formula("", lambda s, f, _: f, ""),
     "linear": _Formula(
-        "factor",
-        lambda s, f, _: f / s.factor,
-        "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
+        "factor", lambda s, f, _: f / s.factor, "Linear interpolation (Chen 2023): all wavelengths times {factor:g}."
     ),
     "ntk": _Formula(
         "factor", lambda s, f, _: f, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."

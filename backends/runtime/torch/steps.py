@@ -55,13 +55,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        step: Step,
-        cache: Any,
-        batch: int,
-        device: torch.device,
-        any_length: bool = False,
-        captured: bool = True,
+        self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False, captured: bool = True
     ) -> None:
         self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
         self._captures = captured

@@ -53,11 +53,7 @@ class StepEmitter(Emitter):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        functions: Mapping[str, str],
-        reads_prompts: bool = False,
-        float8_caches: bool = False,
+        self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False
     ) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)

@@ -97,10 +97,7 @@ class TransformersFolder:
         self._weights = self._tensors()
         self.trace: list[str] = []
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
-        self.facts: dict[str, Any] = {
-            "outputs": list(graph.outputs),
-            "weights": weight_facts(graph, self.tensors),
-        }
+        self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": weight_facts(graph, self.tensors)}
 
     def explain(self, report: Report) -> list[str]:
         """Return the lines of `explain_engines`: whether each engine can run the model."""

@@ -33,11 +33,7 @@ def data(network: Network) -> dict[str, Any] | None:
         "context": network.context,
         "state": state,
         "variants": [
-            {
-                "name": name,
-                "about": about,
-                "kept": [[n * width, window] for (width, window), n in widths.items()],
-            }
+            {"name": name, "about": about, "kept": [[n * width, window] for (width, window), n in widths.items()]}
             for name, (widths, about) in variants.items()
         ],
         "same": next((name for name, (widths, _) in alternatives.items() if widths == this), None),

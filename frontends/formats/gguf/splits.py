@@ -62,6 +62,4 @@ _NAMES: dict[tuple[str, ...], str] = {
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
 
 # Pieces that equal a token stay unsplit, whatever the merges say; the same tokenizers put BOS first.
-WHOLE_PIECES = frozenset(
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"),
-)
+WHOLE_PIECES = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"))

@@ -15,8 +15,7 @@ _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
 
 
 @fused_op(
-    outputs="cos sin",
-    cases=[case(ints(2, 3, high=9), normal(4)), case(ints(2, 3, high=9), normal(2), amplitude=1.3)],
+    outputs="cos sin", cases=[case(ints(2, 3, high=9), normal(4)), case(ints(2, 3, high=9), normal(2), amplitude=1.3)]
 )
 def rotary_angles(positions: Value, frequencies: Value, *, amplitude: float = 1.0) -> tuple[Value, Value]:
     """(amplitude · cos θ, amplitude · sin θ) [batch, seq, pairs], θ = positions [batch, seq] · frequencies [pairs]."""

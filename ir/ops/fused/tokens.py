@@ -21,7 +21,7 @@ _IDS, _AT = ints(2, 3, high=11), ints(2, 3, high=7)
         case(_IDS, normal(11, 4), scale=2.0),
         case(_IDS, normal(11, 4), _AT, normal(9, 4), offset=2),
         case(_IDS, normal(11, 4), _AT, None, normal(2), normal(3), amplitudes=(1.0, 1.2)),
-    ],
+    ]
 )
 def embed_tokens(
     ids: Value,
@@ -59,7 +59,7 @@ _UNIFORMS = np.array([[0.02], [0.5], [0.98]])
         case(normal(3, 7), _UNIFORMS, temperature=0.7),
         case(normal(3, 7), _UNIFORMS, temperature=1.5, top_k=4, top_p=0.8),
         case(normal(3, 7), _UNIFORMS, temperature=1.0, min_p=0.3),
-    ],
+    ]
 )
 def choose_tokens(
     logits: Value,

@@ -18,11 +18,7 @@ from ...edits.pattern import ANY, Pattern
 
 
 def pack_linears(
-    x: Value,
-    weights: Sequence[Param],
-    biases: Sequence[Value | None],
-    name: str,
-    widths: Sequence[int] | None = None,
+    x: Value, weights: Sequence[Param], biases: Sequence[Value | None], name: str, widths: Sequence[int] | None = None
 ) -> tuple[Value, ...]:
     """Emit one linear of x with the concatenated `weights` and `biases`, and return the pieces of its result.
 

@@ -61,13 +61,7 @@ class Parallel:
 
 
 def estimate(
-    base: BaseModel,
-    plans: Plans,
-    tensors: dict[str, StoredTensor],
-    split: Split,
-    dtype: str,
-    item: int,
-    tokens: int,
+    base: BaseModel, plans: Plans, tensors: dict[str, StoredTensor], split: Split, dtype: str, item: int, tokens: int
 ) -> Parallel:
     """Return the costs of `split` for the stored `tensors` of a folder, and a sequence of `tokens` tokens.
 

@@ -25,11 +25,7 @@ def _normalized_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 def _stem(config: Config) -> SoundStem:
     channels, kernels, strides = (
         key(f"conv_{name}", default=default)(config)
-        for name, default in (
-            ("dim", [512] * 7),
-            ("kernel", [10, 3, 3, 3, 3, 2, 2]),
-            ("stride", [5, 2, 2, 2, 2, 2, 2]),
-        )
+        for name, default in (("dim", [512] * 7), ("kernel", [10, 3, 3, 3, 3, 2, 2]), ("stride", [5, 2, 2, 2, 2, 2, 2]))
     )
     if not len(channels) == len(kernels) == len(strides):
         raise ValueError(f"conv_dim, conv_kernel and conv_stride have {len(channels)}, {len(kernels)}, {len(strides)}")
@@ -104,10 +100,6 @@ WAV2VEC2 = Family(
         *("*masked_spec_embed", "quantizer.*", "project_q.*", "project_hid.*"),  # of training
         *("lm_head.*", "*classifier.*", "projector.*", "layer_weights"),  # heads
     ),
-    refuse={
-        "feat_extract_norm": ("group", "layer", None),
-        "add_adapter": (False, None),
-        "adapter_attn_dim": (None,),
-    },
+    refuse={"feat_extract_norm": ("group", "layer", None), "add_adapter": (False, None), "adapter_attn_dim": (None,)},
 )
 HUBERT = WAV2VEC2.but("hubert", prefix="hubert.", refuse={"conv_pos_batch_norm": (False, None)})

@@ -70,8 +70,7 @@ def _width(config: Config) -> int:
 
 
 _POOLED = Head(
-    *("text-classification", "classifier", "first", "pooler.dense"),
-    activation=key("pooler_hidden_act", default="gelu"),
+    *("text-classification", "classifier", "first", "pooler.dense"), activation=key("pooler_hidden_act", default="gelu")
 )
 DEBERTA_V2 = BERT.but(
     "deberta-v2",

@@ -158,10 +158,7 @@ BIG_BIRD = BERT.but(
 FNET = BERT.but(
     "fnet",
     inert=("num_attention_heads",),
-    names={
-        "embed_proj": "embeddings.projection",
-        "layers.{i}.attn_norm": f"{LAYER}.fourier.output.LayerNorm",
-    },
+    names={"embed_proj": "embeddings.projection", "layers.{i}.attn_norm": f"{LAYER}.fourier.output.LayerNorm"},
     prefix="fnet.",
     heads=None,
     mixer=lambda c: FourierMixing(),

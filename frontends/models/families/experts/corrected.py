@@ -233,10 +233,7 @@ def _ernie_sparse(config: Config) -> list[bool]:
 
 ERNIE4_5_MOE = ERNIE4_5.but(
     "ernie4_5_moe",
-    names={
-        **SHARED,
-        "layers.{i}.ffn.router.correction": flat("layers.{i}.mlp.moe_statics.e_score_correction_bias"),
-    },
+    names={**SHARED, "layers.{i}.ffn.router.correction": flat("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
     kv_heads=key("num_key_value_heads", default=4),
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),

@@ -121,9 +121,7 @@ QWEN2_MOE = QWEN2.but(
     moe=in_layers(_with_shared, _sparse),
     transformers="Qwen2MoeForCausalLM",
     gguf=gguf.MIXED.but(
-        "qwen2moe",
-        moe=gguf.experts(renormalize=False, shared_gate=True),
-        loader=Loader(biases="q", experts="required"),
+        "qwen2moe", moe=gguf.experts(renormalize=False, shared_gate=True), loader=Loader(biases="q", experts="required")
     ),
 )
 QWEN3_MOE = QWEN3.but(

@@ -98,10 +98,7 @@ BART = Family(
     },
     prefix="model.",
     tasks=ENCODER_DECODER_HEADS,
-    found={
-        "tie": lambda keys: "lm_head.weight" not in keys,
-        "head_bias": lambda keys: "final_logits_bias" in keys,
-    },
+    found={"tie": lambda keys: "lm_head.weight" not in keys, "head_bias": lambda keys: "final_logits_bias" in keys},
     unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version"),
     idle=("*.encoder_attn*",),  # of a decoder without an encoder
     aliases={"shared.": "decoder.embed_tokens."},
