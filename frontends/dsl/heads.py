@@ -54,7 +54,7 @@ class HeadTransform:
 class TaskHead:
     """A head that computes scores for a `task` (`TASKS`) from the last hidden states of a model.
 
-    labels: the label names, or their number; None means one for each token of the vocabulary (fill-mask).
+    labels: the label names, or their number; None means the fixed number of the task, or the vocabulary.
     pool: vector of a sequence that is scored: the first token, the last, the mean, the `pooler` output, the last token
     with the id `token`, the first concatenated with the mean from `skip` on (first+mean), or the mean of the scores of
     all tokens (late); None scores each token.

@@ -177,10 +177,10 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
 def unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
-    """Yield the keys of `config` that do not affect `read(config)`, its settings, except known and `inert` keys.
+    """Yield the keys of `config` that `read(config)`, its settings, ignores; not `inert`, null or default ones.
 
-    A key counts as read if `read` accesses it, or would access it if another key were absent or a flag inverted (such
-    as the window that use_sliding_window=false disables), or if another value of it gives other settings.
+    A key is read if (a) `read` accesses it, (b) `read` would access it with one other key absent or one flag inverted
+    (such as use_sliding_window=false, which disables the window), or (c) another value of it gives other settings.
     """
     type_facts, resolved = _facts_of(config, model_type), normalized(config, model_type)
     for key, replaced in type_facts.get("overrides", {}).items():

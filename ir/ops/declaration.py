@@ -17,10 +17,10 @@ from ..types import dtypes
 def composed_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares an op by its body; the decorated function emits the body.
+    """Return a decorator that declares an op by a function that emits its body in simpler ops.
 
-    Its parameters declare operands and attributes, like those of a reference; the reference of the op interprets the
-    body. Types, cost and states are declared as for other ops.
+    Parameters of the function declare operands and attributes. The NumPy reference of the op interprets the emitted
+    graph. Types, cost and states are declared as for other ops.
     """
 
     def declare(body: Callable[..., Any]) -> Op:

@@ -28,7 +28,8 @@ def step_of(
 ) -> Step:
     """Return the step that `function` computes from states, tokens and constants, all f32.
 
-    Shapes omit the batch axis. A float in the shape of a state is its initial value; `constants` are named inputs.
+    `function` takes the states, and the tokens followed by the constants. Shapes of states and tokens omit the batch
+    axis, which constants do not have. A float in the shape of a state is its initial value.
     """
     graph = Graph("step")
     constant_values = {name: graph.add_input(name, TensorType(f32, shape)) for name, shape in constants.items()}

@@ -155,7 +155,7 @@ SCALINGS = {
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """Return √(1/t) of YaRN (Peng 2023) for a context `factor` times the original, its logarithm times `mscale`."""
+    """Return 1 + 0.1 · mscale · ln(factor), the √(1/t) of YaRN (Peng 2023); 1 for a context that is not extended."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 

@@ -147,7 +147,7 @@ def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
 
 
 def _rows_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
-    """Return row `index` of every item; () if some row can only be read as an array."""
+    """Return a recipe for row `index` of every item; () if an item has none."""
     rows = [row_recipe(p, reader, index) for p in items]
     recipes = tuple(p for p in rows if p is not None)
     return recipes if len(recipes) == len(rows) else ()

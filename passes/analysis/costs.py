@@ -59,7 +59,7 @@ def cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
 
 
 def count_cross_cache(nodes: Iterable[Node]) -> int:
-    """Count the elements that cross-attention caches per source token."""
+    """Count the elements per source token in the caches of cross-attentions."""
     return sum(_count_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
 

@@ -182,7 +182,7 @@ def state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
 def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
     """Return the manifest's records: `cache` (`cache_records`), `states` (`state_records`), and `carried`.
 
-    `carried` has a record per tensor of `carried` and then per tensor that cross-attention caches:
+    The list `carried` has a record per state given, then per tensor that cross-attention caches:
     input, output: its names in the graph; absent for cross-attention.
     kind, growth: see `StateSpec`.
     shape: without the batch axis; None for the length of the sequence or of the source.

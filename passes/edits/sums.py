@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, Value, ops
 
 
 def find_sums(graph: Graph) -> Iterator[Node]:
-    """Yield the last addition (add or add_norm) of every sum in `graph`, which may be edited between yields."""
+    """Yield every add_norm and the last add of every other sum; `graph` may be edited between yields."""
     for node in list(graph.nodes):
         if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
             yield node

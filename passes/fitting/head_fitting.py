@@ -86,10 +86,10 @@ class Fitter:
         return fit
 
     def make_up(self, was: Node, node: Node, fit: Fit) -> None:
-        """Refit the output linear of `node`, the replacement of the attention `was` by `fit`, to the original output.
+        """Refit the output linear after the attention `node` so that it gives the output it had with attention `was`.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Nothing happens if `fit` is settled, without texts, or if the fitter is not sequential.
+        the present weight. Each `fit` is refitted once (`settled`); never without texts or a sequential fitter.
         """
         old, new = output_of(self._twins[was]), output_of(node)
         if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):

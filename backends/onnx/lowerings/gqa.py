@@ -111,8 +111,8 @@ def _reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
-    """Return the kernel's operands seqlens_k, int32 [batch], the index of the last valid key per row of `mask` [batch,
-    total], and total_sequence_length, an int32 scalar in host memory."""
+    """Return the kernel's operands seqlens_k, int32 [batch]: the number of ones in each row of `mask` [batch, total],
+    less one, and total_sequence_length, an int32 scalar in host memory."""
     int32 = int(onnx.DataType.INT32)
 
     def make() -> tuple[Out, Out]:

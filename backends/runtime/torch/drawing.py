@@ -18,7 +18,7 @@ from .steps import Steps
 
 
 class DrawingContext(BatchContext):
-    """A batch whose `steps` may sample on the device. Methods that change rows without it call `settle` first.
+    """A batch whose `steps` may sample on the device. Others that change rows first `settle`: drop the next step.
 
     Raises as `BatchContext` does.
     """

@@ -92,8 +92,7 @@ class Writer:
         return ["state"]
 
     def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
-        """Return the arguments for inputs that differ between the calls of a loop, and append their iterable to
-        `sources`.
+        """Append ("args", iterable) to `sources` for inputs that differ between the calls of a loop; return ["*args"].
 
         `rests` has the source of a tuple of these inputs for each call.
         """

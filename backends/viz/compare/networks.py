@@ -55,7 +55,7 @@ def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Net
 
 
 def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
-    """Return the mark of an operation that is in both networks, as `before` and `after`."""
+    """Return Mark(CHANGED, …) with the differences of an operation of both networks, or an empty Mark without any."""
     differences = changes(before, after, names, recipe)
     return Mark(CHANGED, gist(before, after, differences), tuple(differences)) if differences else Mark()
 

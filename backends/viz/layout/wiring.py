@@ -120,7 +120,7 @@ def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) ->
 
 
 def _reads_shape(part: Part) -> bool:
-    """Return whether a part uses only the shape of its inputs, as `iota` does."""
+    """Return whether the first operation of a part is `iota`, which uses only the shape of its input."""
     return bool(part.vertices) and part.vertices[0].op == "iota"
 
 

@@ -71,7 +71,7 @@ def _format_value(value: object) -> str:
 
 
 def tensor_text(tensor: onnx.TensorProto) -> str:
-    """Return the elements of a small tensor as text; "" for a larger tensor or external data."""
+    """Return the elements of a small tensor as text of at most 60 characters; "" for larger or external ones."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
     try:

@@ -23,8 +23,7 @@ PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` abbreviates: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Floats are rounded to the nearest, also 8-bit integers, after their channels were scaled by activations on a
-    text.
+    Floats are rounded to the nearest. So are 8-bit integers, after their channels were scaled by activations on a text.
     Integers of fewer bits are fitted to a text, after exact rewrites that spread outliers, if the graph allows them.
     Without a text these rewrites lose more than they gain. Weights that a file has in such codes stay unchanged, and
     method=rtn reads no text.

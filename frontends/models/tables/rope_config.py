@@ -160,7 +160,7 @@ def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
 
 
 def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary settings of a config except the base, under the newer name or the older one."""
+    """Return rope_parameters of a config, or else rope_scaling; {} without either. Raises WeftError on other shapes."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise WeftError(f"rope parameters must be a mapping, not {rope!r}")

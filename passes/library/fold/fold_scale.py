@@ -204,7 +204,7 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
 
 
 def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Add edits to `plan` that divide the inputs of linears whose weight is a scaled table, if weights absorb this."""
+    """Let linears that share a table scaled by one number read the scaled table, where weights absorb the inverse."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):

@@ -34,7 +34,7 @@ def unknown(e: StepEmitter, node: Node) -> str | None:
 
 
 def opening(call: Call, node: Node) -> Call:
-    """Add the keywords activation, limit and shift of the gated unit `node` to `call`, and return it."""
+    """Add activation, limit and shift of the gated unit `node` to `call` unless they are the defaults; return it."""
     a = node.attrs
     call.set("activation", kernel_activation(a["activation"]), default="silu")
     return call.set("limit", a["limit"]).set("shift", a["shift"], default=0)

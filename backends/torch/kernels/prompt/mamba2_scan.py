@@ -43,7 +43,7 @@ def _end_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the final state of a chunk for a zero initial state, BLOCK_P columns of [states, p], and ΣΔ A log₂ e.
+    """Store the state that a chunk reaches from zero (here BLOCK_P columns of [states, p]), and its ΣΔ A log₂ e.
 
     SHARE heads read one B."""
     start_next(PDL)

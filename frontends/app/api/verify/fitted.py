@@ -77,7 +77,7 @@ class Fitted:
         return {name: tensor for name, tensor in filled.items() if not tensor.recipe.has(_Fitted)}
 
     def _put(self, matrix: _Fitted, parts: Mapping[str, Array]) -> Recipe:
-        """Store a matrix that a folder has as `parts` in the graph's reader; return the recipe that reads it."""
+        """Repack the `parts` of a matrix (codes and scales, or elements as f32) into the reader; return its recipe."""
         layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
         if parts.keys().isdisjoint(WITH_CODES):
             source = Source(self._reader.fresh(key))

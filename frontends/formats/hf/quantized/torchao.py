@@ -71,7 +71,7 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
 
 
 def _read_bits(data: Mapping[str, Any]) -> int:
-    """Return the bits of a code, or 0 if the metadata `data` does not state them."""
+    """Return the bits of a code by the metadata `data`: 8 without target_dtype, 0 if it is none of int2 to int8."""
     target = data.get("target_dtype", {"_data": "int8"})
     name = str(target.get("_data")) if isinstance(target, dict) else ""
     count = name.removeprefix("int")

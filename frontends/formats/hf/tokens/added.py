@@ -77,7 +77,7 @@ def _vocabulary(stored: Record) -> dict[str, Any]:
 
 
 def _find_missing(folder: Path, stored: Record, config: Record) -> list[AddedToken]:
-    """Return the tokens that `stored`, a tokenizer.json, lacks or has with other flags."""
+    """Return the tokens of the other tokenizer files that `stored`, a tokenizer.json, lacks or has with other flags."""
     from tokenizers import AddedToken
 
     present = list(map(_build_token, stored.records("added_tokens", [])))
