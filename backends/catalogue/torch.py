@@ -52,6 +52,7 @@ class TorchBackend(Backend):
     libraries = ("numpy", "torch")
     is_code = True
     explains = True
+    kernels: ClassVar[bool] = True  # folders contain the Triton kernels
 
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
@@ -66,7 +67,7 @@ class TorchBackend(Backend):
         import_torch()
         from ..torch.program.registry import LOWERINGS
 
-        return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
+        return [low.name.strip("_") for low in LOWERINGS.get(op, ()) if self.kernels or not low.kernels]
 
     def refusals(self, node: Node) -> list[str] | None:
         from ..runtime.torch.folder import import_torch
@@ -74,7 +75,7 @@ class TorchBackend(Backend):
         import_torch()
         from ..torch.lower.lower import refusals
 
-        return refusals(node)
+        return refusals(node, self.kernels)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
         from ..runtime.torch.folder import import_torch
@@ -86,7 +87,7 @@ class TorchBackend(Backend):
         if form == STEP:
             return step_takes(graph)
         super().takes(graph, form)  # raises for other forms
-        return takes(graph)
+        return takes(graph, self.kernels)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.folder import import_torch

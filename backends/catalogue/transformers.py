@@ -41,6 +41,7 @@ class TransformersBackend(TorchBackend):
     runs = False
     trains = True
     own_code = True
+    kernels = False
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.folder import import_torch

@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass
 class Match:
-    """The result of matching a graph with a second graph.
+    """The parameters and nodes of a graph that correspond to those of a second one, and the differences of the two.
 
     params: parameter (or constant) of the first graph, by parameter of the second. nodes: number of matched nodes.
     differences: in the order of the second graph.

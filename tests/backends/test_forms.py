@@ -9,6 +9,8 @@ import pytest
 
 from weft.backends.targets import TARGETS
 from weft.ir import WeftError
+from weft.ir.op import OPS
+from weft.ir.testing import one_node
 from weft.passes import run_passes
 from weft.passes.forms import make_forms
 
@@ -36,6 +38,18 @@ def test_building_changes_no_graph(name: str, target: str) -> None:
         return
     assert str(graph) == given
     assert {form: str(made) for form, made in forms.items()} == texts
+
+
+@pytest.mark.parametrize("op", ["choose_tokens", "selective_scan", "ssd"])
+def test_only_target_torch_calls_its_kernels(op: str) -> None:
+    """Folders for transformers lack them: an op that has no other lowering is expanded into its body."""
+    case = next(c for c in OPS[op].cases if len(c.operands) == len(OPS[op].operands) or op == "choose_tokens")
+    graph, _ = one_node(OPS[op], case)
+    (node,) = graph.nodes
+    assert TARGETS["torch"].refusals(node) is None
+    found = run_passes(graph, "legalize{target=transformers}").nodes
+    assert (op in {n.op.name for n in found}) == (op != "choose_tokens")
+    assert TARGETS["transformers"].lowerings(op) == ([] if op == "choose_tokens" else ["state_space"])
 
 
 def rewrites(path: Path) -> list[str]:

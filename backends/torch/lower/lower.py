@@ -21,11 +21,14 @@ from .encoder import move_into_encoder
 E = TypeVar("E", bound=Emitter)
 
 
-def refusals(node: Node) -> list[str] | None:
-    """Return the reasons of all lowerings of the op, if each refuses `node`; None if one accepts it."""
+def refusals(node: Node, kernels: bool = True) -> list[str] | None:
+    """Return the reasons of all lowerings of the op, if each refuses `node`; None if one accepts it.
+
+    Without `kernels`, a lowering that calls them refuses every node.
+    """
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
-        reason = candidate.when(node)
+        reason = candidate.when(node) if kernels or not candidate.kernels else "it calls kernels of target torch"
         if reason is None:
             return None
         reasons.append(f"{candidate.name}: {reason}")
@@ -83,7 +86,8 @@ def emit(
         if emitted is None:
             # Again: an entry of `fused` that returned None may have changed the scope.
             emitter.enter(node)
-            chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
+            usable = (c for c in LOWERINGS[node.op.name] if emitter.calls_kernels or not c.kernels)
+            chosen = next(c for c in usable if c.when(node) is None)
             emitted = chosen.emit(emitter, node)
         if emitted is not None:
             results = list(emitted) if isinstance(emitted, Iterable) else [emitted]
@@ -93,15 +97,16 @@ def emit(
     emitter.leave()
 
 
-def takes(graph: Graph) -> Accepts:
+def takes(graph: Graph, kernels: bool = True) -> Accepts:
     """Return a function that maps a node to the reasons why all lowerings refuse it, or to None if one accepts it.
 
-    The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded.
+    The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`:
+    see `refusals`.
     """
     cached = {node.output.name for node in cached_nodes(graph)}
 
     def refuse(node: Node) -> list[str] | None:
-        reasons = refusals(node)
+        reasons = refusals(node, kernels)
         if reasons and node.output.name in cached:  # expanded into its body it would lose the state
             raise WeftError(f"target torch cannot keep the state of {node.op.name} (%{node.output.name}): {reasons[0]}")
         return reasons

@@ -71,13 +71,21 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     return outputs if act == "identity" else (e.emit(activation(act), outputs[0], replaces=0), *outputs[1:])
 
 
+@lowering(ops.selective_scan, ops.ssd, kernels=True)
+def _state_space_kernel(e: Emitter, node: Node) -> tuple[Var, ...]:
+    return _scan_states(e, node, "run_mamba2" if node.op is ops.ssd else "run_mamba")
+
+
 @lowering(ops.selective_scan, ops.ssd)
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
+    return _scan_states(e, node, node.op.name)
+
+
+def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
     operands = [node.operand(o.name) for o in node.op.operands[:6]]
-    mamba2 = node.op is ops.ssd
-    function = ("run_mamba2" if mamba2 else "run_mamba") if e.calls_kernels else node.op.name
-    call = Call(function).give(operands[0], e.zero_padding(node.required("delta")), *operands[2:], PAST)
-    if mamba2:
+    call = Call(function)
+    call.give(operands[0], e.zero_padding(node.required("delta")), *operands[2:], PAST)
+    if node.op is ops.ssd:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
     return carried(e, node, call)
 

@@ -7,6 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
@@ -73,6 +74,12 @@ def tuple_text(texts: Sequence[str]) -> str:
 # -- functions
 
 
+class _FunctionEmitter(Emitter):
+    """An emitter of functions, which call no kernels: folders for transformers contain these functions too."""
+
+    calls_kernels = False
+
+
 class _Function(Writer):
     """Writes the body of a function without weights or state."""
 
@@ -86,9 +93,9 @@ def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     """
     legal = graph.clone()
     name_for_python(legal)
-    legalize(legal, refusals)
+    legalize(legal, partial(refusals, kernels=False))
     Cse().run(legal, Trace())
-    emitter = Emitter(legal, set(), set())
+    emitter = _FunctionEmitter(legal, set(), set())
     inputs = list(emitter.program.inputs)
     emit(emitter, legal, {})
     values = dict(zip(graph.outputs, legal.outputs.values(), strict=True))

@@ -174,7 +174,7 @@ def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
     return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required("x"), names=names)
 
 
-@lowering(ops.choose_tokens)
+@lowering(ops.choose_tokens, kernels=True)
 def _choose_tokens(e: Emitter, node: Node) -> Var:
     call = Call("choose_tokens").give(node.required("logits"))
     if node.attrs["temperature"] > 0:

@@ -27,6 +27,7 @@ class Emitter:
     """
 
     calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
+    has_comments: ClassVar[bool] = True  # statements get comments, which explain sizes
 
     def __init__(
         self,
@@ -169,6 +170,7 @@ class Emitter:
         default = local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
         results = tuple(Var(n or default, s) for n, s in zip(names, shapes, strict=True))
+        comment = comment if self.has_comments else ""
         self.program.statements.append(
             Statement(text, resolved, results, self.scope, replaces, comment, node=self.node)
         )

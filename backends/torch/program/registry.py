@@ -18,27 +18,33 @@ When = Callable[[Node], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of an op: `emit` emits a node; `when` returns the reason to refuse a node, else None."""
+    """A lowering of an op: `emit` emits a node; `when` returns the reason to refuse a node, else None.
+
+    With `kernels` its code calls the package `kernels`, which folders for transformers lack.
+    """
 
     name: str
     when: When
     emit: Emit
+    kernels: bool = False
 
 
 LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.torch.ops", "see `weft ops`")
 
 
-def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
+def lowering(
+    *ops: Op, when: When = lambda node: None, first: bool = False, kernels: bool = False
+) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops`; lowerings are tried in the order of registration.
 
     With `first` it is tried before the present ones. The function returns operands for the outputs of the node, or None
-    if it has assigned them in the emitter itself.
+    if it has assigned them in the emitter itself. `kernels`: see `Lowering`.
     """
 
     def register(emit: Emit) -> Emit:
         for op in ops:
             name = getattr(emit, "__name__", op.name)
-            LOWERINGS.put(op.name, Lowering(name, when, emit), first)
+            LOWERINGS.put(op.name, Lowering(name, when, emit, kernels), first)
         return emit
 
     return register

@@ -13,7 +13,7 @@ from ..model.labels import MEANINGS
 from .sheet import Sheet, describe
 from .style import EVERY, SIGNS, borders, colours
 
-AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
+MARGIN, SHEET_GAP, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
 NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of its lines
 NAME, ABOUT = 22.0, 12.0  # sizes of text
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -27,9 +27,9 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
     """Return the SVG of `root` with the shapes in `opened` open, and its fact sheet."""
     placed = layout(root, opened)
     wide, high = drawn_size(placed)
-    head_lines, side_lines = list(_head(sheet, wide + BESIDE + SHEET)), list(_sheet(sheet, placed))
-    left, top = AROUND + wide + BESIDE, AROUND + (head_lines[-1][0] + 24 if head_lines else 0)
-    w, h = round(left + SHEET + AROUND), round(top + max(high, side_lines[-1][0]) + AROUND)
+    head_lines, side_lines = list(_head(sheet, wide + SHEET_GAP + SHEET)), list(_sheet(sheet, placed))
+    left, top = MARGIN + wide + SHEET_GAP, MARGIN + (head_lines[-1][0] + 24 if head_lines else 0)
+    w, h = round(left + SHEET + MARGIN), round(top + max(high, side_lines[-1][0]) + MARGIN)
     palette = colours(dark)
     return "\n".join(
         [
@@ -40,11 +40,11 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
             f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
             f'<rect class="paper" width="{w}" height="{h}"/>',
-            *(f'<g transform="translate({AROUND:g} {AROUND:g})">{line}</g>' for _, line in head_lines),
+            *(f'<g transform="translate({MARGIN:g} {MARGIN:g})">{line}</g>' for _, line in head_lines),
             f'<g transform="translate({left:g} {top:g})">',
             *(line for _, line in side_lines),
             "</g>",
-            f'<g transform="translate({AROUND:g} {top:g})">',
+            f'<g transform="translate({MARGIN:g} {top:g})">',
             *picture(placed),
             "</g>",
             "</svg>",

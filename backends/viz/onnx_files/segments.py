@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
-    """Return the scope of every operation: ("layers", "0") …, or () outside of layers."""
+    """Return the scope of every operation, such as ("layers", "0"); () for those outside of layers."""
     scopes: list[tuple[str, ...]] = [()] * len(ops)
     kinds, reads = _encode(ops, constants)
     names, pending = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .completion import complete_families, complete_pipelines
+from .completion import complete_families, complete_pipelines, complete_targets
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -54,3 +54,27 @@ without_option = click.option(
 def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
     """Return the decorator that adds the option of a pipeline."""
     return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)
+
+
+def loading_options(command: T) -> T:
+    """Add to `command` the options of loading a compiled folder, or a SOURCE that is compiled first."""
+    options = (
+        click.option(
+            "--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core."
+        ),
+        click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch."),
+        click.option(
+            "--check", is_flag=True, help="First compare the files of a compiled folder with their checksums."
+        ),
+        adapter_option,
+        without_option,
+        click.option(
+            "--target",
+            cls=TargetOption,
+            shell_complete=complete_targets,
+            help="Target of a SOURCE: {targets}; default: ONNX Runtime, if it is available.",
+        ),
+    )
+    for option in reversed(options):  # decorators apply from the bottom up
+        command = option(command)
+    return command

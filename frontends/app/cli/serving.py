@@ -9,9 +9,9 @@ import click
 
 from weft.ir.errors import WeftError
 
-from .completion import complete_sources, complete_targets
+from .completion import complete_sources
 from .opening import opened_model
-from .options import TargetOption, adapter_option, device_option, without_option
+from .options import device_option, loading_options
 from .shown import echo, note
 
 KEY = "WEFT_API_KEY"
@@ -43,17 +43,7 @@ KEY = "WEFT_API_KEY"
     help="Seconds that running answers have to finish after Ctrl-C or SIGTERM.",
 )
 @device_option
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core.")
-@click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
-@click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
-@adapter_option
-@without_option
-@click.option(
-    "--target",
-    cls=TargetOption,
-    shell_complete=complete_targets,
-    help="Target of a SOURCE: {targets}; default: ONNX Runtime, if it is available.",
-)
+@loading_options
 def serve_command(
     source: str,
     host: str,

@@ -176,7 +176,7 @@ def _order_axes(step: Step, graph: Graph, name: str) -> Linear | None:
         return np.array_equal(run_linear(state * first) != 0, (result != 0) & first)
 
     def is_uniform(axis: int) -> bool:
-        """Return whether L maps all slices along `axis` by the same function: it commutes with a roll."""
+        """Return whether L commutes with np.roll along `axis`: it maps every slice by the same function."""
         rolled = np.roll(result, 1, axis)
         return bool(
             np.allclose(run_linear(np.roll(state, 1, axis)), rolled, rtol=1e-9, atol=1e-9 * np.abs(result).max())

@@ -26,7 +26,7 @@ from .scaling import (
 
 @dataclass
 class _Plan:
-    """A plan to remove the multiplications by `factor` at the nodes `sites`, by the `edits` of weights instead."""
+    """A plan to remove the multiplications by `factor` at the nodes `sites`; `edits` scale weights by it instead."""
 
     sites: list[Node]
     factor: Factor

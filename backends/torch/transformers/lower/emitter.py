@@ -11,7 +11,6 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.ir.types import Shape
 from weft.passes.analysis.states import caches
 from weft.passes.library.target.sides import ENCODER, HIDDEN, SHOWN
 
@@ -83,6 +82,7 @@ class ShellEmitter(Emitter):
     """
 
     calls_kernels: ClassVar[bool] = False
+    has_comments: ClassVar[bool] = False  # sizes have names
 
     def __init__(
         self, graph: Graph, names: Names, fields: Fields, head: Node | None, side: str = "", apart: bool = False
@@ -131,18 +131,6 @@ class ShellEmitter(Emitter):
 
     def attr(self, node: Node, name: str) -> Any:
         return self.names.attr(node, name)
-
-    def many(
-        self,
-        text: str,
-        *operands: Value | Operand,
-        names: tuple[str, ...],
-        shapes: tuple[Shape | None, ...] = (),
-        replaces: int | None = None,
-        comment: str = "",
-    ) -> tuple[Var, ...]:
-        """Append a statement, as in the base class, but without `comment`, because sizes have names."""
-        return super().many(text, *operands, names=names, shapes=shapes, replaces=replaces)
 
     def _begin(self) -> None:
         """Emit defaults for omitted arguments of the forward, except embeddings (see `embed`)."""
