@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Callable, Set
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError, ValidationError
@@ -56,9 +56,10 @@ def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
 
 
 class Model(BaseModel):
-    """An object of a request: values have the JSON types of their fields, and null counts as absent."""
+    """An object of a request: values have the JSON types of their fields, and null in a field counts as absent."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    ignored: ClassVar[Set[str]] = IGNORED
 
     @model_validator(mode="before")
     @classmethod
@@ -67,13 +68,14 @@ class Model(BaseModel):
             return data
         if len(data) > MOST_FIELDS:
             raise PydanticCustomError("fields", f"expected at most {MOST_FIELDS} fields")
-        return {key: value for key, value in data.items() if value is not None}
+        fields = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: value for key, value in data.items() if value is not None or key not in fields}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:
         """Return the request in `data`; raise ApiError for unknown, missing, invalid or unsupported fields."""
         try:
-            return cls.model_validate({key: value for key, value in data.items() if key not in IGNORED})
+            return cls.model_validate({key: value for key, value in data.items() if key not in cls.ignored})
         except ValidationError as error:
             raise refusal(error) from None
 

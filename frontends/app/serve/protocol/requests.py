@@ -169,6 +169,8 @@ class Tool(Model):
     def check_tool(cls, tool: Any) -> Any:
         """Return `tool` unchanged, for the chat template; raise ValidationError if it is not a tool."""
         cls.model_validate(tool)
+        if tool.get("type") is None:  # only choices and calls may omit it
+            raise error_at("type", "missing")
         return tool
 
 

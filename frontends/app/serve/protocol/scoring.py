@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from .errors import invalid
-from .fields import Items, Model, Texts, either, only
+from .fields import Items, Model, Texts, either, error_at, only
 from .requests import MOST_INPUTS
 
 Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
@@ -29,6 +29,7 @@ class ScoringRequest(Model, ABC, extra="forbid"):
     truncate: bool = False
     truncate_prompt_tokens: Annotated[int | None, only(-1)] = None  # -1: the model's maximum
     ranks: ClassVar[bool] = True
+    ignored = frozenset({"user"})
 
     @property
     @abstractmethod
@@ -78,6 +79,13 @@ class TeiRerankRequest(RerankRequest):
     documents: Inputs = Field(alias="texts")
     return_documents: bool = Field(False, alias="return_text")
     raw_scores: Annotated[bool, only(False)] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_top_n(cls, data: Any) -> Any:
+        if "top_n" in data:
+            raise error_at("top_n", "extra_forbidden")
+        return data
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of indices and scores, the highest score first."""

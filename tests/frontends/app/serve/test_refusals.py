@@ -59,6 +59,8 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [  # path, fields, th
     ("chat/completions", {"functions": [{}]}, "functions", "unsupported_parameter"),
     ("chat/completions", {"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
     ("chat/completions", {"temprature": 1}, "temprature", "unknown_parameter"),
+    ("chat/completions", {"temprature": None}, "temprature", "unknown_parameter"),
+    ("chat/completions", {"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter"),
     ("chat/completions", {f"field {i}": 1 for i in range(200)}, None, "invalid_value"),
     (
         "chat/completions",

@@ -97,6 +97,8 @@ def test_scores_and_labels(server: Server, ranker: Path) -> None:
         ("/v1/classify", {"input": "the " * 40}, "longer than the maximum"),
         ("/v1/classify", {"input": "a", "model": "other"}, "other"),
         ("/v1/classify", {"input": "a", "what": 1}, "what"),
+        ("/v1/classify", {"input": "a", "metadata": {}}, "Unrecognized request argument supplied: metadata"),
+        ("/rerank", {"query": "a", "texts": ["b"], "top_n": 1}, "Unrecognized request argument supplied: top_n"),
     ],
 )
 def test_wrong_requests_are_refused(server: Server, path: str, body: dict[str, Any], said: str) -> None:
