@@ -40,7 +40,7 @@ class PythonNames(Pass):
     usual: tuple[str, ...] = ()
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        from .runtime.torch.folder import import_torch
+        from .runtime.torch.open_torch import import_torch
 
         import_torch()
         from .torch.lower.identifiers import name_for_python  # needs torch for the attributes of nn.Module

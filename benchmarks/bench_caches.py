@@ -47,7 +47,7 @@ def measured(found: np.ndarray, exact: np.ndarray, ids: list[int]) -> dict[str, 
 
 def main() -> None:
     import weft
-    from weft.backends.runtime.torch import caches
+    from weft.backends.runtime.torch import module_caches as caches
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024)

@@ -21,7 +21,7 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF
 
 import weft
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.source.sources import load_source
 
 CALIBRATION, HELD_OUT = (Path(__file__).parent / "texts" / f"{name}.txt" for name in ("calibration", "held_out"))

@@ -24,7 +24,7 @@ CODED = [(bits, per) for bits in (8, 4) for per in ("channel", "head", "tensor")
 
 def main() -> None:
     import weft
-    from weft.frontends.app.api.verify.scoring import score_tokens, seconds_per_token
+    from weft.frontends.app.api.verify.divergence import score_tokens, seconds_per_token
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3072)

@@ -26,7 +26,7 @@ import weft
 from weft import ops
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.runtime.ort.session import onnxruntime
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, dtypes, sizes
 from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.passes import legalize

@@ -19,7 +19,7 @@ from machine import facts, save, spread
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.runtime.ort.session import onnxruntime
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, Node, TensorType, ops
 from weft.ir.recipes import Normal
 from weft.ir.types import dtypes, sizes

@@ -63,7 +63,7 @@ def prepare(
     """Make the models that are scored (folders with logits of all positions, GGUF files) and those that are timed;
     returns both by contender, and the seconds that each took. `only` names the contenders, if not all."""
     import weft
-    from weft.frontends.app.api.rewriting import rewrite
+    from weft.frontends.app.api.rewrite import rewrite
     from weft.frontends.app.api.source.sources import load_source
     from weft.frontends.app.api.weights import weights_pipeline
     from weft.passes.fitting.calibration import MIXTURE

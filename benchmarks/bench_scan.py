@@ -28,7 +28,7 @@ from weft import scan
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.runtime.ort.session import onnxruntime
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, Node, TensorType, Value, dtypes, ops, sizes
 from weft.passes import legalize
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.backends.torch.kernels.shared.codes import Codes, words
 from weft.backends.torch.kernels.shared.float8 import FLOAT8, as_bytes, rounded
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes, words
 
 
 @dataclass(frozen=True)

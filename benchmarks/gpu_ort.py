@@ -33,11 +33,11 @@ def opened(folder: Path, device: str, graphs: bool, draws: bool = False) -> Any:
     Raises:
         RuntimeError: if CUDA graphs were asked for and refused.
     """
-    from weft.backends.runtime.folder import read_facts
-    from weft.backends.runtime.ort.decoder import OrtDecoder
+    from weft.backends.runtime.compiled_folder import read_facts
+    from weft.backends.runtime.ort.ort_decoder import OrtDecoder
     from weft.backends.runtime.ort.session import open_session
-    from weft.backends.runtime.torch import onnx
-    from weft.backends.targets import TARGETS
+    from weft.backends.runtime.torch import ort_cuda_decoder as onnx
+    from weft.backends.target import TARGETS
 
     known = read_facts(folder)
     target = TARGETS[known.target] if device == "cuda" else None
@@ -60,7 +60,7 @@ def prompts(model: Any, batch: int, length: int) -> list[list[int]]:
 
 def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray, list[float]]:
     """Greedy tokens [steps, batch] after random prompts, and the seconds of every step but the first."""
-    from weft.backends.runtime.core.sampling import Sampler, Sampling
+    from weft.backends.runtime.core.sampler import Sampler, Sampling
 
     tokens, times = [], []
     with model.context(batch, length + steps) as context:

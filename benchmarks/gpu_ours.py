@@ -59,9 +59,9 @@ def generated(
     shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, model: Any = None
 ) -> tuple[dict[str, Graph], Any]:
     """The forms of this shape and the module that weft writes for it: with random weights, or with those of `model`."""
-    from weft.backends.targets import TARGETS
+    from weft.backends.target import TARGETS
     from weft.backends.torch import kernels
-    from weft.backends.torch.codegen.source import write_source
+    from weft.backends.torch.codegen.model_source import write_source
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import load, run_source
     from weft.frontends.app.api.modules import step_forms
@@ -200,8 +200,8 @@ class Runtime(Module):
     """weft's runtime: the step captured by it, and every token drawn on the device and given to the host."""
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
-        from weft.backends.runtime.core.sampling import Sampler, Sampling
-        from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
+        from weft.backends.runtime.core.sampler import Sampler, Sampling
+        from weft.backends.runtime.torch.torch_decoder import TorchContext, TorchDecoder
         from weft.backends.torch.package.module import build_step
         from weft.backends.torch.package.shipped.load import Stepper
 

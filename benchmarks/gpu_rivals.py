@@ -145,14 +145,14 @@ def int4(x: Tensor, weight: Any) -> Tensor:
 
 
 def _widened(weight: Any, scales: Tensor, offsets: Tensor | None) -> Tensor:
-    from weft.backends.torch.kernels.shared.codes import dequantize
+    from weft.backends.torch.kernels.shared.quantized_gemv import dequantize
 
     return dequantize(weight.packed, scales, offsets, bits=weight.bits, width=weight.width)
 
 
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:
     """Mamba-2 by chunks in plain torch, as models that weft generates compute it without kernels."""
-    from weft.backends.torch.snippets.state_space import ssd
+    from weft.backends.torch.lib.state_space import ssd
 
     return ssd(*args, **sizes)
 

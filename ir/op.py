@@ -11,8 +11,8 @@ from .registry import Registry
 from .schema.attributes import Attr, type_name
 from .schema.cases import Case, Sample, bools, case, ints, normal, positive
 from .schema.checks import axis_of, broadcast, require, require_int, show, total
-from .schema.op import OPS as SCHEMAS
-from .schema.op import Cost, Trait
+from .schema.op_schema import OPS as SCHEMAS
+from .schema.op_schema import Cost, Trait
 from .schema.signature import OpCall, Operand
 from .schema.states import Growth, StateKind, StateSpec, caches, cross_states, fixed_size_state
 from .types import Shape, TensorType, sizes

@@ -31,7 +31,7 @@ CATALOGUES = {  # rooms of things of one kind
     "passes/library/target": "a pass",
     "backends/onnx/lowerings": "lowerings of an op family",
     "backends/torch/ops": "lowerings of an op family",
-    "backends/torch/snippets": "functions that generated models contain",
+    "backends/torch/lib": "functions that generated models contain",
     "backends/torch/kernels": "a Triton kernel",
     "backends/torch/kernels/shared": "device functions",
     "frontends/dsl": "modules of the DSL",
@@ -50,7 +50,7 @@ PLACES = (
     ),
     (
         "a target",
-        "1: its `Backend`, registered in any module; weft's own are a file each in backends/catalogue",
+        "1: its `Backend`, registered in any module; weft's own are a file each in backends/targets",
         "test_targets_from_outside",
     ),
     (

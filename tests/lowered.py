@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from weft.backends.options import Options
-from weft.backends.targets import MODEL, TARGETS
-from weft.backends.torch.decode import source
-from weft.backends.torch.decode.lowering import Step
+from weft.backends.target import MODEL, TARGETS
+from weft.backends.torch.decode import step_source as source
+from weft.backends.torch.decode.lower_step import Step
 from weft.backends.torch.lower import lower as lowering
 from weft.backends.torch.lower.lower import Lowered
 from weft.backends.torch.package import explain as explaining
-from weft.backends.torch.package import export, module
+from weft.backends.torch.package import module
+from weft.backends.torch.package import source_folder as export
 from weft.backends.torch.package.explain import HOPPER, Explained
 from weft.frontends.app.api.modules import module_forms, step_forms
 from weft.ir import Graph

@@ -93,7 +93,7 @@ def test_the_index_names_every_page() -> None:
 
 @pytest.mark.parametrize("page", [README, INDEX.with_name("compile.md")], ids=lambda page: page.name)
 def test_tables_name_every_target(page: Path) -> None:
-    from weft.backends.targets import TARGETS
+    from weft.backends.target import TARGETS
 
     rows = re.findall(r"^\| `([\w-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert {*TARGETS} <= {*rows}

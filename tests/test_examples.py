@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.frontends.app.api.inspect.counting import inspect
-from weft.frontends.app.api.verify.errors import relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
 from weft.ir import interpret
 
 from .sampling import ALL

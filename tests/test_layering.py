@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.torch.ops.scan import function_text
+from weft.backends.torch.ops.custom_recurrences import function_text
 from weft.ir import ops
 
 from .house import ADDITIONS, CATALOGUES, PLACES, House, page
@@ -98,7 +98,7 @@ def test_climbs_are_seen() -> None:
     """The step of a recurrence is legalized where it is written as a function."""
     graph = ops.scan.cases[0].attrs["step"].graph
     found = walk(lambda: function_text(graph, [*graph.outputs], "One token of"))
-    assert ("backends/torch/ops/scan.py", "passes/edits/legalization.py") in found.climbs
+    assert ("backends/torch/ops/custom_recurrences.py", "passes/edits/legalization.py") in found.climbs
 
 
 def test_the_page_of_the_house_is_as_the_code(house: House, walks: dict[str, Walk], root: Path) -> None:

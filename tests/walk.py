@@ -24,7 +24,7 @@ TARGETS = ("ort-cpu", "torch", "transformers")
 STAGES = (  # the first that begins a path decides; "" is no stage
     ("write", ("ir/storage/output.py", "ir/storage/contents.py", "ir/storage/partials.py", "ir/storage/disk.py")),
     ("", ("ir/", "frontends/app/api/", "passes/analysis/", "passes/fitting/", "passes/forms.py")),
-    ("", ("backends/catalogue/", "backends/targets.py", "backends/options.py", "backends/facts.py")),
+    ("", ("backends/targets/", "backends/target.py", "backends/options.py", "backends/folder_facts.py")),
     ("source", ("frontends/",)),
     ("passes", ("passes/",)),
     ("build", ("backends/",)),

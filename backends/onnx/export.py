@@ -23,12 +23,12 @@ from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
 from ..runtime.ort.session import onnxruntime
-from ..targets import Backend
+from ..target import Backend
 from ..weights import StoredTensor
 from . import cuda
-from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 from .lowerings import padding
+from .onnx_emitter import ONNX_DTYPES, Emitter, Weight
 
 MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
 ADAPTER = ".onnx_adapter"

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph
 from weft.ir.op import StateKind, Trait
 from weft.passes.analysis.states import EMBEDDED, cache_records, state_records, taken_states
 
-from ..targets import Backend
+from ..target import Backend
 
 MODEL = "genai.onnx"  # a second model with full caches, next to one with rolling caches; they share the weights
 

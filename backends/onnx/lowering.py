@@ -16,8 +16,8 @@ from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
 from weft.ir.registry import Alternatives
 
-from ..targets import Backend
-from .emitter import Emitted, Emitter
+from ..target import Backend
+from .onnx_emitter import Emitted, Emitter
 
 Emit = Callable[[Emitter, Node], Emitted]
 When = Callable[[Node, Backend], str | None]

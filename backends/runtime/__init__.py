@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..targets import TARGETS
-from .core.sampling import check_count
-from .folder import read_facts
+from ..target import TARGETS
+from .compiled_folder import read_facts
+from .core.sampler import check_count
 from .trust import require_trust
 
 if TYPE_CHECKING:
-    from .core.generate import Generator
-    from .ort.encoder import Encoder
+    from .core.generation import Generator
+    from .ort.ort_encoder import Encoder
 
 __all__ = ["load"]
 
@@ -53,8 +53,8 @@ def load(
     if facts.kind == "encoder":
         encoder: Encoder = model
         return encoder
-    from .core.generate import Generator
-    from .core.sampling import Forced
+    from .core.generation import Generator
+    from .core.sampler import Forced
 
     forced = Forced(**facts.forced)
     return Generator(model, stop_ids=facts.eos, folder=facts.folder, forced=forced, defaults=facts.defaults)

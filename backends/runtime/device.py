@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.ir.errors import WeftError
 
-from ..targets import TARGETS, Backend, Place
+from ..target import TARGETS, Backend, Place
 from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, onnxruntime
-from .torch.folder import import_torch
+from .torch.open_torch import import_torch
 
 
 def choose_place(device: str, target: str | None = None) -> Place:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from .arrays import Floats
-from .core.sampling import check_count
+from .core.sampler import check_count
 from .text.tokenizer import Encoded, Tokenizer, check_ids, is_ids, pad_rows
 
 if TYPE_CHECKING:
-    from ..facts import Task
+    from ..folder_facts import Task
 
 Pair = tuple[str, str]
 BATCH = 32

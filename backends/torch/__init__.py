@@ -9,6 +9,6 @@ A graph is compiled in these steps:
 - `package` executes the source and loads the weights, in process or as a folder with scripts.
 - `transformers` uses these packages to build folders with custom code that the library transformers loads.
 
-`build` runs these steps in order, for the target's entry in `backends.catalogue`.
+`build` runs these steps in order, for the target's entry in `backends.targets`.
 Never here: model families, checkpoint formats, rewrites of graphs.
 """

@@ -27,7 +27,7 @@ from .build import (
     trace,
     uniform,
 )
-from .delta import GatedDeltaNet
+from .delta_rule import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
 from .ffn import MLP, XIELU, GatedMLP, MoE
 from .heads import HeadTransform, TaskHead

@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 
 from ..recipes.spelling import spell
-from ..schema.op import Cost
+from ..schema.op_schema import Cost
 from ..types import sizes
 from .graph import Graph, Node, Value
 

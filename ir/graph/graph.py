@@ -19,7 +19,7 @@ from ..errors import WeftError
 from ..recipes import Recipe
 from ..recipes.readers import EMPTY, TensorReader
 from ..recipes.spelling import spell, spell_recipe
-from ..schema.op import Cost, OpSchema
+from ..schema.op_schema import Cost, OpSchema
 from ..types import TensorType
 from .linked import Linked, LinkedList
 from .operators import Operators

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..errors import WeftError
-from ..schema.op import OPS
+from ..schema.op_schema import OPS
 from ..schema.signature import is_number
 from ..types.dtypes import bool_
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..errors import WeftError
-from ..schema.op import OPS
+from ..schema.op_schema import OPS
 from .graph import Graph, Value
 
 Rule = Callable[[Graph], Iterator[str]]

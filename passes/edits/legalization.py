@@ -13,7 +13,7 @@ from .edit import backward_slice, replace_uses
 
 Accepts = Callable[[Node], list[str] | None]
 # By target, its `Accepts` for a graph and the name of its form; targets register themselves.
-ACCEPTS: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.backends.catalogue", "see `weft targets`")
+ACCEPTS: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.backends.targets", "see `weft targets`")
 
 
 def is_fused(node: Node) -> bool:

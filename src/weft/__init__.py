@@ -119,7 +119,7 @@ _PUBLIC = {
     "weft.frontends.app.api.compile": ("compile",),
     "weft.frontends.app.api.verify.evaluation": ("evaluate",),
     "weft.frontends.app.api.export": ("export",),
-    "weft.frontends.app.api.healing": ("heal",),
+    "weft.frontends.app.api.heal": ("heal",),
     "weft.frontends.app.api.initialization": ("initialize", "learning_rates"),
     "weft.frontends.app.api.inspect.counting": ("inspect",),
     "weft.frontends.app.api.modules": ("state_dict", "torch", "with_weights"),

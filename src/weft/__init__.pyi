@@ -124,7 +124,7 @@ from weft.frontends.app.api.verify.evaluation import (
 from weft.frontends.app.api.export import (
     export as export,
 )
-from weft.frontends.app.api.healing import (
+from weft.frontends.app.api.heal import (
     heal as heal,
 )
 from weft.frontends.app.api.initialization import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import WeftError
 from weft.ir.op import OPS
 from weft.ir.testing import one_node
@@ -19,7 +19,11 @@ from ..sampling import ALL, by_turns, each
 
 EDITS = ("add_input", "add_output", "add_node", "erase", "erase_param", "inserting", "replace_uses")
 # Steps of recurrences are graphs of their own, which lowerings copy and write as functions.
-STEPS = ("backends/onnx/lowerings/steps.py", "backends/torch/ops/scan.py", "backends/torch/decode/ops/scan_parts.py")
+STEPS = (
+    "backends/onnx/lowerings/scan_operator.py",
+    "backends/torch/ops/custom_recurrences.py",
+    "backends/torch/decode/ops/scan_parts.py",
+)
 
 
 @pytest.mark.parametrize(("name", "target"), each(7, by_turns(ZOO, TARGETS)) if not ALL else by_turns(ZOO, TARGETS))

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, interpret, verify
 from weft.passes import legalize
 

@@ -9,7 +9,7 @@ import pytest
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
 from weft.ir.op import Case

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 import weft
 from weft.frontends import load_source
 from weft.frontends.app.api.export import export
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.export.hf.configs import list_families
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret, ops

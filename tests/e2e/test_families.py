@@ -22,7 +22,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.verified import Errors, read_genai, read_verified

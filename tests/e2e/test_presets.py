@@ -6,7 +6,7 @@ import pytest
 
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.frontends import PRESETS, load_source
 from weft.ir import Graph
 from weft.ir.types import dtypes, sizes

@@ -11,7 +11,7 @@ import pytest
 import weft
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, interpret, parse, print_graph
 from weft.passes import Trace, default_pipeline, legalize, run_passes
 from weft.passes.library.target.rope_length import RopeLength

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 

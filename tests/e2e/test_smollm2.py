@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 
 from ..sampling import ALL
 

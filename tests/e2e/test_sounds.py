@@ -20,7 +20,7 @@ import transformers
 from click.testing import CliRunner
 
 import weft
-from weft.backends.runtime.folder import read_facts
+from weft.backends.runtime.compiled_folder import read_facts
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.app.cli import cli

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 
 from .test_smollm2 import NEW, hf_greedy, hf_logits
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.frontends.dsl import trace
 from weft.ir import Graph, MemoryReader, TensorType, interpret
 from weft.ir.recipes import Source

@@ -155,7 +155,7 @@ def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: conte
         if kind == "serve" and SERVER is None:
             import weft
             from weft.frontends.app.serve.server import serve_in_thread
-            from weft.frontends.app.serve.settings import Settings
+            from weft.frontends.app.serve.server_settings import Settings
 
             settings = Settings("llama", drain=0.0)
             SERVER = servers.enter_context(serve_in_thread(weft.load(corpus / "onnx" / "llama"), settings))

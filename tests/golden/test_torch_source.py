@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from weft import load_source
-from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.codegen.model_source import write_source
 
 from ..lowered import lower
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 import weft
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.ort.decoder import OrtDecoder
-from weft.backends.runtime.ort.encoder import Encoder as OpenEncoder
+from weft.backends.runtime.compiled_folder import read_facts
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
+from weft.backends.runtime.ort.ort_encoder import Encoder as OpenEncoder
 from weft.backends.runtime.ort.session import CPU, CUDA, onnxruntime, open_session
-from weft.backends.runtime.torch import onnx
-from weft.backends.targets import TARGETS
+from weft.backends.runtime.torch import ort_cuda_decoder as onnx
+from weft.backends.target import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
 from weft.ir import OPS, Graph, Op, TensorType, Value, interpret
 from weft.ir import ops as ir_ops

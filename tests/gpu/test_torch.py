@@ -18,10 +18,10 @@ from decoders import DECODERS, LAYERS, RECURRENT, VOCAB
 from gpu_clock import captured
 from torch import Tensor
 
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.torch.decoder import TorchDecoder
-from weft.backends.runtime.torch.experts import offload
-from weft.backends.targets import TARGETS
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.torch.expert_offloading import offload
+from weft.backends.runtime.torch.torch_decoder import TorchDecoder
+from weft.backends.target import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.app.api.modules import step_forms
 from weft.frontends.app.api.source.sources import load_source

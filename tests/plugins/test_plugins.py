@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.registry import Alternatives, DuplicateName, Registry
 

@@ -29,13 +29,13 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...blocks import kept_layout
-from ...targets import Backend
-from ..emitter import ONNX_DTYPES, Emitter
+from ...block_weights import kept_layout
+from ...target import Backend
 from ..lowering import lowering, standard
-from .experts import gather_experts
+from ..onnx_emitter import ONNX_DTYPES, Emitter
+from .block_matmul import append_sums, decode_scales
 from .layers import add_bias, apply_norm, norm_cache_key, norm_refusal
-from .quantized import append_sums, decode_scales
+from .moe import gather_experts
 
 Out = onnx.Value
 SINCE = 21  # first opset where DequantizeLinear supports groups

@@ -12,11 +12,11 @@ from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.rotary import match_rotations
 from weft.passes.analysis.states import caches
 
-from ...targets import Backend
-from ..emitter import Emitter
+from ...target import Backend
 from ..lowering import contrib, lowering
+from ..onnx_emitter import Emitter
+from .attention_mask import expand_bias, is_length
 from .layers import MS, rope_tables
-from .masks import expand_bias, is_length
 
 Out = onnx.Value
 

@@ -7,10 +7,11 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes.blocks import Kept
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...blocks import candidates, counted, is_quantized, kept_layout
+from ...block_weights import candidates, counted, is_quantized, kept_layout
 from ...options import ARITHMETIC, KEEP_BLOCKS, Options
-from ...targets import Backend
-from . import dequantized, quantized, quantized_experts
+from ...target import Backend
+from . import block_matmul as quantized
+from . import dequantized, quantized_experts
 
 PRODUCTS = (ops.linear, ops.norm_linear)
 

@@ -12,9 +12,9 @@ from weft.ir.recipes.frequencies import RopeTable
 from weft.ir.types.dtypes import DType
 from weft.passes.analysis.feed_forward import activation_name
 
-from ...targets import Backend
-from ..emitter import Emitter
+from ...target import Backend
 from ..lowering import contrib, lowering
+from ..onnx_emitter import Emitter
 
 MS = "com.microsoft"
 Out = onnx.Value

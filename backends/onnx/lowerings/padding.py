@@ -17,8 +17,8 @@ from weft.ir.types import sizes
 from weft.passes.analysis.states import has_cache, taken_states
 from weft.passes.analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 
-from ..emitter import ONNX_DTYPES, Emitted, Emitter
-from .masks import first_position
+from ..onnx_emitter import ONNX_DTYPES, Emitted, Emitter
+from .attention_mask import first_position
 
 Emit = Callable[[Emitter, Node], Emitted]
 

@@ -25,14 +25,14 @@ from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...blocks import NOT_ASKED, is_exact, is_quantized, kept_layout
-from ...targets import Backend
-from ..emitter import Emitter
+from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
+from ...target import Backend
 from ..lowering import contrib, lowering, standard
+from ..onnx_emitter import Emitter
 from . import dequantized
-from .experts import activation_attributes, activation_refusal, emit_grouped, interleave_rows, reshape_like
+from .block_matmul import cast_scales
 from .layers import MS
-from .quantized import cast_scales
+from .moe import activation_attributes, activation_refusal, emit_grouped, interleave_rows, reshape_like
 
 Out = onnx.Value
 GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}

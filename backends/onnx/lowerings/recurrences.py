@@ -20,9 +20,9 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
-from ...targets import Backend
-from ..emitter import ONNX_DTYPES, Emitter
+from ...target import Backend
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
+from ..onnx_emitter import ONNX_DTYPES, Emitter
 from .layers import BODIES, MS, activation
 
 CHUNK = 32  # tokens in a chunk of the parallel form

@@ -11,9 +11,9 @@ from weft.ir.graph import Node
 from weft.ir.op import Op
 from weft.ir.types import dtypes
 
-from ..emitter import ONNX_DTYPES, Emitter, storage_type
 from ..lowering import lowering
-from . import cache_codes
+from ..onnx_emitter import ONNX_DTYPES, Emitter, storage_type
+from . import dequantized_caches as cache_codes
 
 Out = onnx.Value
 

@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from ..arrays import Floats
 from ..core.answers import Answer
 from ..core.decoder import Decoder
-from ..core.sampling import check_count
+from ..core.sampler import check_count
 
 
 class Batch(ABC):

@@ -15,8 +15,8 @@ import numpy as np
 from weft.ir.errors import WeftError
 
 from ..core.answers import Answer
+from ..core.batch_context import BatchContext
 from ..core.decoder import Decoder
-from ..core.rows import BatchContext
 from .batch import Batch, push
 
 # Prompt tokens read between two decode steps; decoding rows wait meanwhile.

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..arrays import Bools, Ints
 from ..core.answers import Answer
+from ..core.batch_context import BatchContext
 from ..core.decoder import Decoder
-from ..core.rows import BatchContext
 from .batch import Batch, push
 
 

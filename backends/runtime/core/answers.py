@@ -11,9 +11,9 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Bools, Floats, Ints
 from ..text.tokenizer import GrowingText, StopStrings, Tokenizer
+from .batch_context import BatchContext
 from .results import Result, TokenLogprobs
-from .rows import BatchContext
-from .sampling import Forced, Sampler
+from .sampler import Forced, Sampler
 from .speculation import Drafts
 
 

@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from ..arrays import Floats, Ints
 from .decoder import Decoder
 from .results import Timings
-from .sampling import Forced, check_count, check_logits
+from .sampler import Forced, check_count, check_logits
 
 EarlyStopping = bool | Literal["never"]
 

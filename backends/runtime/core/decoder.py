@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
 
-from ...facts import Sound
+from ...folder_facts import Sound
+from .batch_context import BatchContext
 from .results import ExpertCounts
-from .rows import BatchContext
 
 EMBEDDED = "inputs_embeds"
 TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), no prompts: run it with ONNX Runtime or PyTorch itself"

@@ -15,9 +15,9 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
+from .batch_context import parts
 from .decoder import Decoder
-from .rows import parts
-from .sampling import check_count
+from .sampler import check_count
 
 LONGEST, SHORTEST = 4, 2  # tokens of the n-grams that are looked up
 MOST_REST = 16

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 from weft.ir.types import sizes
 
-from ...facts import Sound
+from ...folder_facts import Sound
 from ..arrays import Ints
-from ..text.sources import IDS, MASK, encoder_inputs
+from ..text.encoder_inputs import IDS, MASK, encoder_inputs
 from .buffers import Buffer, Kind, kind_of
 from .session import Session, convert_errors
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...targets import Backend
-from ..core.sampling import check_count
+from ...target import Backend
+from ..core.sampler import check_count
 from ..huge_pages import huge_pages
 
 CUDA = "CUDAExecutionProvider"

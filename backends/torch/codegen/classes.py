@@ -15,8 +15,8 @@ from ..program.statements import TOP, ParamRef, Program, Var
 from .class_names import class_names, own_nodes
 from .docstrings import class_doc
 from .method_writer import Writer
-from .naming import Named
 from .structure import Method
+from .value_names import Named
 
 
 @dataclass(frozen=True)

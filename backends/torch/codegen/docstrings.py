@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 
-from ..program.quantized import count_parameters
+from ..program.block_params import count_parameters
 from ..program.statements import TOP, Program
 from .class_names import calls
 from .structure import Call, Method, reads

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, inside, relative
-from .naming import Line, Named, Names
 from .structure import Call, Item, Loop, Method, reads
+from .value_names import Line, Named, Names
 
 WIDTH = 92  # the longest line that inlining may create
 COMMENTED = 108  # the longest line together with its comment

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from .prompt.attend_text import attend_text
+from .prefill.prefill_attention import attend_text
 from .shared import launch, split_keys
-from .shared.attend import attend, base2, check_heads, mixed_in, scaled
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
 from .shared.float8 import FLOAT8, check_scales, from_bytes, widened
 from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
+from .shared.online_softmax import attend, base2, check_heads, mixed_in, scaled
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 

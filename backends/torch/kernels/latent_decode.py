@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from .shared import launch, split_keys
-from .shared.attend import HOPPER, attend, base2, mixed_in, scaled, shared_memory
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
 from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
+from .shared.online_softmax import HOPPER, attend, base2, mixed_in, scaled, shared_memory
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 

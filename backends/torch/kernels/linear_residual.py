@@ -16,7 +16,7 @@ from .shared.gemv import Tile, Weight, check, first_weights, parts, products, re
 from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
-from .shared.rows import linear
+from .shared.small_batch_linear import linear
 from .shared.tickets import counters, is_last
 
 

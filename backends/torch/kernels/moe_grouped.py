@@ -15,7 +15,7 @@ import torch
 
 from .shared.activation import activate, open_gate
 from .shared.dots import dot_products, prefetch_rows
-from .shared.experts import AT_ONCE, count_of, slots_of
+from .shared.expert_tokens import AT_ONCE, count_of, slots_of
 from .shared.gemv import PROCESSORS, staged
 from .shared.launch import jit, options, start_next, tl, triton, wait
 from .shared.norm import Norm

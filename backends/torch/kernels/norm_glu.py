@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
-from .prompt.open_gates import open_gates
+from .prefill.gated_activation import open_gates
 from .shared.activation import check_activation, open_gate
 from .shared.gemv import Weight, affine, check, parts, refusal, tile
 from .shared.launch import jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
-from .shared.rows import linear
+from .shared.small_batch_linear import linear
 
 
 @jit

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.codes import Codes
 from .shared.gemv import Weight, affine, check, flat, parts, refusal, tile
 from .shared.launch import jit, operator, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
-from .shared.rows import linear
+from .shared.quantized_gemv import Codes
+from .shared.small_batch_linear import linear
 
 
 @jit

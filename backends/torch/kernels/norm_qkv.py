@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .prompt.place_heads import check_places, heads_refusal, place_heads, sizes
+from .prefill.norm_rope_cache import check_places, heads_refusal, place_heads, sizes
 from .shared import gemv, launch
 from .shared.float8 import FLOAT8
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
@@ -19,7 +19,7 @@ from .shared.heads import normed_pairs, store_head
 from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.rotary import angles, element
-from .shared.rows import linear
+from .shared.small_batch_linear import linear
 from .shared.tickets import counters, is_last
 
 

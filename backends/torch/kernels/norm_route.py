@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from . import route as routing
-from .shared import choice, gemv
+from .shared import gemv
+from .shared import top_k as choice
 from .shared.gemv import Tile, Weight, affine, check, flat, parts, tile
 from .shared.launch import jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
-from .shared.rows import linear
+from .shared.small_batch_linear import linear
 from .shared.tickets import counters, is_last
 
 AT_ONCE = 1024  # logits that each warp of the last block has in registers

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from .shared import choice, operands
+from .shared import operands
+from .shared import top_k as choice
 from .shared.launch import jit, options, start_next, tl, uses_torch, wait
 
 

@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from .prompt import mamba_scan
-from .prompt.mamba_scan import refusal
+from .prefill import mamba_scan
+from .prefill.mamba_scan import refusal
 from .shared.gemv import PROCESSORS
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
 from .shared.recurrence import advance, rates, silu_gated, softplus
-from .shared.rows import linear
+from .shared.small_batch_linear import linear
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
 RANKS = 256  # columns of the projection that a block takes at a time

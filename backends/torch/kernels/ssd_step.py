@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from .prompt import mamba2_scan
-from .prompt.mamba2_scan import refusal
+from .prefill import mamba2_scan
+from .prefill.mamba2_scan import refusal
 from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side

@@ -12,11 +12,11 @@ from weft.ir.op import Op, Trait
 from weft.passes.edits.legalization import Accepts
 
 from ..program.emitter import Emitter
-from ..program.positions import begin, end
 from ..program.registry import LOWERINGS
+from ..program.stateful_nodes import cached_nodes, counts_keys, cross_attentions
 from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
-from ..program.states import cached_nodes, counts_keys, cross_attentions
-from .encoder import move_into_encoder
+from ..program.token_positions import begin, end
+from .encoder_split import move_into_encoder
 
 E = TypeVar("E", bound=Emitter)
 

@@ -10,10 +10,10 @@ from weft.ir.op import Trait
 from weft.passes.analysis.states import caches
 
 from ..program.emitter import Emitter
-from ..program.positions import query_positions, rolling_capacity, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
-from . import cache_codes
+from ..program.token_positions import query_positions, rolling_capacity, written_positions
+from . import quantized_caches as cache_codes
 from .calls import Call
 from .distances import DISTANCE, distance, is_shared
 from .elementwise import number

@@ -10,8 +10,8 @@ from weft.ir.types import TensorType, dtypes
 from weft.passes.analysis.projections import Branch, branch_of, slice_rows
 
 from ..program.emitter import Emitter
+from ..program.stateful_nodes import cached_nodes
 from ..program.statements import ParamRef
-from ..program.states import cached_nodes
 
 NORMS = (ops.rms_norm, ops.layer_norm)
 

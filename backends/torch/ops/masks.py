@@ -12,8 +12,14 @@ from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
-from ..program.positions import first_position, key_positions, query_positions, rolling_capacity, rolling_positions
 from ..program.statements import Operand, Var
+from ..program.token_positions import (
+    first_position,
+    key_positions,
+    query_positions,
+    rolling_capacity,
+    rolling_positions,
+)
 from .elementwise import TEXTS
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"

@@ -7,9 +7,9 @@ from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import EMBEDDED
 
 from ..program.emitter import Emitter, local_name
-from ..program.positions import key_positions
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
+from ..program.token_positions import key_positions
 from .calls import Call
 from .elementwise import number
 

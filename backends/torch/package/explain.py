@@ -13,9 +13,9 @@ from weft.ir.op import Trait
 from weft.passes import Report, Trace
 from weft.passes.default import FUSE_DECODE
 
-from ..decode.emitter import Choice
-from ..decode.lowering import Step, explain_refusal
-from ..kernels.shared import rows
+from ..decode.lower_step import Step, explain_refusal
+from ..decode.step_emitter import Choice
+from ..kernels.shared import small_batch_linear as rows
 from ..kernels.shared.launch import assumed
 
 HOPPER = (9, 0)  # the default compute capability

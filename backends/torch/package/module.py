@@ -21,15 +21,15 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import cast_finite, stream
 from weft.ir.types import dtypes
 
-from ...targets import MODEL
+from ...target import MODEL
 from .. import kernels
-from ..codegen.source import Source, write_source
-from ..decode.lowering import explain_refusal
-from ..decode.source import write_step
+from ..codegen.model_source import Source, write_source
+from ..decode.lower_step import explain_refusal
+from ..decode.step_source import write_step
 from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
-from .export import step_of
 from .shipped.load import Failure, check_device
+from .source_folder import step_of
 
 
 def build_module(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import snippets as parts
+from .. import lib as parts
 
 IMPORTS = {  # the import line of each name in a generated source
     "Callable": "from collections.abc import Callable",
@@ -38,21 +38,21 @@ RESERVED = {  # names that generated methods use
 KERNELS = {  # functions of kernels that snippets call, and their files
     "as_bytes": "shared.float8",
     "from_bytes": "shared.float8",
-    "learns": "shared.attend",
-    "shared_memory": "shared.attend",
-    "Codes": "shared.codes",
+    "learns": "shared.online_softmax",
+    "shared_memory": "shared.online_softmax",
+    "Codes": "shared.quantized_gemv",
     "choose_tokens": "choose_tokens",
-    "dequantize": "shared.codes",
+    "dequantize": "shared.quantized_gemv",
     "packed_linear": "cpu.packed",
     "norm_linear": "norm_linear",
-    "to_float8": "prompt.to_float8",
-    "widen": "prompt.widen",
-    "widens": "prompt.widen",
+    "to_float8": "prefill.quantize_float8",
+    "widen": "prefill.dequantize_weights",
+    "widens": "prefill.dequantize_weights",
     "refusal": "shared.launch",
-    **dict.fromkeys(("has_mamba_scan", "mamba_scan"), "prompt.mamba_scan"),
-    **dict.fromkeys(("has_mamba2_scan", "mamba2_scan"), "prompt.mamba2_scan"),
-    "has_window_kernel": "prompt.window_attention",
-    "window_attention": "prompt.window_attention",
+    **dict.fromkeys(("has_mamba_scan", "mamba_scan"), "prefill.mamba_scan"),
+    **dict.fromkeys(("has_mamba2_scan", "mamba2_scan"), "prefill.mamba2_scan"),
+    "has_window_kernel": "prefill.window_attention",
+    "window_attention": "prefill.window_attention",
 }
 
 
@@ -139,5 +139,5 @@ def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = I
 
 
 def kernels(used: Iterable[str]) -> list[str]:
-    """Return the sorted module names of the kernels among the names `used`, such as ``shared.codes``."""
+    """Return the sorted module names of the kernels among the names `used`, such as ``shared.quantized_gemv``."""
     return sorted({KERNELS[n] for n in used if n in KERNELS})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..model.marks import CHANGED, KEPT, NEW, REMOVED, SIGNS, Change, Mark
 from ..model.network import Network, Vertex
 from .changes import QUOTED, Recipe, changes, gist, without_keys
-from .layers import layer_of, match_layers
+from .layer_alignment import layer_of, match_layers
 
 
 @dataclass(frozen=True)

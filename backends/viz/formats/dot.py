@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from ..layout.coordinates import Placed
 from ..layout.font import one_line
 from ..layout.links import ids, links
-from ..layout.positions import Placed
 from .sheet import Sheet
 from .style import EVERY, LIGHT
 

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from ..layout.coordinates import Placed
 from ..layout.font import one_line
 from ..layout.links import ids, links
-from ..layout.positions import Placed
 from .sheet import Sheet, describe
 from .style import EVERY, LIGHT
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
+from ..layout.coordinates import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.font import faces, width, wrap_text
-from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
 from .sheet import Sheet, describe

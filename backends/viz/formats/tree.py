@@ -11,8 +11,8 @@ from rich.text import Text
 
 from weft.ir.readable import count
 
+from ..layout.coordinates import Placed
 from ..layout.font import one_line
-from ..layout.positions import Placed
 from ..model.outline import Part
 from .sheet import Sheet
 from .style import EVERY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..model.outline import Part
-from .positions import Placed
+from .coordinates import Placed
 
 
 def links(placed: Placed) -> list[tuple[str, str]]:

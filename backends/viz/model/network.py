@@ -20,7 +20,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.costs import cache_sizes, elements, learned
 from weft.passes.analysis.recurrences.formulas import formulas
 
-from ...blocks import packed_bytes, quantized_layout
+from ...block_weights import packed_bytes, quantized_layout
 from .marks import Mark
 from .work import NONE, Work, of_node, state, step
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from weft.ir.types import sizes
 
-from .facts import facts
 from .network import Network
 from .outline import Part
+from .part_costs import facts
 
 ITEM = 2  # bytes of a cached element, as f16
 

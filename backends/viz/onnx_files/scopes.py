@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from .constants import Constant
+from .onnx_constants import Constant
 from .operation import Op
 from .segments import segments
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .constants import Constant
+from .onnx_constants import Constant
 from .operation import Op
 
 SHORTEST = 5  # least number of operations in a layer

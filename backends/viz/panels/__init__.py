@@ -16,7 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model.network import Network
-from . import attention, caches, experts, positions
+from . import cache_panel as caches
+from . import expert_panel as experts
+from . import mask_panel as attention
+from . import rope_panel as positions
 
 PANELS: dict[str, Callable[[Network], Any]] = {
     "attention": attention.data,

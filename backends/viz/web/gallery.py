@@ -10,8 +10,8 @@ from typing import Any
 from ..formats import style
 from ..formats.sheet import Sheet, describe
 from ..formats.svg import ARROW, drawn_size, picture, rules
+from ..layout.coordinates import layout
 from ..layout.font import faces
-from ..layout.positions import layout
 from ..layout.scene import Shape
 from . import page
 

@@ -14,7 +14,7 @@ from weft.ir.readable import size
 
 from ..layout.arrange import Box, Branches, Column, Item, Pass
 from ..layout.scene import Shape, Size, unroll
-from ..model import facts
+from ..model import part_costs as facts
 from ..model.marks import KEPT, Mark
 from ..model.network import Vertex, Weight
 

@@ -14,7 +14,7 @@ from typing import Unpack
 from weft.backends import DEFAULT_TARGET
 from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, no_effect
 from weft.backends.safetensors import Progress
-from weft.backends.targets import TARGETS, Backend
+from weft.backends.target import TARGETS, Backend
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
@@ -28,7 +28,7 @@ from weft.passes.library.target.rope_length import RopeLength
 from ...formats.weft.manifest import hashing, record
 from ...model import Model, SourceLike
 from ...models.families import FAMILIES
-from .rewriting import pipeline_text
+from .rewrite import pipeline_text
 from .source.sources import load_source
 from .weights import weights_pipeline
 

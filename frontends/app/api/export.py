@@ -12,7 +12,7 @@ from weft.ir.storage import check_free
 from weft.passes import Report
 
 from ...model import SourceLike
-from .rewriting import rewrite
+from .rewrite import rewrite
 from .source.sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")
@@ -61,7 +61,7 @@ def export(
         WeftError: if the format is unknown, differs from the suffix, or cannot express the graph, or on any bad input;
             an older `out` then survives.
     """
-    from ...export.codes import check_weights
+    from ...export.stored_codes import check_weights
 
     format = _select_format(out, format)
     check_weights(weights)
@@ -77,7 +77,7 @@ def export(
     if passes.strip():
         model = rewrite(model, passes, report=report)
     if format == "hf":
-        from ...export.hf.folder import write_huggingface
+        from ...export.hf.hf_folder import write_huggingface
 
         return write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
     if format == "gguf":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.options import no_effect
-from weft.backends.runtime.torch.folder import import_torch
-from weft.backends.targets import MODEL, TARGETS
+from weft.backends.runtime.torch.open_torch import import_torch
+from weft.backends.target import MODEL, TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
@@ -20,7 +20,7 @@ from weft.passes import Pipeline, default_pipeline, run_passes
 from weft.passes.forms import make_forms
 
 from ...model import SourceLike
-from .rewriting import pipeline_text
+from .rewrite import pipeline_text
 from .source.sources import load_source
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
 
 def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
     """Return the graphs that target torch builds a module from, by form, with the parameter names of `source`."""
-    from weft.backends.torch.program.quantized import widens_all
+    from weft.backends.torch.program.block_params import widens_all
 
     target = TARGETS["torch"]
     options = target.choose({"keep_blocks": keep_blocks})

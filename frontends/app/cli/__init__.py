@@ -12,23 +12,21 @@ import click
 
 from weft.ir.registry import import_plugin
 
-from . import (
-    catalog,
-    compiling,
-    completion,
-    drawing,
-    evaluating,
-    exporting,
-    healing,
-    inspecting,
-    opting,
-    passes_catalog,
-    running,
-    serving,
-    verifying,
-)
+from . import catalog_commands as catalog
+from . import compile_command as compiling
+from . import completion
+from . import eval_command as evaluating
+from . import export_command as exporting
+from . import heal_command as healing
+from . import inspect_command as inspecting
+from . import opt_command as opting
+from . import passes_command as passes_catalog
+from . import run_command as running
+from . import serve_command as serving
+from . import verify_command as verifying
+from . import viz_command as drawing
 from .guard import Root
-from .shown import echo
+from .terminal import echo
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 

@@ -52,7 +52,7 @@ def _completer(
     return complete
 
 
-complete_targets = _completer("weft.backends.targets", "TARGETS")
+complete_targets = _completer("weft.backends.target", "TARGETS")
 complete_presets = _completer("weft.frontends", "PRESETS")
 complete_families = _completer("weft.frontends.models.families", "FAMILIES", sorted)
 complete_ops = _completer("weft.ir", "OPS", sorted)
@@ -60,7 +60,7 @@ complete_passes = _completer("weft.passes", "all_passes")
 
 
 def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.backends.targets import TARGETS
+    from weft.backends.target import TARGETS
 
     target = TARGETS.get(ctx.params.get("target") or "")
     candidates = target.dtypes if target else dict.fromkeys(d for t in TARGETS.values() for d in t.dtypes)

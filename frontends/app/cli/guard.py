@@ -21,8 +21,8 @@ import click
 
 from weft.ir.errors import WeftError
 
-from .applying import check_options
-from .shown import echo, note
+from .option_rules import check_options
+from .terminal import echo, note
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 LONGEST = 1400  # characters of a message

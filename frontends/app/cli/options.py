@@ -16,7 +16,7 @@ class TargetOption(click.Option):
     """An option whose value is a target; {targets} in its help is replaced by the list of targets."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        from weft.backends.targets import TARGETS
+        from weft.backends.target import TARGETS
 
         self.help = (self.help or "").format(targets=", ".join(TARGETS))
         return super().get_help_record(ctx)

@@ -14,13 +14,13 @@ from types import FrameType
 
 import uvicorn
 
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder
 from weft.ir.errors import WeftError
 
 from .application import application
+from .server_settings import Settings
 from .service import Service
-from .settings import Settings
 from .transport import RateLimit, log_trouble, most_connections, protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

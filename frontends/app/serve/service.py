@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from weft import __version__
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder
 from weft.backends.runtime.text.tokenizer import Encoded
 from weft.ir.errors import WeftError
 
@@ -37,7 +37,7 @@ from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
-from .settings import Settings
+from .server_settings import Settings
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Model)

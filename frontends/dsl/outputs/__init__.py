@@ -5,6 +5,6 @@ Modules here read the outputs of layers. Never here: layers, embeddings, heads t
 
 from __future__ import annotations
 
-from .sentence import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling, WordWeights
+from .sentence_modules import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling, WordWeights
 
 __all__ = ["Dense", "SentencePooling", "Unchanged", "UnitLength", "WeightedLayerPooling", "WordWeights"]

@@ -28,11 +28,11 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
-from ..codes import choose_codes, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import ShapedRecipe
-from .codes import BLOCK, FILE_TYPES, Rounding, blocks_of, kind_of, refusal
+from ..stored_codes import choose_codes, counted_layouts, shortened
+from .gguf_blocks import BLOCK, FILE_TYPES, Rounding, blocks_of, kind_of, refusal
 from .keys import INTERNAL, divide_frequencies, factors, list_architectures, list_tensor_names, propose
 from .tokens import tokenizer_metadata
 
@@ -57,7 +57,7 @@ def write_gguf(
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
     nearest), or in the smallest dtype that represents all of them exactly; vectors in f32. They are evaluated a block
-    at a time. `weights` selects whether quantized weights store codes (`weft.frontends.export.codes.choose_codes`);
+    at a time. `weights` selects whether quantized weights store codes (`weft.frontends.export.stored_codes.choose_codes`);
     `note` reports weights written as floats, and the rounding errors of minima.
 
     Raises:

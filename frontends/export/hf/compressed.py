@@ -21,7 +21,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, pack_codes
 from weft.ir.types.dtypes import DType
 
-from ..codes import Codes
+from ..stored_codes import Codes
 
 PACK, FLOAT, SMALL = "pack-quantized", "float-quantized", "{}-pack-quantized"
 MULTIPLIED = ("linear", "experts")  # matrices of layers of the class Linear

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.runtime.core.sampling import read_sampling_defaults
+from weft.backends.runtime.core.sampler import read_sampling_defaults
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 from weft.ir.storage.documents import Record, quote_value

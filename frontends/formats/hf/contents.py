@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.core.sampling import DEFAULTS
+from weft.backends.runtime.core.sampler import DEFAULTS
 
 from ...models.config_keys import meaning
 from ...models.left_out import LeftOut, several

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.core.sampling import read_sampling_defaults
+from weft.backends.runtime.core.sampler import read_sampling_defaults
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
@@ -16,9 +16,9 @@ from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 from ...models.closest import closest
 from ...models.config_keys import Recorded
 from ...models.families import FAMILIES, Family, Loaded, load
-from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
+from ...models.task_heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from .adapter import Adapter
 from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from weft.backends.targets import Backend
+from weft.backends.target import Backend
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.op import Trait

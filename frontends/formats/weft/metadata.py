@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from weft.backends.runtime.core.sampling import DEFAULTS
+from weft.backends.runtime.core.sampler import DEFAULTS
 from weft.backends.torch.transformers.embedding import KINDS as EMBEDDING
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph

@@ -9,7 +9,7 @@ from ..latent import head_linear
 from ..norm import rms_norm
 from ..rotary import rotate_pairs
 from ..tensor import concat, reshape, split, unsqueeze
-from .products import apply_norm, norm_linear
+from .norm_linear import apply_norm, norm_linear
 
 _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader

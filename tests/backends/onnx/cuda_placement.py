@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common.shape_inference import infer_shapes
 
-from weft.backends.onnx.emitter import ONNX_DTYPES
+from weft.backends.onnx.onnx_emitter import ONNX_DTYPES
 
 # Types of the inputs of kernels, of which the last repeats; those read from host memory begin with @. Kernels are those
 # of `get_all_opkernel_def` of onnxruntime-gpu 1.31.1, host inputs where sessions of that version insert copies.

@@ -13,7 +13,7 @@ import pytest
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import LOWERINGS, refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, Param, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes

@@ -15,7 +15,7 @@ import weft
 from weft.backends.onnx.cuda import NO_BF16, list_uncapturable, widen
 from weft.backends.onnx.export import BuiltModel, build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.frontends.dsl import (
     MLP,
     Attention,

@@ -9,7 +9,7 @@ import pytest
 
 from weft.backends.onnx import export
 from weft.backends.onnx.lowerings import kept
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, TensorType, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize

@@ -16,7 +16,7 @@ import pytest
 
 from weft.backends.onnx.export import BuiltModel, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
 from weft.ir.ops.routing import hierarchical
 from weft.ir.recipes import Concat, Normal, Recipe, Reshape, Source

@@ -19,7 +19,7 @@ import weft
 from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import LOWERINGS, refusals, select
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import OPS, Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.ir.recipes import recipe as recipe_module

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from weft import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, RMSNorm, RoPE
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends.dsl import ALiBi, MoE
 
 VOCAB, LONGEST = 997, 48

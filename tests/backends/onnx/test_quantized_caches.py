@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weft.backends.onnx.lowering import LOWERINGS
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader

@@ -11,7 +11,7 @@ import pytest
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals, select
 from weft.backends.onnx.lowerings import kept
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize

@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 
 import weft
 from weft.backends.onnx import export
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, TensorType, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize

@@ -13,7 +13,7 @@ from onnx.backend.test.case.test_case import TestCase
 
 from weft.backends.onnx.export import BuiltModel, build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.frontends.dsl import scan
 from weft.ir import Graph, Op, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source

@@ -13,12 +13,12 @@ import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.batching import RunningBatch, StaticBatch, new_batch
 from weft.backends.runtime.batching.batch import Batch
+from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.answers import Answer
 from weft.backends.runtime.core.decoder import STEP
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.core.sampling import Sampling
-from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.core.sampler import Sampling
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import LinearAttention, Mamba, Mamba2

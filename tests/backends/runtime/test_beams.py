@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import weft
 from weft.backends.runtime.core.beams import Beams, BeamSearch
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.core.sampling import Forced
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.core.sampler import Forced
 from weft.ir.errors import WeftError
 
 from ...sampling import each

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import Encoder
 from weft.ir.errors import WeftError
 
 from ..handmade import DIM, VOCAB, Values, encoder, graph, opened, save

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.backends.runtime import load
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort import session as sessions
-from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, open_session
 
 from .pretended import Device

@@ -14,8 +14,8 @@ import pytest
 
 from weft.backends.runtime import huge_pages as module
 from weft.backends.runtime.huge_pages import _without, huge_pages
+from weft.backends.runtime.ort.bound_states import Memory, State
 from weft.backends.runtime.ort.session import Session
-from weft.backends.runtime.ort.states import Memory, State
 from weft.ir.schema.states import Growth
 
 MIB = 1 << 20

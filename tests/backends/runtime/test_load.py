@@ -15,13 +15,13 @@ import onnx
 import pytest
 
 import weft
-from weft.backends.runtime.carried import growth_of
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort import session as sessions
-from weft.backends.runtime.ort.decoder import OrtDecoder
-from weft.backends.targets import TARGETS
-from weft.backends.torch.snippets import caches
-from weft.backends.torch.snippets.states import State
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
+from weft.backends.runtime.state_io import growth_of
+from weft.backends.target import TARGETS
+from weft.backends.torch.lib import caches
+from weft.backends.torch.lib.recurrent_states import State
 from weft.ir.errors import WeftError
 from weft.ir.schema.states import Growth
 

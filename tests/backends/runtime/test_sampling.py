@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from weft.backends.runtime.core.sampling import Sampler, Sampling
+from weft.backends.runtime.core.sampler import Sampler, Sampling
 from weft.backends.torch.package.shipped.sampling import filtered
 from weft.ir.errors import WeftError
 

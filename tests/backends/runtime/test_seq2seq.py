@@ -13,8 +13,8 @@ import pytest
 from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, onnxruntime
 from weft.ir.errors import WeftError
 

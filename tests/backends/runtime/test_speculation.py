@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.speculation import Drafter, Drafts, PromptLookup, Speculation
 from weft.frontends import load_source
 from weft.ir.errors import WeftError

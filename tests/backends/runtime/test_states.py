@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.decoder import STEP
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2

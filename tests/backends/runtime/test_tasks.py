@@ -11,7 +11,7 @@ import torch
 from transformers import pipeline
 
 import weft
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import Encoder
 
 from ...e2e.head_models import save, tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.results import ExpertCounts
 from weft.backends.runtime.text import chat
 from weft.backends.runtime.text.chat import ChatTemplate

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.backends.runtime.torch.folder import importing
+from weft.backends.runtime.torch.open_torch import importing
 from weft.backends.torch.lower.identifiers import parameter_names
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source

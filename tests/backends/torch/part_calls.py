@@ -11,17 +11,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.snippets import (
-    biases,
-    convolution,
-    experts,
-    indexing,
-    products,
-    recurrences,
-    routing,
-    softmax_attention,
-    state_space,
-)
+from weft.backends.torch.lib import biases, convolution, experts, indexing, routing, softmax_attention, state_space
+from weft.backends.torch.lib import chunked_recurrences as recurrences
+from weft.backends.torch.lib import linear_per_head as products
 from weft.ir.op import Case, Op
 
 Tensors = tuple[Tensor, ...]

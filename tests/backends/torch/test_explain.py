@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
-from weft.backends.torch.decode.lowering import Step
+from weft.backends.torch.decode.lower_step import Step
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.package.explain import Explained
 from weft.ir import Graph

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.backends.torch.snippets import experts
+from weft.backends.torch.lib import experts
 from weft.ir import lookup
 from weft.ir.op import case, normal
 

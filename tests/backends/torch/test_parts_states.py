@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.backends.torch.snippets import convolution, recurrences, state_space
+from weft.backends.torch.lib import chunked_recurrences as recurrences
+from weft.backends.torch.lib import convolution, state_space
 
 BATCH, SEQ = 2, 150
 Run = Callable[..., tuple[Tensor, Any]]  # operands [batch, seq, ...] and the past -> y, present

@@ -12,8 +12,8 @@ import torch
 
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.runtime.torch import caches
-from weft.backends.torch.snippets.cache_codes import from_codes, to_codes
+from weft.backends.runtime.torch import module_caches as caches
+from weft.backends.torch.lib.cache_codes import from_codes, to_codes
 from weft.ir import Graph, interpret
 from weft.passes import run_passes
 

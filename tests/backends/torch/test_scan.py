@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.codegen.model_source import write_source
 from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT

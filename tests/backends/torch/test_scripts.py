@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.encoder import Encoder as Runner
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder as Runner
 from weft.backends.torch.package.shipped.load import DTYPES
 from weft.ir import Graph, interpret
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
-from weft.backends.torch.decode.lowering import refusal
+from weft.backends.torch.decode.lower_step import refusal
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
 from weft.passes.analysis.states import states

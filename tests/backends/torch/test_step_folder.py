@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.backends.runtime.torch.folder import importing
+from weft.backends.runtime.torch.open_torch import importing
 from weft.backends.torch.package.shipped import load
 
 DECODE = """

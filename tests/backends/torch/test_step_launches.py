@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft import MLA, ALiBi, GatedDeltaNet, GatedMLP, LayerNorm, LightningAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
-from weft.backends.runtime.core.sampling import Sampling
-from weft.backends.runtime.torch.draws import DeviceSampler
-from weft.backends.torch.decode.source import LAUNCHERS
+from weft.backends.runtime.core.sampler import Sampling
+from weft.backends.runtime.torch.device_sampling import DeviceSampler
+from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
 from weft.frontends.dsl import Decoder
 
@@ -86,7 +86,7 @@ class Recorded:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counting = Launches()
     monkeypatch.setattr(launch, "INTERPRETED", True)  # kernels are taken
-    more = ("choose_tokens", "moe_grouped", "shared.split_keys", "prompt.place_heads", "prompt.open_gates")
+    more = ("choose_tokens", "moe_grouped", "shared.split_keys", "prefill.norm_rope_cache", "prefill.gated_activation")
     for name in (*LAUNCHERS, *more):
         file = importlib.import_module(f"weft.backends.torch.kernels.{name}")
         for attribute, value in vars(file).copy().items():

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.decode.emitter import StepEmitter
-from weft.backends.torch.decode.registry import STEPS
-from weft.backends.torch.decode.source import LAUNCHERS
+from weft.backends.torch.decode.step_emitter import StepEmitter
+from weft.backends.torch.decode.step_registry import STEPS
+from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.norm import Norm
 from weft.backends.torch.kernels.shared.tickets import Tickets
+from weft.backends.torch.lib import positions
 from weft.backends.torch.lower.lower import emit
 from weft.backends.torch.program.statements import CacheSlot, ParamRef, Submodule
-from weft.backends.torch.snippets import positions
 from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.op import OPS, Case, Op, Trait
 from weft.ir.recipes import Source

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from weft import load_source
-from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.decode.source import LAUNCHERS
+from weft.backends.torch.codegen.model_source import write_source
+from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared.tickets import Tickets
-from weft.backends.torch.package.export import build, write_code
+from weft.backends.torch.package.source_folder import build, write_code
 from weft.frontends.app.api.modules import step_forms
 from weft.passes import Trace, lookup
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 
 from weft import MLP, Attention, Block, Decoder
-from weft.backends.torch.snippets.caches import (
+from weft.backends.torch.lib.caches import (
     Cache,
     RollingKeyCache,
     RollingKVCache,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft import MLP, Attention, Block, Decoder, RMSNorm
-from weft.backends.torch.codegen.naming import Line, Names
+from weft.backends.torch.codegen.value_names import Line, Names
 from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value

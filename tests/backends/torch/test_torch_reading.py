@@ -10,8 +10,8 @@ import torch
 
 from weft.backends.torch import kernels
 from weft.backends.torch.codegen.method_writer import periodic
-from weft.backends.torch.codegen.naming import unparse
-from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.codegen.model_source import write_source
+from weft.backends.torch.codegen.value_names import unparse
 from weft.backends.torch.package.module import load, run_source, state_dict
 from weft.ir.graph import Graph
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.program.snippets import bound_names, names
 from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.program.states import cached_nodes
+from weft.backends.torch.program.stateful_nodes import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
 from weft.passes.analysis.states import SOURCE, states
 from weft.passes.core.equivalence import EquivalenceCheck

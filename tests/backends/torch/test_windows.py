@@ -13,10 +13,10 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
-from weft.backends.torch.kernels.shared import attend as kernels_attend
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.snippets import windows
-from weft.backends.torch.snippets.windows import Seen, attend, in_blocks
+from weft.backends.torch.kernels.shared import online_softmax as kernels_attend
+from weft.backends.torch.lib import windows
+from weft.backends.torch.lib.windows import Seen, attend, in_blocks
 
 from ...sampling import each
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from weft.backends.viz.layout.positions import Placed, Point, Wire
+from weft.backends.viz.layout.coordinates import Placed, Point, Wire
 
 SLACK = 0.01
 CORNER = 1.0  # pixels that lines of different values may share

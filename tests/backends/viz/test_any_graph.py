@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, Rows
-from weft.backends.viz.layout.positions import layout
+from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene
 from weft.backends.viz.model.network import Network, Vertex
 

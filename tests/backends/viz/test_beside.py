@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from weft.backends.viz.layout.coordinates import PORT, layout
 from weft.backends.viz.layout.notes import abbreviate_value, captions, drop_number
-from weft.backends.viz.layout.positions import PORT, layout
 from weft.backends.viz.layout.scene import Shape, default_open, scene
 from weft.backends.viz.model.network import Network, Vertex, network
 from weft.backends.viz.model.outline import outline

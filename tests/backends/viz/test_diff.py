@@ -9,8 +9,8 @@ import pytest
 from weft import run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.font import width
-from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, Shape
 from weft.backends.viz.model.marks import kind
 from weft.backends.viz.model.network import Network, network

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.backends.viz.model.facts import data, facts, polynomial
 from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.model.part_costs import data, facts, polynomial
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
 from weft.ir.types import sizes

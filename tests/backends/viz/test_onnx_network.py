@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.positions import layout
+from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.scene import ALL, default_open, scene
 from weft.backends.viz.model.network import Network
 from weft.backends.viz.model.outline import Part, outline
-from weft.backends.viz.onnx_files.network import join_networks, onnx_network
+from weft.backends.viz.onnx_files.onnx_network import join_networks, onnx_network
 from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.positions import layout
+from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.scene import ALL, default_open
 
 from ...sampling import each

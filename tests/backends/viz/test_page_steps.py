@@ -15,7 +15,7 @@ from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.web import plain
 from weft.backends.viz.web.page import page
-from weft.backends.viz.web.steps import Step, steps_page
+from weft.backends.viz.web.pipeline_page import Step, steps_page
 from weft.passes import Report
 
 from .pages import address, drawn, model_of, part

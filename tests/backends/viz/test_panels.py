@@ -30,7 +30,7 @@ from weft import (
 )
 from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
-from weft.backends.viz.panels import attention
+from weft.backends.viz.panels import mask_panel as attention
 from weft.backends.viz.panels.kinds import group_by_kind, layers
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir import Graph

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from weft.backends.viz.layout.coordinates import Placed, layout
 from weft.backends.viz.layout.font import width
-from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, default_open
 from weft.frontends.models.presets import PRESETS
 

@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 import weft
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.model.totals import totals
-from weft.backends.viz.onnx_files.network import onnx_network
+from weft.backends.viz.onnx_files.onnx_network import onnx_network
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 from weft.frontends.app.api.draw.pictures import draw
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
 from weft.passes import run_passes

@@ -13,8 +13,8 @@ import pytest
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.style import LOOKS, colours
 from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.font import width, wrap_text
-from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import default_open
 from weft.backends.viz.model.labels import KINDS
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet

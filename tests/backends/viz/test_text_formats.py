@@ -13,8 +13,8 @@ from weft.backends.viz.formats.dot import dot
 from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.tree import plain_tree
+from weft.backends.viz.layout.coordinates import Placed, layout
 from weft.backends.viz.layout.links import links
-from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, default_open, scene
 from weft.backends.viz.model.network import Network, Vertex
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet

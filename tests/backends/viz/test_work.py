@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, RMSNorm, RoPE, load_source
-from weft.backends.viz.model.facts import facts
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.outline import outline
+from weft.backends.viz.model.part_costs import facts
 from weft.backends.viz.model.work import NONE, of_node
 from weft.ir import Graph, ops
 from weft.ir.graph.analysis import total_cost

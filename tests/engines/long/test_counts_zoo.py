@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.torch.transformers.build import TransformersFolder
 from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
 from weft.backends.torch.transformers.scale.split import Split
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.frontends.app.api.inspect.parallel import device_rows, summary, traffic_rows
 from weft.ir.errors import WeftError
 

@@ -10,9 +10,9 @@ import torch
 import transformers
 from packaging.version import Version
 
-from weft.backends.torch.transformers.build import TransformersFolder
 from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
 from weft.backends.torch.transformers.scale.split import Split
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
 
 from ...backends.torch.transformers.folders import error, wanted

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.backends.torch.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
 
 from ...backends.torch.transformers.folders import folder_of, lowered

@@ -13,8 +13,8 @@ import pytest
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.torch.transformers.build import TransformersFolder
 from weft.backends.torch.transformers.engines.refusals import list_limits
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
 from weft.passes import Report
 

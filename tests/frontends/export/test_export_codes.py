@@ -15,7 +15,7 @@ from safetensors.torch import load_file as torch_file
 
 from weft.frontends import load_source
 from weft.frontends.app.api.export import export
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import BlockRecipe
@@ -392,7 +392,7 @@ def test_experts_of_gguf(save: Save, tmp_path: Path) -> None:
 
 def test_many_rows_are_written_in_pieces(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows at a time, which make the same files."""
-    from weft.frontends.export import codes
+    from weft.frontends.export import stored_codes as codes
 
     _, folder = save("llama", **GQA)
     model = quantized(folder)

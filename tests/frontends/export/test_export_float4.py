@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.ir.recipes.blocks import BlockRecipe
 
 from ..conftest import Save

@@ -11,7 +11,7 @@ import pytest
 
 from weft.frontends import load_source
 from weft.frontends.app.api.export import export
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.export.gguf.keys import list_architectures
 from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import Graph, WeftError, interpret

@@ -11,7 +11,7 @@ import transformers
 from click.testing import CliRunner
 
 import weft
-from weft.backends.runtime.folder import read_manifest
+from weft.backends.runtime.compiled_folder import read_manifest
 from weft.frontends.app.api.source.recorded import recorded_source
 from weft.frontends.app.cli import cli
 from weft.frontends.models.families import FAMILIES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.models.tables.rope_config import rope_of_gguf
 from weft.ir import WeftError

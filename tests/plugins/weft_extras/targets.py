@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.backends.options import Options, option
-from weft.backends.targets import TARGETS, Backend, register
+from weft.backends.target import TARGETS, Backend, register
 
 
 @dataclass(frozen=True)

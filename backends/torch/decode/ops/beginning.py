@@ -11,10 +11,10 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...kernels import embed_tokens
 from ...ops.calls import Call
 from ...ops.elementwise import number
-from ...program.quantized import find_layout
+from ...program.block_params import find_layout
 from ...program.statements import TOP, Var
-from ..emitter import StepEmitter
-from ..registry import lowers
+from ..step_emitter import StepEmitter
+from ..step_registry import lowers
 
 
 def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:

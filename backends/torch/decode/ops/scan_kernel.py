@@ -19,8 +19,8 @@ from weft.ir.op import Op
 from weft.passes.analysis.feed_forward import activation_name
 
 from ...kernels.shared.operands import power_of_2
-from .products import kernel_activation
 from .scan_parts import Axes, Axis, reduced_dims, regroups
+from .step_linear import kernel_activation
 
 MOST = 4096  # elements of a state in a block
 ROWS, FEW_ROWS = 128, 32  # most rows of a block, without and with a reduction

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..shared.codes import Codes, dequantize, unpack
 from ..shared.operands import learns
+from ..shared.quantized_gemv import Codes, dequantize, unpack
 
 GROUPS = (256, 128, 64, 32)  # group sizes that the 4-bit operator supports
 MULTIPLE = 16  # the 4-bit operator needs a multiple of this many rows of W

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from . import launch
-from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
 from .float8 import FLOAT4, FLOAT8, SHORT
 from .launch import DTYPES, jit, options, tl, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
+from .quantized_gemv import TILE, Codes, as_words, chunk, code_products
 
 PROCESSORS = 132  # streaming multiprocessors of an H200
 MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...codegen.structure import Call, Item, Loop
 from ...program.statements import Operand, Statement, Submodule, Var
-from ..lower.lower import Lowered
-from ..shell.base import BaseModel
+from ..lower.lower_base_and_head import Lowered
+from ..modeling.base import BaseModel
 
 HIDDEN = (["hidden_states"], ["hidden_states"])
 PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later stages have also

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...program.statements import ParamRef, Submodule
-from ..lower.lower import Lowered
-from ..shell.base import BaseModel
+from ..lower.lower_base_and_head import Lowered
+from ..modeling.base import BaseModel
 from .pipeline import pipeline
 from .tensor import tensor_units
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from weft.ir import ops
 
-from ..lower.emitter import CHUNKED, STANDARD
-from ..lower.experts import home_of
-from ..lower.lower import Lowered
-from ..shell.base import BaseModel
+from ..lower.lower_base_and_head import Lowered
+from ..lower.model_emitter import CHUNKED, STANDARD
+from ..lower.stacked_experts import home_of
+from ..modeling.base import BaseModel
 from .plans import LAYER, Plans
 
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"

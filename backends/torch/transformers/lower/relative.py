@@ -8,10 +8,10 @@ from weft.ir.graph import Node
 
 from ...ops.calls import Call
 from ...program.statements import Operand
-from .attention import update_cache
-from .dense import distances
-from .emitter import ShellEmitter, lowers
-from .masks import mask_of
+from .attention_functions import update_cache
+from .lower_embeddings import distances
+from .model_emitter import ShellEmitter, lowers
+from .shared_masks import mask_of
 
 
 @lowers(ops.relative_attention)

@@ -13,7 +13,7 @@ from weft.passes.analysis.costs import cache_sizes, state_bytes
 
 from ....weights import StoredTensor
 from ..engines.plans import Plans
-from ..shell.base import BaseModel
+from ..modeling.base import BaseModel
 from .shards import PREFIX, shard_elements, with_vocabulary
 from .split import Split, check
 from .stages import Stages

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engines.plans import LAYER
-from ..lower.lower import Lowered
+from ..lower.lower_base_and_head import Lowered
 from .split import Split
 
 COLUMNS, ROWS, TABLE, EXPERTS = ("colwise", "packed_colwise"), "rowwise", "embedding_rowwise", "grouped_gemm"

@@ -12,9 +12,9 @@ from weft.ir.graph import Graph
 from weft.ir.types import sizes
 
 from ..engines.plans import LAYER, Plans
-from ..lower.experts import home_of
-from ..lower.lower import Lowered
-from ..shell.base import BaseModel
+from ..lower.lower_base_and_head import Lowered
+from ..lower.stacked_experts import home_of
+from ..modeling.base import BaseModel
 
 EXAMPLE = "tp=8,ep=8,pp=2"
 

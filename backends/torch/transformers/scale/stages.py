@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from weft.ir.graph import Node
 
-from ..lower.lower import Lowered
-from ..shell.base import BaseModel
+from ..lower.lower_base_and_head import Lowered
+from ..modeling.base import BaseModel
 from .shards import PREFIX
 
 

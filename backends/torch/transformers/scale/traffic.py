@@ -9,8 +9,8 @@ from weft.ir import ops
 from weft.ir.types import sizes
 
 from ..engines.plans import DIVIDED_EXPERTS, WHOLE, Plans
-from ..lower.experts import home_of
-from ..lower.lower import Lowered
+from ..lower.lower_base_and_head import Lowered
+from ..lower.stacked_experts import home_of
 from .split import Split
 from .stages import Stages
 

@@ -11,7 +11,7 @@ from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.model.totals import totals
 from weft.backends.viz.web import diff
-from weft.backends.viz.web.steps import Step, steps_page
+from weft.backends.viz.web.pipeline_page import Step, steps_page
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 from weft.passes.report import Report

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import MANIFEST, read_manifest
-from weft.backends.targets import TARGETS
+from weft.backends.runtime.compiled_folder import MANIFEST, read_manifest
+from weft.backends.target import TARGETS
 from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.onnx_files.network import join_networks, onnx_network
+from weft.backends.viz.onnx_files.onnx_network import join_networks, onnx_network
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.storage.documents import Record, expand_home

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.coordinates import Placed, layout
 from weft.backends.viz.layout.opening import select_open
-from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import Shape
 from weft.backends.viz.web.page import page
 

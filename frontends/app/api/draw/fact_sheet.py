@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from weft.backends.blocks import packed_bytes, quantized_layout
+from weft.backends.block_weights import packed_bytes, quantized_layout
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weft.backends.viz.model.facts import facts
 from weft.backends.viz.model.labels import label
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.model.part_costs import facts
 from weft.ir import Graph
 
 

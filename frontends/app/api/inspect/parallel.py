@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.readable import count, size
 from weft.ir.types import dtypes
@@ -33,12 +33,12 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
         WeftError: if `split` cannot be parsed, if a part cannot be divided (naming it), or if PyTorch is missing: the
             plans refer to modules.
     """
-    from weft.backends.runtime.torch.folder import import_torch
+    from weft.backends.runtime.torch.open_torch import import_torch
 
     import_torch()
-    from weft.backends.torch.transformers.build import TransformersFolder
     from weft.backends.torch.transformers.scale.estimate import estimate
     from weft.backends.torch.transformers.scale.split import Split
+    from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.backends.weights import bits_per_weight
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes

@@ -18,7 +18,7 @@ from ....formats.hf.hub import hub_snapshot
 from ....formats.hf.safetensors import weight_files
 from ....formats.hf.sentence_transformers.sentence import MODULES
 from ....formats.hf.tokens.files import copy_tokenizer, tokenizer_files
-from ....formats.weft.merging import merge_into
+from ....formats.weft.graph_adapters import merge_into
 from ....formats.weft.model_folder import GRAPH, read_model
 from ....model import Model
 

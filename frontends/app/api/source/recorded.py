@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.runtime.folder import MANIFEST
+from weft.backends.runtime.compiled_folder import MANIFEST
 from weft.backends.runtime.trust import require_trust
 from weft.ir.errors import WeftError
 from weft.ir.storage.contents import sha256

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime import load
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.compiled_folder import GENAI, MANIFEST, read_manifest
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.device import choose_place
-from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
-from weft.backends.runtime.ort.encoder import Encoder
-from weft.backends.targets import TARGETS
+from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.target import TARGETS
 from weft.backends.weights import LAYERED, bits_per_weight
 from weft.ir.errors import WeftError
 from weft.ir.storage import scratch_folder
@@ -29,10 +29,10 @@ from weft.passes.runner import Progress
 from ....formats.weft.model_folder import GRAPH
 from ....model import Model
 from ..compile import compile
-from ..rewriting import rewrite
+from ..rewrite import rewrite
 from ..source.sources import load_source
 from ..weights import weights_pipeline
-from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
+from .divergence import score_embeddings, score_tokens, seconds_per_token, stream_errors
 
 WINDOW = 512  # tokens per window, which starts without context, unless a model supports fewer
 _WEIGHTS = (".onnx", ".data", ".safetensors")  # suffixes of files with weights

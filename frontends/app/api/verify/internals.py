@@ -20,8 +20,8 @@ from weft.ir.recipes.readers import Array
 if TYPE_CHECKING:
     import onnx
 
-    from weft.backends.runtime.core.generate import Generator
-    from weft.backends.runtime.ort.encoder import Encoder
+    from weft.backends.runtime.core.generation import Generator
+    from weft.backends.runtime.ort.ort_encoder import Encoder
 
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 _PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_index"}
@@ -188,8 +188,8 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
 
 def internals_of(runnable: Generator | Encoder) -> list[Internals]:
     """Return the ONNX models of a `runnable` from `load`, in running order; [] for a folder of PyTorch."""
-    from weft.backends.runtime.ort.decoder import OrtDecoder
-    from weft.backends.runtime.ort.encoder import OrtEncoder
+    from weft.backends.runtime.ort.ort_decoder import OrtDecoder
+    from weft.backends.runtime.ort.ort_encoder import OrtEncoder
 
     folder, model = runnable.folder, getattr(runnable, "decoder", runnable)
     if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):

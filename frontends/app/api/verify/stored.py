@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.backends.weights import StoredTensor
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from weft.backends.runtime import load
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.folder import MANIFEST, read_manifest
-from weft.backends.runtime.ort.encoder import HIDDEN, Encoder
+from weft.backends.runtime.compiled_folder import MANIFEST, read_manifest
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import HIDDEN, Encoder
 from weft.ir import interpret, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
@@ -30,9 +30,9 @@ from weft.passes.library.cleanup.quiet_routers import noise_inputs
 from weft.passes.runner import Progress
 
 from ....model import Model
-from ..rewriting import rewrite
+from ..rewrite import rewrite
 from ..source.recorded import recorded_source
-from .errors import divergences, relative_error, tolerance_of
+from .error_bounds import divergences, relative_error, tolerance_of
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 from .stored import WeightCheck, check_weights, quantizes
 

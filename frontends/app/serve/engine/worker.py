@@ -12,8 +12,8 @@ from threading import Condition, Thread
 
 from weft.backends.runtime.batching import new_batch
 from weft.backends.runtime.core.answers import Answer
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder
 from weft.ir.errors import WeftError
 
 from .jobs import Closing, Full, Job, Piece, Refused

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictInt, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from weft.backends.runtime.core.sampling import Sampling
+from weft.backends.runtime.core.sampler import Sampling
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 

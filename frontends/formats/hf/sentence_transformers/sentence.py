@@ -16,9 +16,9 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling, WordWeights
-from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
+from ....models.task_heads import ENCODER_ALONE, encoder_alone
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
 from .static import STATIC_EMBEDDING, table_config

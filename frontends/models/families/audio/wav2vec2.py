@@ -6,9 +6,9 @@ from weft.ir.recipes import Map, Recipe, Reshape, Scale
 from weft.ir.recipes.matrices import Norms
 
 from ....dsl import Convolution, GroupNorm, LayerNorm, PositionalConvolution, SoundStem
-from ...heads import Head
 from ...tables.family import Config, Family, Fetch, key
 from ...tables.settings import ACTIVATIONS, Settings
+from ...task_heads import Head
 
 _CONV = "encoder.pos_conv_embed.conv"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ....dsl import ALiBi
-from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, key
 from ...tables.rope_config import context_of, rope_of
 from ...tables.templates import by_arrangement, packed_parts
+from ...task_heads import GPT_HEADS
 
 BLOOM_GGUF = gguf.UNGATED.but("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
 BLOOM = Family(

@@ -7,11 +7,11 @@ from typing import Any
 from weft.ir.errors import WeftError
 
 from ....dsl import RoPE
-from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Loader, key, required
 from ...tables.rope_config import rope_of, rope_with
 from ...tables.templates import packed_parts
+from ...task_heads import GPT_HEADS
 from .gpt2 import GPT2
 from .llama import LLAMA
 

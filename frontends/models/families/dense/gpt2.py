@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, key
 from ...tables.templates import packed_parts, transposed
+from ...task_heads import GPT_HEADS
 
 
 def _scales(config: Config) -> Any:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ....dsl import RoPE
-from ...heads import GENERIC_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, Rule, key
 from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
 from ...tables.templates import flattened, gated, half, joined, packed_parts
+from ...task_heads import GENERIC_HEADS
 
 NAMES = {
     "embed": "embed_tokens",

@@ -6,8 +6,8 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...heads import GPT_HEADS
 from ...tables.family import Config, Family, key
+from ...task_heads import GPT_HEADS
 
 
 def _dim(config: Config) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, language_model, pretrained
 from ...tables import gguf
 from ...tables.family import Config, Family, key
+from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, language_model, pretrained
 
 LAYER = "encoder.layer.{i}"
 

@@ -6,12 +6,12 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
 from ....dsl import SpanConvAttention
-from ...heads import BASE, Head, dense_first
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.settings import Settings
 from ...tables.templates import block_diagonal
+from ...task_heads import BASE, Head, dense_first
 from .bert import BERT, LAYER
-from .relatives import ELECTRA, narrower
+from .bert_relatives import ELECTRA, narrower
 
 
 def _grouped(name: str, groups: str) -> Template:

@@ -8,10 +8,10 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
-from ...heads import Head
 from ...tables.family import Config, Fetch, Template, key, required
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import packed
+from ...task_heads import Head
 from .bert import BERT, LAYER
 
 SELF = f"{LAYER}.attention.self"

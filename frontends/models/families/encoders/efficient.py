@@ -12,9 +12,9 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
-from ...heads import BASE, dense_first
 from ...tables.family import Config, Fetch, Rule, Template, key
 from ...tables.settings import Settings
+from ...task_heads import BASE, dense_first
 from ..seq2seq.bart import BART
 from ..seq2seq.t5 import T5, relative_bias
 from .bert import BERT, LAYER, ROBERTA

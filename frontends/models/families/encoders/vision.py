@@ -7,9 +7,9 @@ from dataclasses import replace
 from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 
 from ....dsl import Dense, SentencePooling
-from ...heads import Head
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
+from ...task_heads import Head
 from .bert import BERT
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ....dsl import SinusoidalDistances, TransformerXLAttention
-from ...heads import SPANS, Head
 from ...tables.family import Fetch, Template, key
 from ...tables.settings import Settings
+from ...task_heads import SPANS, Head
 from .bert import BERT
 
 _LAYER = "layer.{i}"

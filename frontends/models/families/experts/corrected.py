@@ -16,7 +16,7 @@ from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_typ
 from ...tables.settings import Settings
 from ...tables.templates import experts_of, gated
 from ..dense.llama import LLAMA, OLMO2, alternating, windows
-from ..dense.relatives import (
+from ..dense.llama_relatives import (
     ERNIE4_5,
     EVERY_FOURTH_GLOBAL,
     HUNYUAN,

@@ -11,7 +11,7 @@ from ...tables.family import Config, in_layers, key
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
 from ...tables.templates import gated, times
 from ..dense.llama import LLAMA, alternating, windows
-from ..dense.relatives import COHERE2, rotary_where_local
+from ..dense.llama_relatives import COHERE2, rotary_where_local
 from .corrected import SHARED
 from .deepseek import corrected, experts_after, sparse_layers
 from .mixtral import SPARSE, activation

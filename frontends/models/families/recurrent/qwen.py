@@ -14,7 +14,7 @@ from ...tables.settings import Settings
 from ...tables.templates import shifted
 from ..dense.llama import LLAMA
 from ..experts.mixtral import QWEN2_MOE
-from .delta import GDN, RECURRENT, delta_of, delta_rule, kinds_of
+from .delta_hybrids import GDN, RECURRENT, delta_of, delta_rule, kinds_of
 from .mamba import log_rates
 
 

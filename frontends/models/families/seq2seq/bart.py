@@ -10,9 +10,9 @@ from typing import Any
 from weft.ir.recipes import Recipe, Reshape
 
 from ....dsl import Sinusoidal
-from ...heads import ENCODER_DECODER_HEADS
 from ...tables.family import REQUIRED, Config, Family, Fetch, Names, Rule, key
 from ...tables.settings import Settings
+from ...task_heads import ENCODER_DECODER_HEADS
 
 
 def _names(part: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ....dsl import Sinusoidal
-from ...heads import Head
 from ...tables.family import Config, key
+from ...task_heads import Head
 from ..dense.gpt2 import GPT2
 from ..dense.opt import OPT
 from .bart import scaled

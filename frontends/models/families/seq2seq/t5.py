@@ -9,11 +9,11 @@ from typing import Any
 from weft.ir.recipes import Recipe
 
 from ....dsl import T5Bias
-from ...heads import AT_THE_END, ENCODER_DECODER_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
 from ...tables.templates import gated, shifted
+from ...task_heads import AT_THE_END, ENCODER_DECODER_HEADS
 from ..dense.gemma import GEMMA2
 
 

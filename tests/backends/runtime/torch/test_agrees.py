@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.ort.encoder import Encoder
-from weft.frontends.app.api.verify.errors import relative_error, tolerance_of
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
 
 from ....passes.zoo import ZOO
 from ....sampling import each

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.torch import steps as torch_steps
-from weft.backends.runtime.torch.decoder import TorchDecoder
-from weft.backends.runtime.torch.folder import importing
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.torch import cuda_graphs as torch_steps
+from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.frontends import load_source
-from weft.frontends.app.api.verify.errors import relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
 from weft.ir import Graph, interpret
 
 from ....sampling import each

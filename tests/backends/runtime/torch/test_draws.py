@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 
 from ....sampling import each
 from ..test_states import PROMPTS, stack, tokens

@@ -16,10 +16,10 @@ from torch import Tensor
 
 import weft
 from weft import GatedMLP, MoE
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.results import ExpertCounts
-from weft.backends.runtime.torch.decoder import TorchDecoder
-from weft.backends.runtime.torch.experts import Pages, Slots, offload
+from weft.backends.runtime.torch.expert_offloading import Pages, Slots, offload
+from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.frontends.dsl import Decoder
 
 from ....passes.zoo_variants import HIDDEN, feeds

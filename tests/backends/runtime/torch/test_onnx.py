@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import weft
+from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.decoder import STEP
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.folder import read_facts
+from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.buffers import Buffer
-from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
-from weft.backends.runtime.torch import onnx
-from weft.backends.runtime.torch.onnx import DrawingOrtContext
+from weft.backends.runtime.torch import ort_cuda_decoder as onnx
+from weft.backends.runtime.torch.ort_cuda_decoder import DrawingOrtContext
 
 from ..pretended import Device
 from ..test_states import PROMPTS, VOCAB, opened, stack, tokens

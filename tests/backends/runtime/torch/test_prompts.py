@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.torch import steps as torch_steps
-from weft.backends.runtime.torch.decoder import TorchContext
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.torch import cuda_graphs as torch_steps
+from weft.backends.runtime.torch.torch_decoder import TorchContext
 from weft.frontends import load_source
 from weft.ir import Graph
 

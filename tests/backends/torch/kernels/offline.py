@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from variants.form import Variant  # beside this script
 
 from weft.backends.torch import kernels
-from weft.backends.torch.package.export import kernel_files
+from weft.backends.torch.package.source_folder import kernel_files
 
 TARGET = GPUTarget("cuda", 90, 32)
 HERE = Path(__file__).parent

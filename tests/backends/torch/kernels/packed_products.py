@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from weft.backends.torch.kernels.cpu import packed
-from weft.backends.torch.kernels.shared.codes import Codes
-from weft.backends.torch.snippets.quantized import block_linear
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes
+from weft.backends.torch.lib.quantized import block_linear
 from weft.ir.types.block_layouts import pack_words
 
 SHAPES = [  # bits, group, rows of W, width: groups of each size that operators take, and of others

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.decode_attention import decode_attention
-from weft.backends.torch.kernels.prompt.attend_text import attend_text
+from weft.backends.torch.kernels.prefill.prefill_attention import attend_text
 
 from ....sampling import each
 from .oracles import draw

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.runtime.core.sampling import Sampler, Sampling
+from weft.backends.runtime.core.sampler import Sampler, Sampling
 from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, reference, refusal
 from weft.ir import ops
 from weft.ir.op import Case

@@ -16,8 +16,8 @@ from weft.backends.torch.kernels.norm_glu import norm_glu
 from weft.backends.torch.kernels.norm_linear import norm_linear
 from weft.backends.torch.kernels.norm_qkv import norm_qkv
 from weft.backends.torch.kernels.shared import gemv
-from weft.backends.torch.kernels.shared.codes import Codes, dequantize, unpack
-from weft.backends.torch.snippets.quantized import block_linear
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize, unpack
+from weft.backends.torch.lib.quantized import block_linear
 from weft.ir.types.block_layouts import pack_words
 
 from ....sampling import each

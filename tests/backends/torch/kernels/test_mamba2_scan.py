@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels.prompt import mamba2_scan as kernel
+from weft.backends.torch.kernels.prefill import mamba2_scan as kernel
 from weft.backends.torch.kernels.shared.operands import rows
 from weft.ir.ops.state_space import ssd as op
 

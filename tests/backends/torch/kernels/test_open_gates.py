@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.norm_glu import norm_glu
-from weft.backends.torch.kernels.prompt.open_gates import open_gates, reference, refusal
+from weft.backends.torch.kernels.prefill.gated_activation import open_gates, reference, refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
 from .close import DTYPES

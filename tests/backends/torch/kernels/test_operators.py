@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.backends.torch import kernels
-from weft.backends.torch.kernels.prompt.widen import widened_codes
+from weft.backends.torch.kernels.prefill.dequantize_weights import widened_codes
 from weft.backends.torch.kernels.shared.launch import operator
-from weft.backends.torch.snippets.quantized import QuantizedLinear, block_linear
-from weft.backends.torch.snippets.windows import Seen, attend
+from weft.backends.torch.lib.quantized import QuantizedLinear, block_linear
+from weft.backends.torch.lib.windows import Seen, attend
 
 from ....sampling import each
 
@@ -130,7 +130,7 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
     spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
     assert spec is not None
     sys.modules["copied"] = importlib.util.module_from_spec(spec)
-    copy = importlib.import_module("copied.prompt.widen")
+    copy = importlib.import_module("copied.prefill.dequantize_weights")
     try:
         assert copy.widened_codes is not widened_codes
         torch.compiler.reset()

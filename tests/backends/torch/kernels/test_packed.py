@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from weft.backends.torch.kernels.cpu import packed
 from weft.backends.torch.kernels.cpu.packed import FEW_ROWS, MOST_ROWS, packed_linear
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.kernels.shared.codes import Codes, dequantize
-from weft.backends.torch.snippets.quantized import block_linear
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize
+from weft.backends.torch.lib.quantized import block_linear
 
 from .packed_products import DTYPES, SHAPES, draw, excess, tokens
 

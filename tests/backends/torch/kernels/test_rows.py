@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.backends.torch.kernels.shared import rows
+from weft.backends.torch.kernels.shared import small_batch_linear as rows
 from weft.backends.torch.package.explain import explain_cpu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

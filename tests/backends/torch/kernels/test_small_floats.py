@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels import norm_linear as kernel
-from weft.backends.torch.kernels.prompt import widen as widening
-from weft.backends.torch.kernels.prompt.widen import widen
-from weft.backends.torch.kernels.shared.codes import Codes, dequantize
-from weft.backends.torch.snippets.quantized import block_linear
+from weft.backends.torch.kernels.prefill import dequantize_weights as widening
+from weft.backends.torch.kernels.prefill.dequantize_weights import widen
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize
+from weft.backends.torch.lib.quantized import block_linear
 
 from ....sampling import each
 from .close import DTYPES, exact, rounded

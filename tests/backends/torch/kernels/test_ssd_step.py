@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import ssd_step as kernel
-from weft.backends.torch.kernels.prompt.mamba2_scan import refusal
+from weft.backends.torch.kernels.prefill.mamba2_scan import refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
 from .close import DTYPES, assert_close, exact, rounded

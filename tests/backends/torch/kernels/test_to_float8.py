@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.prompt import to_float8 as file
-from weft.backends.torch.kernels.prompt.to_float8 import to_float8
-from weft.backends.torch.snippets.quantized import QuantizedLinear
+from weft.backends.torch.kernels.prefill import quantize_float8 as file
+from weft.backends.torch.kernels.prefill.quantize_float8 import to_float8
+from weft.backends.torch.lib.quantized import QuantizedLinear
 
 from .close import DTYPES, exact, rounded
 from .test_codes import EIGHT, NUMBERS, packed

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.prompt import widen as file
-from weft.backends.torch.kernels.prompt.widen import widen
-from weft.backends.torch.kernels.shared.codes import Codes
+from weft.backends.torch.kernels.prefill import dequantize_weights as file
+from weft.backends.torch.kernels.prefill.dequantize_weights import widen
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes
 
 from .close import DTYPES, exact, rounded
 from .test_codes import EIGHT, NUMBERS, packed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.prompt.window_attention import Tile, _tile, reference, refusal, window_attention
+from weft.backends.torch.kernels.prefill.window_attention import Tile, _tile, reference, refusal, window_attention
 from weft.ir import ops
 
 from .cached_text import bound

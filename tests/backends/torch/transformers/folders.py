@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.targets import TARGETS
-from weft.backends.torch.transformers.build import TransformersFolder
+from weft.backends.target import TARGETS
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph, Node, interpret
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EquivalenceCheck

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 
 from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
-from weft.backends.torch.transformers.build import TransformersFolder, derive_class_name
 from weft.backends.torch.transformers.engines.refusals import BATCHES
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder, derive_class_name
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 from weft.passes import Report
@@ -241,7 +241,7 @@ def test_smollm2_is_short(tmp_path: Path) -> None:
 
 
 def source_of(graph: Graph, kind: str) -> str:
-    from weft.backends.torch.transformers.build import TransformersFolder
+    from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 
     built = TransformersFolder(forms(graph, "transformers"), "f32", 8192, "SmolLM2", [])
     return built.texts[kind]

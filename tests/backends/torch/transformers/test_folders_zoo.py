@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.backends.torch.program.states import find_choosing
+from weft.backends.torch.program.stateful_nodes import find_choosing
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 

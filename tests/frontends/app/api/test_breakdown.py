@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from weft import Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
 from weft.frontends.app.api.inspect.breakdown import PartCost, breakdown
 from weft.frontends.app.api.inspect.counting import inspect
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.cli import cli
 
 DIM, HEADS, KV, HEAD, FFN, VOCAB = 32, 4, 2, 8, 48, 50

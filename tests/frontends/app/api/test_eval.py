@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft import compile as compile_model
 from weft import evaluate, load_source
-from weft.frontends.app.api.verify import scoring
+from weft.frontends.app.api.verify import divergence as scoring
 from weft.frontends.app.cli import cli
-from weft.frontends.app.cli.shown import as_json
+from weft.frontends.app.cli.terminal import as_json
 from weft.ir import interpret
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record

@@ -13,12 +13,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
-from weft.backends.torch.healing import distillation
-from weft.backends.torch.healing.sampling import continued
-from weft.backends.torch.healing.student import dense, open_student
-from weft.frontends.app.api.healing import HELD_BACK, healing
+from weft.backends.torch.distillation import training as distillation
+from weft.backends.torch.distillation.sampled_sequences import continued
+from weft.backends.torch.distillation.student import dense, open_student
+from weft.frontends.app.api.heal import HELD_BACK, healing
 from weft.frontends.app.api.modules import module_forms, simplify_trainable
-from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret

@@ -18,7 +18,7 @@ from weft.frontends import load_source
 from weft.frontends.app.api.inspect.counting import inspect, layer_of
 from weft.frontends.app.api.inspect.inspection import ranges
 from weft.frontends.app.cli import cli
-from weft.frontends.app.cli.shown import count, size
+from weft.frontends.app.cli.terminal import count, size
 
 DIM, HEADS, KV, HEAD, FFN, VOCAB = 32, 4, 2, 8, 48, 50
 LINEAR = DIM * (HEADS + 2 * KV) * HEAD + HEADS * HEAD * DIM + 3 * DIM * FFN  # weights of a block's seven products

@@ -15,8 +15,8 @@ from gguf.quants import dequantize, quantize
 
 import weft
 from weft.backends.onnx import export
-from weft.backends.targets import TARGETS
-from weft.frontends.app.api.rewriting import rewrite
+from weft.backends.target import TARGETS
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.app.api.weights import weights_pipeline
 from weft.frontends.formats.weft.model_folder import write_model

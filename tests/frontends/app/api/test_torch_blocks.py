@@ -17,11 +17,12 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 import weft
-from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.torch.folder import importing
-from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.kernels.shared import codes, gemv, launch
-from weft.backends.torch.snippets.quantized import widened
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.torch.codegen.model_source import write_source
+from weft.backends.torch.kernels.shared import gemv, launch
+from weft.backends.torch.kernels.shared import quantized_gemv as codes
+from weft.backends.torch.lib.quantized import widened
 from weft.frontends.app.api.modules import with_weights
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.types.block_layouts import LAYOUTS

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import weft
 from weft.backends import safetensors as writing
-from weft.backends.runtime.core.generate import Generator
-from weft.frontends.app.api.verify.scoring import score_tokens, stream_errors
+from weft.backends.runtime.core.generation import Generator
+from weft.frontends.app.api.verify.divergence import score_tokens, stream_errors
 from weft.ir import interpret
 
 from ....e2e.families import ROWS

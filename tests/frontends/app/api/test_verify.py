@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.frontends.app.api.verify.errors import divergences, relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import divergences, relative_error, tolerance_of
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.app.cli import cli
 from weft.ir import WeftError

@@ -170,7 +170,7 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
     graph = in_memory(MODELS["tied"].graph())
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, USED, (24, 32)))
     model = Model(graph, "tied", "tied")
-    from weft.frontends.app.api.rewriting import rewrite
+    from weft.frontends.app.api.rewrite import rewrite
     from weft.frontends.formats.weft.model_folder import write_model
 
     fitted = f"quantize{{calibration={tmp_path / 'ids.npy'}}}"

@@ -82,7 +82,7 @@ def test_every_kind_of_op_can_be_shown(name: str) -> None:
 
 def test_targets_are_listed_and_shown() -> None:
     from weft.backends.options import OptionKeywords
-    from weft.backends.targets import TARGETS, all_options
+    from weft.backends.target import TARGETS, all_options
 
     rows = {line.split()[0]: line for line in done("targets").stdout.splitlines()[2:]}
     assert [*rows] == [*TARGETS]
@@ -99,7 +99,7 @@ def test_targets_are_listed_and_shown() -> None:
 
 
 def test_options_of_targets_are_flags_of_compile() -> None:
-    from weft.backends.targets import TARGETS, all_options
+    from weft.backends.target import TARGETS, all_options
 
     text = " ".join(done("compile", "--help").stdout.split())
     assert f"The target: {', '.join(TARGETS)};" in text
@@ -234,7 +234,7 @@ def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pyte
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("module", ["click", "weft.frontends.app.cli.guard", "weft.frontends.app.cli.verifying"])
+@pytest.mark.parametrize("module", ["click", "weft.frontends.app.cli.guard", "weft.frontends.app.cli.verify_command"])
 def test_an_interrupt_while_the_command_is_imported_leaves_no_traceback(module: str, root: Path) -> None:
     code = f"""
 import signal, sys

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from weft.frontends.app.cli import cli
-from weft.frontends.app.cli.applying import APPLIES, EXCLUDES, NEEDS
+from weft.frontends.app.cli.option_rules import APPLIES, EXCLUDES, NEEDS
 
 from ....sampling import ALL, by_turns, each
 from ...command import done, refused, weft_command

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.frontends.app.cli.shown import progress, remaining
+from weft.frontends.app.cli.terminal import progress, remaining
 
 
 class Terminal(io.StringIO):

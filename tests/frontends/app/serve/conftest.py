@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends.app.serve.server import Server
 
 from .serving import client as official

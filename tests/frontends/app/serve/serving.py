@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.server import Server, serve_in_thread
-from weft.frontends.app.serve.settings import Settings
+from weft.frontends.app.serve.server_settings import Settings
 
 NAME, CONTEXT, EOS, VOCAB = "tiny", 768, 257, 258
 # Tools as Qwen's and Hermes' templates take them.

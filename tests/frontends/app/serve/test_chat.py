@@ -11,7 +11,7 @@ import openai
 import pytest
 from tokenizers import pre_tokenizers
 
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 
 from .serving import CONTEXT, NAME, compiled, served
 from .serving import client as official

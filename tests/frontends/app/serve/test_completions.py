@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
 from weft import MLP, Attention, Block, Encoder, LayerNorm
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.server import Server
 

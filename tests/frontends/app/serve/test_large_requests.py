@@ -11,7 +11,7 @@ import pytest
 
 from weft.frontends.app.serve.engine import prompts
 from weft.frontends.app.serve.server import Server
-from weft.frontends.app.serve.settings import Settings
+from weft.frontends.app.serve.server_settings import Settings
 from weft.ir.errors import WeftError
 
 from ...command import refused

@@ -24,11 +24,11 @@ from weft import (
     RMSNorm,
     RoPE,
 )
-from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.engine.jobs import Channel
 from weft.frontends.app.serve.server import Server, listen, serve_in_thread
-from weft.frontends.app.serve.settings import Settings
+from weft.frontends.app.serve.server_settings import Settings
 
 from ....sampling import each
 from .serving import NAME, VOCAB, byte_level, held, prompt, served, until, url

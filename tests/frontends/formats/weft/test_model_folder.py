@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import weft
 from weft.backends import safetensors as writing
 from weft.frontends import load_source
-from weft.frontends.app.api.rewriting import pipeline_text, rewrite
+from weft.frontends.app.api.rewrite import pipeline_text, rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
 from weft.ir import Graph, MemoryReader, TensorType, WeftError, interpret, ops

@@ -11,7 +11,7 @@ import pytest
 from weft import MLA, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import emit_expanded
 from weft.ir.types import dtypes

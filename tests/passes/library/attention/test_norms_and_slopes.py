@@ -10,7 +10,7 @@ import pytest
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.recipes import Full, Literal
 from weft.ir.recipes.frequencies import RopeFrequencies

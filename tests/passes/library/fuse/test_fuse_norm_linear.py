@@ -12,7 +12,7 @@ import torch
 import weft
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.frontends.formats.hf.folder import load_folder
 from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.types import dtypes, sizes

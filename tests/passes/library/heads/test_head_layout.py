@@ -12,7 +12,7 @@ import pytest
 from weft import Attention, Block, Decoder, GatedMLP, LayerNorm, RMSNorm, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import TARGETS
+from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 from weft.ir.types import dtypes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from weft.backends.torch.kernels.latent_decode import _shape, latent_kernel
-from weft.backends.torch.kernels.shared.attend import HOPPER
 from weft.backends.torch.kernels.shared.cached_keys import Mask
+from weft.backends.torch.kernels.shared.online_softmax import HOPPER
 
 from .form import BF16, FP16, FP32, Variant, variant
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prompt.mamba2_scan import _end_kernel, _scan_kernel, _sizes, _start_kernel
+from weft.backends.torch.kernels.prefill.mamba2_scan import _end_kernel, _scan_kernel, _sizes, _start_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 

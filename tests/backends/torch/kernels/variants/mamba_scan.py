@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prompt.mamba_scan import _block, _end_kernel, _scan_kernel
+from weft.backends.torch.kernels.prefill.mamba_scan import _block, _end_kernel, _scan_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 

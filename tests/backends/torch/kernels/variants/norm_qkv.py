@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.backends.torch.kernels.norm_qkv import _tile, norm_qkv_kernel
-from weft.backends.torch.kernels.prompt.place_heads import sizes
+from weft.backends.torch.kernels.prefill.norm_rope_cache import sizes
 from weft.backends.torch.kernels.shared import gemv
 
 from .form import BF16, CODES, FLOATS, FP16, FP32, Variant, of_tile

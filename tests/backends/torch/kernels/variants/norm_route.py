@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.backends.torch.kernels.norm_route import _constants, norm_route_kernel
-from weft.backends.torch.kernels.shared import choice
+from weft.backends.torch.kernels.shared import top_k as choice
 from weft.backends.torch.kernels.shared.gemv import tile
 
 from .form import BF16, FP16, FP32, Variant, of_tile

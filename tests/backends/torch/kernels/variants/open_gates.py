@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prompt.open_gates import COLUMNS, ROWS, open_gates_kernel
+from weft.backends.torch.kernels.prefill.gated_activation import COLUMNS, ROWS, open_gates_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 

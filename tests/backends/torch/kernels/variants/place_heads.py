@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.backends.torch.kernels.prompt.place_heads import _rows, place_heads_kernel, sizes
+from weft.backends.torch.kernels.prefill.norm_rope_cache import _rows, place_heads_kernel, sizes
 
 from .form import BF16, FP16, FP32, Variant, variant
 

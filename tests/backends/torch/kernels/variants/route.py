@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.backends.torch.kernels.route import route_kernel
-from weft.backends.torch.kernels.shared import choice
+from weft.backends.torch.kernels.shared import top_k as choice
 
 from .form import BF16, FP16, FP32, Variant, variant
 

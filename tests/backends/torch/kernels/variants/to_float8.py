@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prompt.to_float8 import ROWS, STEP, to_float8_kernel
+from weft.backends.torch.kernels.prefill.quantize_float8 import ROWS, STEP, to_float8_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 

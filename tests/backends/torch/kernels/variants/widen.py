@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prompt.widen import CHUNKS, ROWS, widen_kernel
+from weft.backends.torch.kernels.prefill.dequantize_weights import CHUNKS, ROWS, widen_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 

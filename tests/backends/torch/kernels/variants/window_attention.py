@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from weft.backends.torch.kernels.prompt.window_attention import _constants, _tile, window_kernel
-from weft.backends.torch.kernels.shared.attend import HOPPER
+from weft.backends.torch.kernels.prefill.window_attention import _constants, _tile, window_kernel
 from weft.backends.torch.kernels.shared.launch import DTYPES
+from weft.backends.torch.kernels.shared.online_softmax import HOPPER
 from weft.backends.torch.kernels.shared.operands import power_of_2
 
 from .form import BF16, FP16, FP32, Variant, variant

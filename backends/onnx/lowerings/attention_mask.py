@@ -1,0 +1,171 @@
+"""Masks of the standard Attention operator, computed from positions and the op's attributes.
+
+Attentions share equal masks and parts of masks: a decoder computes each once per forward pass, not once per layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir.graph import Node, Value
+from weft.ir.graph.operators import Operators
+from weft.ir.schema.visible_keys import VisibleKeys
+
+from ..onnx_emitter import ONNX_DTYPES, Emitter
+from .standard import DIRECT
+
+Out = onnx.Value
+
+
+def is_length(mask: Value) -> bool:
+    """Return whether a key mask only encodes the lengths of batch rows: it is the graph input attention_mask of a
+    decoder, whose padding is on the right."""
+    return mask.graph.inputs.get("attention_mask") is mask
+
+
+def is_plain(node: Node) -> bool:
+    """Return whether the attention `node` needs no mask other than is_causal: it has no cache, no sinks, no window and
+    no sparse pattern."""
+    extra = node.operand("past_k") is not None or node.operand("sinks") is not None
+    return not extra and not VisibleKeys.of(node.attrs).local
+
+
+def build_mask(e: Emitter, node: Node, include_causal: bool = False) -> Out | None:
+    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal, or
+    if `include_causal` including causality; None if no mask is needed.
+
+    The keys of a cached attention are its slots; with a rolling cache, its slots and then the new keys.
+    """
+    a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
+    if key_mask is not None and past is not None and is_length(key_mask):
+        key_mask = None  # the causal mask by position already hides empty slots
+    plain = not include_causal and is_plain(node)
+    sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
+    facts = None if plain else (VisibleKeys.of(a), a.get("rolling", False))
+    key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
+    return e.memo(key, lambda: _emit_mask(e, node, key_mask, plain))
+
+
+def _emit_mask(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
+    parts: list[Out] = []
+    if not plain:
+        query_at, key_at = _query_key_positions(e, node)
+        if node.attrs.get("rolling"):
+            parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
+        parts += _conditions(e, node, query_at, key_at)
+    if key_mask is not None:
+        parts.append(_broadcast_key_mask(e, node, key_mask, plain))
+    return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
+
+
+def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
+    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain`."""
+    past = node.operand("past_k")
+    visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
+    if past is not None:  # slots after the mask's end are hidden
+        visible = pad_end(e, visible, 1, past.shape[2])
+    visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
+    if plain:  # ONNX Runtime does not broadcast the query axis of a mask
+        queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
+        ones = e.constant([1])
+        visible = e.op("Expand", visible, e.op("Concat", ones, ones, queries, ones, axis=0))
+    return visible
+
+
+def pad_end(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
+    """Return x padded with zeros at the end of `axis` to the size `size`."""
+    missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
+    return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
+
+
+def _query_key_positions(e: Emitter, node: Node) -> tuple[Out, Out]:
+    """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
+    past, positions = node.operand("past_k"), node.operand("positions")
+    if past is None or positions is None:
+        queries = e.op("Unsqueeze", index_range(e, node.required("q").shape[1]), e.constant([1]))
+        return queries, index_range(e, node.required("k").shape[1])
+    queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
+    if not node.attrs.get("rolling"):
+        return queries, index_range(e, past.shape[2])
+    key_positions = slot_positions(e, positions, past.shape[2])
+    keys = e.op("Concat", key_positions, consecutive_positions(e, positions), axis=1)
+    return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
+
+
+def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
+    """Return `bias` [batch or 1, heads or 1, queries or 1, keys or 1] expanded along its last two axes to `queries` and
+    `keys`: ONNX Runtime broadcasts only batch and heads."""
+
+    def make() -> Out:
+        ones = e.constant([1])
+        return e.op("Expand", e[bias], e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0))
+
+    return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
+
+
+def index_range(e: Emitter, size: Any) -> Out:
+    """Return the integers from 0 to `size` − 1 as int64, for an IR size."""
+    if isinstance(size, int):
+        return e.constant(range(size))
+    return e.memo(("count", size), lambda: e.range(e.size(size)))
+
+
+def first_position(e: Emitter, positions: Value) -> Out:
+    """Return the position of the first new token of each batch row: positions[:, 0:1], [batch, 1]."""
+    return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
+
+
+def consecutive_positions(e: Emitter, positions: Value) -> Out:
+    """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
+    padding at the end.
+
+    The positions of padding in `positions` are arbitrary: onnxruntime-genai passes 0, which would make its keys
+    visible.
+    """
+    new = positions.shape[1]
+    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), index_range(e, new)))
+
+
+def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
+    """Return the position of the key in each slot of a rolling cache before the new keys are written, [batch,
+    capacity]; it is negative for empty slots."""
+
+    def make() -> Out:
+        newest = e.op("Sub", first_position(e, positions), e.constant(1))
+        # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
+        age = e.op("Mod", e.op("Sub", newest, index_range(e, capacity)), e.size(capacity))
+        return e.op("Sub", newest, age)
+
+    return e.memo(("slot positions", positions, capacity), make)
+
+
+class _Position(Operators["_Position"]):
+    """A tensor of positions or conditions in an ONNX graph, with Python operators."""
+
+    def __init__(self, e: Emitter, value: Out) -> None:
+        self.e, self.value = e, value
+
+    def _apply(self, name: str, *operands: Any) -> _Position:
+        values = (self.e.constant(v) if isinstance(v, int) else v.value for v in operands)
+        return _Position(self.e, self.e.op(DIRECT.get(name, name), *values))
+
+    def __floordiv__(self, other: _Position | int) -> _Position:
+        # Integer Div truncates towards 0, so subtract the remainder first.
+        return self._apply("div", self - self % other, other)
+
+    def __ge__(self, other: _Position | float) -> _Position:
+        return self._apply("GreaterOrEqual", self, other)
+
+    def equal(self, other: _Position | int) -> _Position:
+        return self._apply("equal", self, other)
+
+
+def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
+    """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
+    there are none, return one that is always true."""
+    query, key = _Position(e, query_at), _Position(e, key_at)
+    conditions = VisibleKeys.of(node.attrs).conditions(query, key, equal=_Position.equal)
+    return [condition.value for condition in conditions or [abs(query - key) >= 0]]

@@ -1,0 +1,254 @@
+"""Products and lookups with weights that stay in quantized blocks, by ONNX Runtime's own operators.
+
+MatMulNBits multiplies by codes of 2, 4 or 8 bits with zero points of the same width. Its accuracy level determines the
+rounding of activations:
+
+- Weights that a pass quantized use level 4 on a CPU: activations are rounded to 8-bit integers, group by group. Level 0
+  is ten to a hundred times slower for 2 and 8 bits, and so is any level with floating-point zero points.
+- Blocks of a checkpoint (--keep-blocks) use level 0: sums in f32, so results equal those of dequantized weights. An
+  8-bit code is then computed as two 4-bit codes.
+
+The minimum of a q4_1 block is not representable as a 4-bit zero point. The remainder is multiplied by the sum of the
+activations over the block. If the minima are quantized themselves (`BlockLayout.sums`), the sums are appended to the
+activations; if they are floats, this is a second, thin product.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Permute, Recipe, Reshape
+from weft.ir.recipes.blocks import Stored, part_shapes
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LARGEST, BlockLayout
+from weft.ir.types.dtypes import DType
+
+from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
+from ...target import Backend
+from ..lowering import contrib, lowering
+from ..onnx_emitter import ONNX_DTYPES, Emitter
+from .layers import MS, add_bias, apply_norm, norm_cache_key, norm_refusal
+
+GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
+NATIVE = (2, 4, 8)  # widths of its codes, in bits
+
+
+def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
+    """Return the block layout in which MatMulNBits multiplies by `weight`; else the reason (str) why it cannot."""
+    layout = kept_layout(weight) if target.contrib else NOT_ASKED
+    if isinstance(layout, str):
+        return layout
+    assert isinstance(weight, Param)
+    if weight.type.rank != 2:
+        return "MatMulNBits takes matrices"
+    if layout.floats:
+        return f"no operator multiplies by {layout}: its codes are floats, which target torch takes"
+    if layout.group not in GROUPS:
+        return f"MatMulNBits does not take codes in groups of {layout.group}"
+    if not is_quantized(weight) and (weight.type.dtype != dtypes.f32 or target.device != "cpu"):
+        return f"{weight.type.dtype} weights are converted"
+    return layout
+
+
+def product_refusal(node: Node, target: Backend) -> str | None:
+    layout = layout_of(node.operand("weight"), target)
+    return layout if isinstance(layout, str) else None
+
+
+def _norm_refusal(node: Node, target: Backend) -> str | None:
+    return norm_refusal(node, target) or product_refusal(node, target)
+
+
+def _lookup_refusal(node: Node, target: Backend) -> str | None:
+    table = node.operand("table")
+    layout = layout_of(table, target)
+    if isinstance(layout, str):
+        return layout
+    assert isinstance(table, Param)
+    if not is_quantized(table):
+        return NOT_ASKED
+    if layout.sums:
+        return f"GatherBlockQuantized cannot decode {layout}"
+    if layout.bits not in NATIVE:
+        return f"GatherBlockQuantized does not take codes of {layout.bits} bits"
+    if table.width % layout.group:
+        return f"GatherBlockQuantized takes whole groups, and rows of {table.width} are not multiples of {layout.group}"
+    return None
+
+
+@lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
+def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+    return add_bias(e, multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
+
+
+@lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
+def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+    return add_bias(e, multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
+
+
+@lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)
+def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
+    ids, table = node.inputs
+    assert isinstance(table, Param)
+    layout, rows = layout_of(table, e.target), int(table.shape[0])
+    assert isinstance(layout, BlockLayout)
+    codes, scales, points = native_parts(e, table, layout)
+    # A tied output head shares the initializer of the codes: only the shape differs.
+    flat = e.op("Reshape", codes, e.constant([rows, -1]))
+    return e.op(
+        "GatherBlockQuantized",
+        *(flat, e[ids], scales, points),
+        domain=MS,
+        bits=layout.bits,
+        block_size=layout.group,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+
+
+def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
+    """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
+    weight = node.required("weight")
+    assert isinstance(weight, Param)
+    layout = layout_of(weight, e.target)
+    assert isinstance(layout, BlockLayout)
+    exact = is_exact(weight)
+    level, has_full_groups = 0 if exact else 4, weight.width % layout.group == 0
+    if layout.sums:
+        x = append_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
+        codes, scales, points = native_parts(e, weight, layout)
+        return _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+    slow = exact and layout.bits == 8 and e.target.device == "cpu" and has_full_groups
+    if layout.bits in NATIVE and not slow:
+        codes, scales, points = native_parts(e, weight, layout)
+        y = _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+    else:
+        y = _multiply_nibbles(e, key, x, weight, layout, level)
+    if layout.has_minimum or (layout.has_zeros and slow):
+        sums = e.memo(("block sums", key, layout.group), lambda: _block_sums(e, x, layout.group, weight.width))
+        y = e.op("Add", y, e.op("FusedMatMul", sums, _part_initializer(e, weight, "offsets"), domain=MS, transB=1))
+    return y
+
+
+def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
+    """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
+    them, in the bits of its layout."""
+    last = layout.group * layout.bits // 8
+    groups = part_shapes(layout, weight.width)["packed"] // last
+    points = _part_initializer(e, weight, "points") if layout.has_zeros else None
+    scales = decode_scales(e, weight) if layout.sums else _part_initializer(e, weight, "steps")
+    return _part_initializer(e, weight, "packed", groups, last), scales, points
+
+
+def _multiply_nibbles(
+    e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
+) -> onnx.Value:
+    """Emit x Wᵀ with 4-bit codes only: 3-bit codes are widened; 8-bit codes are split into two, the high half first,
+    and x, identified by `key`, is repeated. `level` is the accuracy level."""
+    planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
+    if planes == 2:  # only for rows of full groups
+        x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
+    codes = _part_initializer(e, weight, "codes", planes * groups, layout.group // 2)
+    points = _part_initializer(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
+    return _emit_matmul(
+        e, x, codes, _part_initializer(e, weight, "scales"), points, weight, 4, layout.group, level, planes
+    )
+
+
+def _emit_matmul(
+    e: Emitter,
+    x: onnx.Value,
+    codes: onnx.Value,
+    scales: onnx.Value,
+    points: onnx.Value | None,
+    weight: Param,
+    bits: int,
+    group: int,
+    level: int,
+    planes: int = 1,
+) -> onnx.Value:
+    layout = kept_layout(weight)
+    assert isinstance(layout, BlockLayout)
+    sums = -(-weight.width // group) + _sums_padding(e, weight.width, group) if layout.sums else 0
+    # Without zero points the kernel subtracts 2^{bits−1}.
+    return e.op(
+        "MatMulNBits",
+        *(x, codes, scales, points),
+        domain=MS,
+        K=planes * weight.width + sums,
+        N=int(weight.shape[0]),
+        bits=bits,
+        block_size=group,
+        accuracy_level=level or None,
+    )
+
+
+def _part_initializer(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
+    recipe = Stored(weight.recipe, name)
+    reshaped = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
+    label = f"{weight.name}.{name}"
+    if name not in ("steps", "scales", "offsets"):
+        return e.weight(label, reshaped, dtypes.u8)
+    if name == "steps":
+        return cast_scales(e, label, reshaped, weight)
+    return e.weight(label, reshaped, weight.type.dtype)
+
+
+def cast_scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
+    """Return the scales of `weight` in its dtype, as kernels need them, cast from f16 if the layout stores f16.
+
+    ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
+    """
+    layout, dtype = kept_layout(weight), weight.type.dtype
+    assert isinstance(layout, BlockLayout)
+    stored_dtype = dtypes.f16 if layout.scale == dtypes.f16 else dtype
+    initializer = e.weight(label, recipe, stored_dtype)
+    if stored_dtype == dtype:
+        return initializer
+    return e.memo(("scales", initializer), lambda: e.op("Cast", initializer, to=int(ONNX_DTYPES[dtype.name])))
+
+
+def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.Value:
+    """Return the scales of `weight`, computed from their 8-bit codes and the largest scale of each row, transposed if
+    `transposed`. ONNX Runtime folds this when it opens the model."""
+
+    def part(name: str, dtype: DType) -> onnx.Value:
+        recipe: Recipe = Stored(weight.recipe, name)
+        initializer = e.weight(
+            f"{weight.name}.{name}{'.T' * transposed}", Permute(recipe, (1, 0)) if transposed else recipe, dtype
+        )
+        return e.op("Cast", initializer, to=int(ONNX_DTYPES["f32"]))
+
+    small, large = part("levels", dtypes.u8), part("largest", LARGEST)
+    scales = e.op("Mul", small, e.op("Div", large, e.constant(255, dtypes.f32.numpy)))
+    dtype = weight.type.dtype
+    return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
+
+
+def _sums_padding(e: Emitter, width: int, group: int) -> int:
+    """Return the number of zeros after the group sums of `width` activations: some CUDA kernels need full groups."""
+    sums = -(-width // group)
+    return 0 if e.target.device == "cpu" else -sums % group
+
+
+def append_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
+    """Return `x` [..., width] of `rank` axes followed by its sums over each group, [..., width + width / group], and on
+    CUDA padded to full groups. Calls for one x, identified by `key`, share nodes."""
+
+    def concat_sums() -> onnx.Value:
+        groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
+        extended = e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+        if not (padding := _sums_padding(e, width, group)):
+            return extended
+        return e.op("Pad", extended, e.constant([*[0] * (2 * rank - 1), padding]))
+
+    return e.memo(("with sums", key, group), concat_sums)
+
+
+def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
+    """Return the sums of `x` [..., in] over each group, [..., in / group]."""
+    lead = e.op("Shape", x, start=0, end=-1)
+    blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))
+    return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

@@ -1,0 +1,328 @@
+"""The emitter of ONNX graphs: it collects values, nodes, constants and weights while lowerings run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import onnx_ir as onnx
+from onnx import defs
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.recipes import Recipe
+from weft.ir.recipes.readers import find_switched
+from weft.ir.types import Shape, TensorType, dtypes, sizes
+from weft.ir.types.dtypes import DType
+from weft.ir.types.sizes import Poly, Size
+
+from ..target import Backend
+
+T = TypeVar("T")
+Emitted = onnx.Value | Iterable[onnx.Value | None]  # the result of a lowering: the outputs of its node
+ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An initializer whose bytes are streamed to disk: the result of `recipe`, cast to `dtype`."""
+
+    value: onnx.Value
+    recipe: Recipe
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class Emitter:
+    """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows."""
+
+    def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
+        self.graph = graph
+        self.target = target
+        self.max_length = max_length
+        self.nodes: list[onnx.Node] = []
+        self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
+        self.values: dict[Value, onnx.Value] = {}
+        self.output_values: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
+        self._memo: dict[Any, Any] = {}
+        self.repeated_outputs: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
+        self._names: set[str] = set(graph.outputs)  # reserved: `model` gives these names to the outputs
+        self._scope = ""
+        self.inputs = [self._declare(onnx.Value(name=name), storage_type(v.type)) for name, v in graph.inputs.items()]
+        self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
+        self._names.update(graph.inputs)
+
+    # -- names and values
+
+    def unique_name(self, hint: str) -> str:
+        """Return a name that is not in use, and reserve it: `hint`, with a number appended if needed."""
+        name, n = hint, 1
+        while name in self._names:
+            n += 1
+            name = f"{hint}_{n}"
+        self._names.add(name)
+        return name
+
+    @staticmethod
+    def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
+        """Set the shape and dtype of `value` to `type`, and return it."""
+        value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
+        value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
+        return value
+
+    @overload
+    def __getitem__(self, value: Value) -> onnx.Value: ...
+
+    @overload
+    def __getitem__(self, value: None) -> None: ...
+
+    def __getitem__(self, value: Value | None) -> onnx.Value | None:
+        """Return the ONNX value of an IR value; a parameter becomes an initializer on first use."""
+        if value is None:
+            return None
+        if isinstance(value, Param):
+            return self.weight(value.name, value.recipe, value.type.dtype)
+        return self.values[value]
+
+    def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
+        """Return the initializer of `recipe` in `dtype`, called `name` if it is new. Calls with equal `recipe`, `dtype`
+        and `role` return the same initializer.
+
+        Initializers that differ only in `role` are separate values, but their bytes are stored once in the file.
+        """
+        # Tied weights have equal recipes: they become one initializer.
+        key = (recipe, dtype, role)
+        if key not in self.weights:
+            shape = recipe.shape(self.graph.reader)
+            value = self._declare(onnx.Value(name=self.unique_name(name)), TensorType(dtype, shape))
+            self.weights[key] = Weight(value, recipe, dtype, shape)
+        return self.weights[key].value
+
+    def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
+        """Return `array` in `dtype` as a constant, named `hint` if it is new; equal arrays return the same value."""
+        data = np.asarray(array, dtype)
+        # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
+        key = (str(data.dtype), data.shape, data.tobytes())
+        if key not in self.constants:
+            name = self.unique_name(hint)
+            tensor = onnx.tensor(data, name=name)
+            value = onnx.Value(
+                name=name, shape=onnx.Shape(data.shape), type=onnx.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.constants[key] = value
+        return self.constants[key]
+
+    def scalar(self, number: float, like: DType) -> onnx.Value:
+        """Return a constant of rank 0 in dtype `like`."""
+        return self.constant(number, like.numpy)
+
+    def memo(self, key: Any, make: Callable[[], T]) -> T:
+        """Return the result of `make`, cached under `key`, so that nodes can share subgraphs."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        cached: T = self._memo[key]
+        return cached
+
+    # -- nodes
+
+    def op(
+        self, op_type: str, *inputs: onnx.Value | None, domain: str = "", hint: str = "", **attrs: Any
+    ) -> onnx.Value:
+        """Append a node with one output, and return the output. Attributes with the value None are left out; `hint`
+        names the node (default: `op_type`)."""
+        output: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
+        return output
+
+    def many(
+        self,
+        op_type: str,
+        *inputs: onnx.Value | None,
+        outputs: int | Sequence[bool],
+        domain: str = "",
+        hint: str = "",
+        **attrs: Any,
+    ) -> list[Any]:
+        """Append a node with several outputs, and return them. Attributes with the value None are left out; `hint`
+        names the node (default: `op_type`).
+
+        `outputs` is their number, or a boolean per output: for False the output is absent, and None is returned for it.
+        """
+        present = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
+        values = [
+            onnx.Value(name=self.unique_name(f"{name}.{i}" if i else name + ".out")) if w else None
+            for i, w in enumerate(present)
+        ]
+        # In ONNX an omitted optional value has an empty name; at the end of the list it is dropped.
+        named = [onnx.Value(name="") if v is None else v for v in _trim(values)]
+        present_attrs = {k: v for k, v in attrs.items() if v is not None}
+        attributes = {a.name: a for a in onnx.convenience.convert_attributes(present_attrs)}
+        self.nodes.append(onnx.Node(domain, op_type, _trim(inputs), attributes, outputs=named, name=name))
+        return values
+
+    def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
+        """Append a Scan along axis 1 of `parts`, whose body step(*states, *parts at one index) returns the next states
+        and then outputs.
+
+        Return the last states, then the outputs stacked along axis 1. The step may read values of the outer graph.
+        """
+        outer = self.nodes, self._memo
+        self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
+        try:
+            entries = [onnx.Value(name=self.unique_name("scan.in")) for _ in (*states, *parts)]
+            results = list(step(*entries))
+            body = onnx.Graph(entries, results, nodes=self.nodes, name=self.unique_name("scan"))
+        finally:
+            self.nodes, self._memo = outer
+        axes: dict[str, Any] = {
+            "scan_input_axes": [1] * len(parts),
+            "scan_output_axes": [1] * (len(results) - len(states)),
+        }
+        return self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
+
+    def range(self, size: onnx.Value) -> onnx.Value:
+        """Return the integers from 0 to `size` − 1 as int64, for a `size` [1] computed in the graph."""
+        return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
+
+    def size(self, size: Size) -> onnx.Value:
+        """Return the IR `size` as an int64 tensor [1]: a constant, or computed from the shapes of the inputs."""
+        if isinstance(size, int):
+            return self.constant([size])
+        return self.memo(("size", size), lambda: self._emit_size(size))
+
+    def _emit_size(self, size: Poly) -> onnx.Value:
+        total: onnx.Value | None = None
+        for mono, factor in size.terms:
+            value: onnx.Value | None = None if factor == 1 and mono else self.constant([factor])
+            for atom, power in mono:
+                for _ in range(power):
+                    atom_size = self._input_size(atom) if isinstance(atom, str) else self._emit_size_call(atom)
+                    value = atom_size if value is None else self.op("Mul", value, atom_size)
+            total = value if total is None else self.op("Add", total, value)
+        assert total is not None
+        return total
+
+    def _input_size(self, name: str) -> onnx.Value:
+        for value in self.graph.inputs.values():
+            for axis, s in enumerate(value.type.shape):
+                if s == sizes.sym(name):
+                    return self.op("Shape", self[value], start=axis, end=axis + 1)
+        raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
+
+    def _emit_size_call(self, atom: sizes.Call) -> onnx.Value:
+        # Div of integers truncates, which is a floor here: sizes are not negative.
+        op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
+        return self.op(op, *(self.size(a) for a in atom.args))
+
+    def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
+        """Return `shape` as an int64 tensor for Reshape. It is a constant if all sizes are integers, or if the `source`
+        shape of the reshaped tensor is given and Reshape's 0 (copy that axis) and one -1 can express the others."""
+        if source is not None:
+            spelled: list[int] = []
+            for i, s in enumerate(shape):
+                copied = isinstance(s, Poly) and i < len(source) and source[i] == s
+                spelled.append(s if isinstance(s, int) else 0 if copied else -1)
+            if spelled.count(-1) <= 1:
+                return self.constant(spelled)
+        if all(isinstance(s, int) for s in shape):
+            return self.constant(list(shape))
+        return self.op("Concat", *(self.size(s) for s in shape), axis=0)
+
+    # -- running lowerings
+
+    def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
+        """Emit the graph's nodes in `chosen`, in order, by their lowerings; name the results after the IR values."""
+        for node in self.graph.nodes:
+            if node in chosen:
+                self._scope = node.scope
+                self._name(node, chosen[node](self, node))
+
+    def emit_subgraph(
+        self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
+    ) -> list[onnx.Value]:
+        """Emit `graph`, such as the step of a scan, by the `chosen` lowerings with the ONNX values `inputs`, by name;
+        return its outputs."""
+        outer = self.graph, self._scope, self._memo
+        self.graph, self._memo = graph, {}  # size names are local to it
+        self.values.update((value, inputs[name]) for name, value in graph.inputs.items())
+        try:
+            for node in graph.nodes:
+                if node in chosen:
+                    self._scope = outer[1]
+                    self._name(node, chosen[node](self, node))
+            return [self[value] for value in graph.outputs.values()]
+        finally:
+            self.graph, self._scope, self._memo = outer
+
+    def _name(self, node: Node, emitted: Emitted) -> None:
+        results = [emitted] if isinstance(emitted, onnx.Value) else list(emitted)
+        for value, result in zip(node.outputs, results, strict=True):
+            if result is None:
+                continue
+            self.values[value] = result
+            # Rename only the output of the last node: a memoized value also belongs to other nodes.
+            if result.type is None and (producer := result.producer()) is not None and producer is self.nodes[-1]:
+                self._names.discard(str(result.name))
+                result.name = self.unique_name(value.name)
+            if result.type is None:
+                self._declare(result, storage_type(value.type))
+
+    def adapter_inputs(self) -> list[Weight]:
+        """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
+        tensors = find_switched(self.graph.reader)
+        return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
+
+    def model(self) -> onnx.Model:
+        """Return the ONNX model; its weights are initializers without data, which `export.write` adds.
+
+        Raises:
+            WeftError: if the target's opset lacks an operator.
+        """
+        outputs = []
+        for name, value in self.graph.outputs.items():
+            output = self.output_values.get(value, self[value])
+            # An input, an initializer or a value that already is an output cannot take another name.
+            if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
+                output = self.op("Identity", output)
+            output.name = name
+            self._declare(output, storage_type(value.type))
+            outputs.append(output)
+        for name, (output, value) in self.repeated_outputs.items():
+            output.name = self.unique_name(name)
+            outputs.append(self._declare(output, storage_type(value.type)))
+        # Collected last: an output that is a parameter becomes an initializer above.
+        initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
+        opset = self.target.opset
+        for name in {n.op_type for n in self.nodes if n.domain == ""}:
+            if defs.has(name) and not defs.has(name, opset, ""):
+                raise WeftError(f"target {self.target.name} has opset {opset}, which has no operator {name}")
+        imports = {"": opset}
+        if any(n.domain == "com.microsoft" for n in self.nodes):
+            imports["com.microsoft"] = 1
+        graph = onnx.Graph(
+            [*self.inputs, *(w.value for w in self.adapter_inputs())],
+            outputs,
+            nodes=self.nodes,
+            initializers=initializers,
+            opset_imports=imports,
+            name=self.graph.name,
+        )
+        return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+
+
+def storage_type(type: TensorType) -> TensorType:
+    """Return the ONNX type of an IR type: i4 caches are stored as u8, two codes per byte along the last axis."""
+    if type.dtype != dtypes.i4:
+        return type
+    return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))
+
+
+def _trim(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
+    """Return `values` without the None values at the end."""
+    kept_values = list(values)
+    while kept_values and kept_values[-1] is None:
+        kept_values.pop()
+    return kept_values

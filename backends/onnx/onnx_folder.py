@@ -1,0 +1,98 @@
+"""Build folders for ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.ir.graph import Graph
+from weft.ir.recipes.readers import find_switched
+from weft.passes.analysis.states import has_cache, max_source
+
+from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
+from ..target import MODEL, Backend
+from ..weights import weight_facts
+from . import cuda, export, genai
+from .lowerings import kept as kept_blocks
+from .lowerings import moe as experts
+
+FILES = {  # the file of each form
+    **{MODEL: export.MODEL, "decoder": export.MODEL, "encoder": export.ENCODER},
+    f"genai-{MODEL}": genai.MODEL,
+}
+GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main one
+
+
+class OnnxFolder:
+    """The ONNX models of the graphs `forms` for `target` and sequences of up to `length` tokens, not written yet. The
+    constructor appends notes for the user to `notes`.
+
+    Raises:
+        WeftError: if no lowering accepts a node; the message names its op.
+    """
+
+    def __init__(
+        self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
+    ) -> None:
+        graph, self._target, self._length = forms[""], target, length
+        self._prepack, asked = getattr(options, "prepack", False), getattr(options, KEEP_BLOCKS, "")
+        notes += _genai_notes(graph)
+        self._for_genai = forms.get(GENAI, graph) if suits_genai(graph) else None
+        if any(experts.chooses_wrong_experts(node, target) for node in graph.nodes):
+            notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
+        # Position tables of the encoder must cover the longest source, which may exceed `length`.
+        lengths = {export.ENCODER: max_source(graph, length)}
+        self._models = {
+            file: export.build(forms[form], target, lengths.get(file, length))
+            for form, file in FILES.items()
+            if form in forms
+        }
+        models = self._models.values()
+        self._uncapturable = (
+            [s for b in models for s in cuda.list_uncapturable(b.model)] if target.device == "cuda" else []
+        )
+        self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
+        self.weight_bytes = export.weight_bytes(models)
+        self.tensors = export.stored_tensors(models)
+        block_counts = kept_blocks.count_layouts(graph, target)
+        self.idle = kept_blocks.idle(graph, target, options)
+        notes += kept_blocks.report_dequantized(graph, target)
+        self.facts: dict[str, Any] = {
+            "prepacked": self._prepack,
+            "kept_blocks": asked if block_counts else "",
+            "weights": weight_facts(graph, self.tensors),
+        }
+        if (tensors := find_switched(graph.reader)) is not None:
+            self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
+        if block_counts:
+            self.facts["blocks"] = block_counts
+            if not getattr(options, ARITHMETIC, "") and kept_blocks.rounds_activations(graph, target):
+                self.facts["arithmetic"] = "int8"
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; call `step` with the number of bytes after each write."""
+        export.write(self._models, folder, step)
+        if self._prepack:
+            from . import prepacking as packing
+
+            if not sum(packing.prepack(folder, name) for name in self._models):
+                raise no_effect("--prepack", "ONNX Runtime packs none of these weights on this CPU")
+        export.write_adapters(self._models[export.MODEL], folder)
+        if self._for_genai is not None:
+            file = genai.MODEL if genai.MODEL in self._models else export.MODEL
+            genai.write_config(self._for_genai, self._target, self._length, folder, not self._uncapturable, file)
+
+
+def suits_genai(graph: Graph) -> bool:
+    """Return whether onnxruntime-genai can run `graph`, after rolling caches have been replaced by full ones."""
+    return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.refusal(graph) is None
+
+
+def _genai_notes(graph: Graph) -> list[str]:
+    """Return a note why onnxruntime-genai cannot run `graph`, in a list; [] if it can, or `graph` does not generate."""
+    kind = graph.meta.get("kind")
+    if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
+        return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]
+    reason = genai.refusal(graph) if kind == "decoder" else None
+    return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]

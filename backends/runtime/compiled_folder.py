@@ -1,0 +1,173 @@
+"""Facts about a compiled folder, read from weft.json or the genai_config.json of onnxruntime-genai's builder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.storage import MANIFEST as MANIFEST
+from weft.ir.storage import check_format
+from weft.ir.storage.documents import Record
+
+from ..folder_facts import Embedding, Facts, Sound, Task
+from ..target import TARGETS
+from .core.sampler import read_sampling_defaults
+from .state_io import read_states
+
+GENAI = "genai_config.json"
+_ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
+GENAI_TARGET = "onnx"  # the builder names no target: its models run on any device
+
+
+def read_facts(folder: str | Path) -> Facts:
+    """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json.
+
+    Raises:
+        WeftError: if the folder or a file is missing, or a value is missing or of the wrong type.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise WeftError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    if (folder / MANIFEST).is_file():
+        facts = _from_manifest(folder)
+    elif (folder / GENAI).is_file():
+        facts = _from_genai(folder)
+    else:
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is not a compiled model; create one with `weft compile`")
+    for file in facts.files:
+        if not file.is_file():
+            raise WeftError(f"{file}: no such file, though {folder} is described as a compiled model; compile again")
+    return facts
+
+
+def read_manifest(folder: Path) -> Record:
+    """Return the weft.json in `folder`; an empty record without one. Raises WeftError if it is broken or too new."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return Record(path, {})
+    manifest = Record.read(path)
+    check_format(path, manifest.data)
+    return manifest
+
+
+def _from_manifest(folder: Path) -> Facts:
+    data = read_manifest(folder)
+    if (kind := data.get("kind", str, "")) in _ENCODED:
+        raise WeftError(
+            f"{folder} encodes {_ENCODED[kind]}, not texts: run its model with ONNX Runtime or PyTorch itself"
+        )
+    kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
+    target = data.choice("target", tuple(TARGETS))
+    optional: dict[str, Any] = {}
+    if kind == "encoder":
+        optional = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
+        optional["embedding"] = _embedding(data, data.record("sentence", {}))
+        optional["task"] = _task(data)
+    if kind == "encoder-decoder":
+        optional["start"] = data.integer("decoder_start_token_id", least=0)
+        optional["max_source"] = data.integer("max_source_length", least=1)
+        if "sound" in data:
+            sound = data.record("sound")
+            optional["sound"] = Sound(
+                sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
+            )
+    if kind != "encoder":
+        optional["forced"] = _read_forced(data, begins=kind == "encoder-decoder")
+    if "sampling" in data:
+        sampling = data.record("sampling")
+        most = sampling.integer("max_tokens", None, least=1)
+        optional["defaults"] = read_sampling_defaults(sampling) | ({} if most is None else {"max_tokens": most})
+    if "outputs" in data:
+        optional["outputs"] = tuple(data.get("outputs", list[str]))
+    caches = data.records("cache", [])
+    return Facts(
+        folder=folder,
+        files=tuple(folder / name for name in TARGETS[target].files(kind)),
+        kind=kind,
+        target=target,
+        vocab=data.integer("vocab", least=1),
+        max_length=data.integer("max_length", least=1),
+        eos=frozenset(data.tokens("eos_token_ids")),
+        compares=data.flag("compares_tokens", False),
+        compares_above=data.integer("compares_above", 0, least=0),
+        keeps_blocks=bool(data.text("kept_blocks", "")),
+        carried=read_states(data),
+        rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
+        **optional,
+    )
+
+
+def _embedding(data: Record, sentence: Record) -> Embedding:
+    kinds = [module.text("type") for module in sentence.records("modules", [])]
+    prompts = {"query": "", "document": "", **sentence.get("prompts", dict[str, str], {})}
+    default = sentence.choice("default_prompt_name", tuple(prompts), None)
+    dim, include = sentence.integer("truncate_dim", None, least=1), sentence.flag("include_prompt", True)
+    pad = data.integer("pad_token_id", None, least=0) or 0 if data.choice("padding", ("max_length",), None) else None
+    return Embedding(prompts, default, dim, include, "pooling" not in data, kinds[-1:] == ["Normalize"], pad)
+
+
+def _task(data: Record) -> Task | None:
+    """Return the task that the model's head was trained for; None without a head."""
+    if "task" not in data:
+        return None
+    labels = tuple(data.get("labels", list[str], []))
+    default = "multi_label_classification" if len(labels) == 1 else "single_label_classification"
+    rank = data.record("rank", {})
+    return Task(
+        data.text("task"),
+        labels,
+        data.text("problem_type", default),
+        rank.text("activation", "sigmoid"),
+        rank.flag("template", False),
+        rank.text("prompt", ""),
+    )
+
+
+def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
+    """Return the fields of `Forced` from the manifest `data`.
+
+    `begins`: the model is an encoder-decoder; only for its answers can the first tokens be forced.
+    """
+    first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
+    begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
+    begin = begin if begins else []  # after a prompt transformers forces none
+    vocab = data.integer("vocab")
+    if max((token for place in begin for token in place), default=0) >= vocab:
+        culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
+        raise data.misfit(culprit, f"the model has {vocab} tokens")
+    # Transformers ignores ids outside the vocabulary.
+    never, never_first = (
+        tuple(token for token in data.tokens(name) if token < vocab)
+        for name in ("suppress_tokens", "begin_suppress_tokens")
+    )
+    return {
+        "begin": tuple(map(tuple, begin)),
+        "last": min(last, default=None),
+        "never": never,
+        "never_first": never_first,
+    }
+
+
+def _from_genai(folder: Path) -> Facts:
+    model = Record.read(folder / GENAI).record("model")
+    decoder = model.record("decoder")
+    sliding = decoder.record("sliding_window", {})
+    return Facts(
+        folder=folder,
+        files=(_resolve_file(folder / GENAI, decoder.text("filename")),),
+        kind="decoder",
+        target=GENAI_TARGET,
+        vocab=model.integer("vocab_size", least=1),
+        max_length=model.integer("context_length", least=1),
+        eos=frozenset(model.tokens("eos_token_id")),
+        head_dim=decoder.integer("head_size", None, least=1),
+        rolling=frozenset(sliding.tokens("layers")),
+    )
+
+
+def _resolve_file(path: Path, name: str) -> Path:
+    """Return the path of the file `name` next to the config at `path`. Raises WeftError for any other location."""
+    if Path(name).name != name or (path.parent / name).is_symlink():
+        raise WeftError(f"{path}: filename is {name!r}, but it must be that of a file in the same folder")
+    return path.parent / name

@@ -1,0 +1,217 @@
+"""Decode steps with tensors at fixed addresses, captured as CUDA graphs so that a step is one launch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...torch.kernels.choose_tokens import WRONG
+from ..arrays import Ints
+from ..core.sampler import check_logits
+from .device_sampling import DeviceSampler
+from .module_caches import is_cross, layers, mutable, tensors
+
+Step = Callable[..., Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
+SMALLEST = 256  # least number of keys that a captured step reads
+PROMPTS = (16, 32, 64, 128, 256)  # tokens of captured prompts: in longer ones, compute time hides the launches
+
+
+class Waits(Exception):
+    """Raised when a step synchronizes with the device, which a CUDA graph cannot capture."""
+
+
+class Landing:
+    """Host memory that receives the tokens of a step of `batch` rows."""
+
+    def __init__(self, batch: int, cuda: bool) -> None:
+        self.tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=cuda)
+        self.event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # as torch has it
+
+    def expect(self, tokens: Tensor) -> None:
+        """Begin to copy `tokens` to the host, after the work queued on the device."""
+        self.tokens.copy_(tokens, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+    def wait(self) -> Ints:
+        """Wait for the tokens and return a copy of them."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tokens.numpy().copy()
+
+
+class Steps:
+    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active` [batch, 1].
+
+    A step is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if `any_length`.
+    Graphs are captured again for new cross-attention sources. Steps run without a graph if there is no CUDA, `captured`
+    is False, or the step synchronizes with the device.
+    """
+
+    def __init__(
+        self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False, captured: bool = True
+    ) -> None:
+        self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
+        self._captures = captured
+        self._prompts: dict[int, tuple[Tensor, Tensor] | None] = {}  # length -> tokens and index of the last ones
+        self._any_length = any_length
+        self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        self._landing = [Landing(batch, self._cuda) for _ in range(2)]  # a step may begin before the last one is read
+        self._pending: list[Landing] = []  # steps in progress, the first is read next
+        self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
+        self._sources: Any = None  # addresses and shapes of the sources that captured steps read
+        self.forget()
+
+    def forget(self) -> None:
+        """Release all captured graphs and their memory pool: a pool whose graphs are gone accepts no new ones."""
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+
+    def logits(self, keys: int) -> Tensor:
+        """Run a step that attends to at most `keys` keys; return float32 logits [batch, vocab], which are valid until
+        the next step."""
+        logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
+        return logits
+
+    def prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
+        """Run the prompts `ids` [batch, seq] from position 0 as one captured step.
+
+        Return the logits [batch, 1, vocab] of the token with index `last` [batch] in each row, valid until the next
+        step. Return None without running if no captured length fits, or for the first prompt of a length: a capture
+        might not pay off.
+        """
+        length = next((n for n in PROMPTS if ids.shape[1] <= n <= self._cache.capacity), None)
+        if length is None or not (self._cuda and self._captures):
+            return None
+        if length not in self._prompts:
+            self._prompts[length] = None
+            return None
+        buffers = self._prompts[length] or (ids.new_zeros(len(ids), length), torch.zeros_like(last))
+        self._prompts[length], (all_ids, of) = buffers, buffers
+        all_ids[:, : ids.shape[1]] = ids  # later tokens are masked, and their keys are overwritten
+        of.copy_(last)
+        positions = torch.arange(length, device=ids.device).expand(len(ids), -1)
+
+        def body() -> Tensor:
+            self._cache.length = 0
+            return self._step(all_ids, positions, self._cache, of)
+
+        logits: Tensor = self._replay(("prompt", length), body, [])
+        return logits
+
+    def launch(self, draws: DeviceSampler, keys: int) -> None:
+        """Begin a step that also draws the input tokens of the next step for active rows. At most two steps may be in
+        progress."""
+
+        def body() -> Tensor:
+            return draws(self._logits(), (self.ids, self.positions, self.active))
+
+        changed = [self.ids, self.positions, *draws.mutable]
+        tokens = self._run(("drawn", draws), keys, body, changed)
+        landing = next(free for free in self._landing if free not in self._pending)
+        landing.expect(tokens)
+        self._pending.append(landing)
+
+    def drop(self) -> None:
+        """Discard the steps in progress: their tokens are not read."""
+        self._pending.clear()
+
+    def pop_tokens(self, rows: Ints) -> Ints:
+        """Return the tokens [batch] of the oldest step in progress. Raises WeftError if logits of `rows` are NaN."""
+        tokens = self._pending.pop(0).wait()
+        if (worst := int(tokens[rows].min())) < 0:
+            check_logits(np.float32(WRONG[-1 - worst]))
+        return tokens
+
+    def _logits(self) -> Tensor:
+        return self._step(self.ids, self.positions, self._cache)[:, -1]
+
+    def _run(self, kind: tuple[Hashable, ...], keys: int, body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
+        if not (self._cuda and self._captures):
+            self._cache.length = keys - 1
+            return body()
+        # Powers of two: few captures, and above SMALLEST none reads more than twice the existing keys.
+        bound = self._cache.capacity
+        if not self._any_length:
+            bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), bound)
+        sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
+        if sources != self._sources:
+            self.forget()
+            self._sources = sources
+
+        def run_bounded() -> Any:
+            self._cache.length = bound - 1  # an upper bound; `positions` has the position of each row
+            return body()
+
+        return self._replay((*kind, bound), run_bounded, changed)
+
+    def _replay(self, key: tuple[Hashable, ...], body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
+        """Return the output of `body`, run as the CUDA graph `key`, which is captured on first use; `changed` are the
+        tensors to restore after the capture. Run `body` itself if it cannot be captured."""
+        if key not in self._captured:
+            try:
+                self._captured[key] = capture(body, [*changed, *mutable(self._cache)], self._pool)
+            except Waits as reason:
+                warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
+                self._captured[key] = None
+        if (captured := self._captured[key]) is None:
+            return body()
+        graph, output = captured
+        graph.replay()
+        return output
+
+
+def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture `body` as a CUDA graph in `pool`; return the graph and the output of `body`.
+
+    The output is valid until another graph of the pool runs. `body` runs twice to warm up; then the tensors `changed`
+    are restored.
+
+    Raises:
+        Waits: if `body` synchronizes with the device.
+    """
+    before = [t.clone() for t in changed]
+
+    def run() -> None:
+        try:
+            body()
+        finally:  # otherwise the next run would write to other slots
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch has it
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            run()
+            # The first run compiles kernels, which may synchronize; the second one must not.
+            with _forbid_waits():
+                run()
+    finally:
+        torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        output = body()
+    return graph, output
+
+
+@contextmanager
+def _forbid_waits() -> Iterator[None]:
+    """Raise `Waits` for an operation inside the block that synchronizes with the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchroniz" in str(error):
+            raise Waits(str(error)) from error
+        raise
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

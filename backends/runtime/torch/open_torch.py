@@ -1,0 +1,144 @@
+"""Functions that open a folder of the target torch: import its Python, map its weights."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ...folder_facts import Facts
+from ..arrays import Floats
+from ..core.sampler import check_count
+from ..huge_pages import huge_pages
+from ..ort.ort_encoder import HIDDEN, Encoder
+from ..ort.session import DEVICES
+
+if TYPE_CHECKING:
+    from .torch_decoder import TorchDecoder
+
+NAMES = ("model", "decode", "kernels")  # modules of a folder that import each other
+
+
+def decoder(facts: Facts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
+    """Return the decoder of a folder of the target torch; its decode.py runs the decode steps if it supports the model.
+
+    With `experts` the device holds at most that many experts of each mixture, and model.py runs the decode steps.
+    Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
+    """
+    import_torch()
+    from .torch_decoder import TorchDecoder
+
+    if experts is not None and facts.kind == "encoder":
+        raise WeftError(f"{facts.folder} is an encoder: its experts are all on the device")
+    model, step = _open(facts, device, threads, all_on_device=experts is None)
+    offloaded = None
+    if experts is not None:
+        from .expert_offloading import offload
+
+        offloaded = offload(model, experts, _resolve_device(device), str(facts.folder))
+
+    return TorchDecoder(
+        model,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        name=str(facts.model),
+        step=step,
+        compares=facts.compares,
+        start=facts.start if facts.kind == "encoder-decoder" else None,
+        max_source=facts.max_source,
+        sound=facts.sound,
+        offloaded=offloaded,
+    )
+
+
+def encoder(facts: Facts, device: str, threads: int | None) -> TorchEncoder:
+    """Return the encoder of a folder. Raises as `decoder` does."""
+    model, _ = _open(facts, device, threads)
+    return TorchEncoder(model, facts)
+
+
+class TorchEncoder(Encoder):
+    """An encoder that runs a generated module with an output `last_hidden_state`."""
+
+    def __init__(self, model: Any, facts: Facts) -> None:
+        super().__init__(facts, facts.outputs)
+        self.model, self._order = model, facts.outputs
+        self._inputs = set(inspect.signature(model.forward).parameters)
+        if HIDDEN not in self._order:
+            raise WeftError(f"{self.folder}: its outputs are {', '.join(self._order)}, so it is not an encoder")
+
+    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
+        import torch
+
+        from .torch_decoder import failures
+
+        device = next(self.model.parameters()).device
+        inputs = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
+        with failures(str(self.folder)), torch.inference_mode():
+            outputs = self.model(**inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return [outputs[self._order.index(name)].float().cpu().numpy() for name in names]
+
+
+def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
+    """Load the model of a folder; return (model, function that runs a decode step).
+
+    If not `all_on_device`, load the model on the CPU and return None instead of the function.
+    """
+    if device not in DEVICES:
+        raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
+    torch = import_torch()
+    if threads is not None:
+        check_count("threads", threads)
+        torch.set_num_threads(threads)
+    from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
+
+    place = _resolve_device(device) if all_on_device else "cpu"
+    with importing(facts.folder), huge_pages() if place == "cpu" else nullcontext():
+        try:
+            check_device(_resolve_device(device))
+            model = load_model(facts.folder, place)
+            return model, stepper(model, facts.folder) if all_on_device else None
+        except Failure as failure:
+            raise WeftError(str(failure)) from failure
+        except Exception as error:  # raised by code in the folder, which anyone may have written
+            raise WeftError(f"{facts.model}: cannot be run: {type(error).__name__}: {error}") from error
+
+
+def _resolve_device(device: str) -> str:
+    return ("cuda" if import_torch().cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def import_torch() -> Any:
+    """Import torch and return the module. Raises WeftError that names the package to install if it is missing."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise WeftError(f"PyTorch cannot be imported ({error}): install weft[torch]") from error
+
+
+@contextmanager
+def importing(folder: Path) -> Iterator[None]:
+    """Import the modules `NAMES` from `folder` inside the block; restore sys.path and sys.modules after the block."""
+    path, before = str(folder.resolve()), _pop_modules()
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+        _pop_modules()
+        sys.modules.update(before)
+
+
+def _pop_modules() -> dict[str, Any]:
+    """Remove the modules `NAMES` and their submodules from sys.modules and return them by name."""
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in NAMES}

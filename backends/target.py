@@ -1,0 +1,261 @@
+"""Targets: a `Backend` describes a target, compiles for it, and opens its compiled folders.
+
+Model code never depends on targets, and lowerings depend on a target's facts, not on its name. `backends/targets` has
+weft's own targets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node
+from weft.ir.registry import Registry
+from weft.ir.types import dtypes
+from weft.passes import Pass, Phase, Pipeline, default_pipeline, parse_pipeline
+from weft.passes.edits.legalization import ACCEPTS, Accepts
+from weft.passes.forms import Form
+from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.target.legalize import Legalize
+from weft.passes.library.target.rope_length import RopeLength, depends_on_length
+
+from .folder_facts import Facts
+from .options import MOVED, Option, Options
+
+MODEL = "model"  # the form of the full model
+
+
+class Built(Protocol):
+    """A compiled model that is not written yet.
+
+    - trace: lines about expanded ops, and lowerings that refused a node, with their reasons; may be empty
+    - facts: additional entries of the manifest
+    - weight_bytes: the sum of the bytes that `write` reports to `step`
+    - idle (optional): dict from requested options that have no effect to the reason
+    """
+
+    trace: list[str]
+    facts: dict[str, Any]
+    weight_bytes: int
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; call `step` with the number of bytes after each write."""
+
+
+class Place(NamedTuple):
+    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype."""
+
+    target: str
+    device: str
+    dtype: str | None = None  # the first of the target's
+
+    def __str__(self) -> str:
+        return f"{TARGETS[self.target].runtime} on {'the CPU' if self.device == 'cpu' else 'the GPU'}"
+
+
+@dataclass(frozen=True)
+class Backend(ABC):
+    """A target of the compiler.
+
+    - name, doc: its name, and a description in a few words
+    - runtime, device: the runtime that runs its models, and the device: cpu, cuda or any
+    - dtypes: names of the supported float dtypes, the default first
+    - contrib: ONNX Runtime's own operators (com.microsoft) may be used
+    - opset, ir_version: versions of the ONNX models; 0: not ONNX
+    - slower: names of passes of the default pipeline that are left out, because they make this target slower
+    - phases: names of phases of the default pipeline (simplify, fuse, cache) that apply; (): all
+    - chosen_on: devices for which `weft run` compiles for this target by default; targets registered first win
+    """
+
+    name: str
+    doc: str
+    runtime: str
+    device: str
+    dtypes: tuple[str, ...]
+    contrib: bool = False
+    opset: int = 0
+    ir_version: int = 0
+    slower: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    chosen_on: tuple[str, ...] = ()
+
+    options: ClassVar[type[Options]] = Options
+    libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # libraries whose versions the manifest records
+    is_code: ClassVar[bool] = False  # a compiled folder is Python code, which runs when it is opened
+    explains: ClassVar[bool] = False  # its built models have `explain`, which turns the report of passes into lines
+    own_code: ClassVar[bool] = False  # its folders contain code that transformers runs
+    runs: ClassVar[bool] = True  # weft can run its compiled folders
+    trains: ClassVar[bool] = False  # models are for training: parameters stay as the architecture declares them
+
+    # -- compiling
+
+    def dtype(self, name: str | None) -> str:
+        """Return the canonical name of the dtype called `name`; the target's first dtype if `name` is None.
+
+        Raises:
+            WeftError: if it is unknown, or the target does not support it.
+        """
+        canonical = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
+        if canonical not in self.dtypes:
+            raise WeftError(f"target {self.name} does not support {canonical}; it supports {', '.join(self.dtypes)}")
+        return canonical
+
+    def choose(self, given: Mapping[str, Any]) -> Options:
+        """Return the options of this target with the `given` values by name. Options of other targets may be given with
+        their default value.
+
+        Raises:
+            WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
+        """
+        own_options, all_known = self.options.listed(), all_options()
+        for name, value in given.items():
+            if name in MOVED:
+                raise WeftError(f"target {self.name} has no option {name!r} any more: {MOVED[name]}")
+            if name not in all_known:
+                takes = f"it takes {', '.join(own_options)}" if own_options else "it takes none"
+                raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
+            option, targets = all_known[name]
+            if name not in own_options and value != option.default:
+                raise WeftError(f"{option.flag} supports {in_words(targets)} only, not {self.name}; leave it out")
+        return self.options(
+            **{name: own_options[name].check(value) for name, value in given.items() if name in own_options}
+        )
+
+    def pipeline(
+        self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False
+    ) -> Pipeline:
+        """Return the pipeline that the text `passes` describes for `graph` in `dtype` and sequences of at most
+        `max_length` tokens (None: the model's context), followed by a phase of the target's own passes. `trains` means
+        the same as in `default_pipeline`.
+
+        Raises:
+            WeftError: if the text is invalid.
+        """
+        phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
+        applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
+        kept_phases = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
+        pipeline = parse_pipeline(passes, Pipeline(kept_phases))
+        own_passes = self.finish(graph, pipeline, dtype, max_length, trains=trains or self.trains)
+        return pipeline.then("target", *own_passes) if own_passes else pipeline
+
+    def finish(
+        self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
+    ) -> tuple[Pass, ...]:
+        """Return the target's own passes for `graph`, which run after `pipeline`: they set the maximum length, if the
+        graph depends on it, and cast to `dtype`."""
+        length = (RopeLength(max_length),) if max_length is not None and depends_on_length(graph) else ()
+        return (*length, *(() if dtype == "f32" else (Cast(dtypes.parse(dtype)),)))
+
+    @abstractmethod
+    def lowerings(self, op: str) -> list[str]:
+        """Return the names of the lowerings of the op named `op`, in the order in which they are tried."""
+
+    @abstractmethod
+    def refusals(self, node: Node) -> list[str] | None:
+        """Return None if a lowering accepts `node`, else each lowering's reason for refusing it."""
+
+    def takes(self, graph: Graph, form: str) -> Accepts:
+        """Return a function like `refusals` for the nodes of the `form` of `graph` ("": the graph itself).
+
+        Raises:
+            WeftError: if the target has no separate lowerings for this form.
+        """
+        if form:
+            raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
+        return self.refusals
+
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
+        """Return the forms of `graph` that `build` needs, by name, each with the pipeline that derives it from `graph`,
+        the result of the target's `pipeline`.
+
+        Raises:
+            WeftError: if the target cannot run the graph.
+        """
+        return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
+
+    @abstractmethod
+    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` are the graphs
+        that the pipelines of `forms()` returned, by name ("": the model's graph).
+
+        The graphs are not changed. Notes for the user are appended to `notes`.
+
+        Raises:
+            WeftError: if the target cannot run the graph, or a library is missing.
+        """
+
+    # -- running
+
+    def place(self, device: str) -> Place:
+        """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda).
+
+        Raises:
+            WeftError: if the target's runtime is missing, or weft does not run its folders.
+        """
+        raise WeftError(f"weft does not run folders compiled for {self.name}")
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        """Return the names of the files that a complete folder of a model of this `kind` (decoder, encoder or
+        encoder-decoder) has, the main file first."""
+        return ()
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        """Open the compiled folder that `facts` describe on `device`, with `threads` CPU threads (None: the runtime's
+        default). Return its `runtime.core.decoder.Decoder`, or for an encoder its `runtime.ort.ort_encoder.Encoder`.
+
+        Raises:
+            WeftError: if the folder or the device cannot be used.
+        """
+        raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
+
+    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+        """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
+        return its `Decoder`.
+
+        Raises:
+            WeftError: if the folder or the device cannot be used, or the runtime keeps all experts on the device.
+        """
+        raise WeftError(
+            f"{facts.folder} is compiled for {self.name}, which holds all experts on the device: to hold some of them, "
+            "compile it with --target torch"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of the target, and its options by name, as plain data for JSON."""
+        options = {
+            o.name: {"type": o.type_text, "default": o.default, "help": o.help} for o in self.options.listed().values()
+        }
+        return {**dataclasses.asdict(self), "options": options}
+
+
+TARGETS: Registry[Backend] = Registry("target", "weft.backends.targets", "see `weft targets`")
+
+
+def register(*backends: Backend) -> None:
+    """Add targets to the registry `TARGETS` under their names."""
+    for backend in backends:
+        TARGETS.add(backend.name, backend)
+        ACCEPTS.add(backend.name, backend.takes)
+
+
+def all_options() -> dict[str, tuple[Option, list[str]]]:
+    """Return, by option name, the option and the names of the targets that have it. If targets define it differently,
+    return the definition with the most choices."""
+    merged: dict[str, tuple[Option, list[str]]] = {}
+    for target in TARGETS.values():
+        for name, option in target.options.listed().items():
+            widest_known, names = merged.get(name, (option, []))
+            wider = option if len(option.choices) > len(widest_known.choices) else widest_known
+            merged[name] = wider, [*names, target.name]
+    return merged
+
+
+def in_words(names: list[str]) -> str:
+    """Return target names as a phrase: "target torch", "the targets ort-cpu and torch"."""
+    *most, last = names
+    return f"the targets {', '.join(most)} and {last}" if most else f"target {last}"

@@ -1,0 +1,171 @@
+"""Targets of ONNX models: `ort-cpu` and `ort-cuda` for ONNX Runtime, `onnx` for any runtime."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from weft.ir.graph import Graph, Node
+from weft.passes import Pass, Phase, Pipeline
+from weft.passes.forms import Form
+from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
+from weft.passes.library.quantize.quantize import QuantizeWeights
+from weft.passes.library.target.legalize import Legalize
+from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, losses
+from weft.passes.library.target.sides import DecoderSide, EncoderSide
+from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
+
+from .. import cpu
+from ..folder_facts import Facts
+from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
+from ..target import MODEL, Backend, Place, register
+
+if TYPE_CHECKING:
+    from ..onnx.onnx_folder import OnnxFolder
+
+_log = logging.getLogger("weft.runtime")
+
+
+@dataclass(frozen=True)
+class OnnxBackend(Backend):
+    """A target of ONNX models that run in ONNX Runtime."""
+
+    opset: int = 24
+    ir_version: int = 11
+
+    options = CacheOptions
+    libraries = ("numpy", "onnx", "onnx-ir")
+
+    def lowerings(self, op: str) -> list[str]:
+        from ..onnx.lowering import LOWERINGS
+
+        return [low.name for low in LOWERINGS.get(op, ()) if low.targets(self)]
+
+    def refusals(self, node: Node) -> list[str] | None:
+        from ..onnx.lowering import refusals
+
+        return refusals(node, self)
+
+    def finish(
+        self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
+    ) -> tuple[Pass, ...]:
+        base_passes = super().finish(graph, pipeline, dtype, max_length, trains=trains)
+        kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
+        codes = has_float4_weights(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
+        conditional = {
+            WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
+            WidenOutputs(): kind == "encoder" and "bf16" in types,
+            DropOutputs(tuple(losses(graph))): kind == "encoder-decoder"
+            and bool(losses(graph)),  # encoder and decoder would each add to them
+        }
+        return *base_passes, *(p for p, needed in conditional.items() if needed)
+
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
+        from ..onnx.onnx_folder import GENAI, suits_genai
+
+        legalized, forms = Phase(MODEL, (Legalize(self.name),)), dict[str, Form]()
+        if graph.meta.get("kind") == "encoder-decoder":
+            for side in (EncoderSide(), DecoderSide()):
+                forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
+            return forms
+        forms[MODEL] = Form(Pipeline((legalized,)))
+        if suits_genai(graph) and any(map(is_rolling, graph.nodes)):
+            forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
+            forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
+        return forms
+
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
+        from ..onnx.onnx_folder import OnnxFolder
+
+        return OnnxFolder(forms, self, length, options, notes)
+
+    def place(self, device: str) -> Place:
+        from ..runtime.device import by_onnxruntime
+
+        return by_onnxruntime(device, self)
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        return ("model.onnx", "encoder.onnx") if kind == "encoder-decoder" else ("model.onnx",)
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        from ..runtime.ort import open_ort as folder
+        from ..runtime.ort.session import offers_cuda
+
+        if facts.kind == "encoder":
+            return folder.encoder(facts, device, threads)
+        if device != "cpu" and offers_cuda():
+            try:
+                from ..runtime.torch import ort_cuda_decoder as onnx
+            except ImportError:  # PyTorch is optional: it only makes decoding faster
+                _log.info("without PyTorch tokens are chosen on the CPU")
+            else:
+                return onnx.decoder(facts, device, threads)
+        return folder.decoder(facts, device, threads)
+
+
+@dataclass(frozen=True)
+class CpuOptions(BlockOptions, CacheOptions):
+    """Options of the target of ONNX Runtime on a CPU."""
+
+    prepack: bool = option(
+        False, "Also store the weights in the packed layout of this CPU: faster, twice the disk space"
+    )
+    arithmetic: Literal["", "f32"] = option(
+        "", "Multiply by quantized weights in f32, instead of rounding activations to 8 bits: exact, but slower"
+    )
+
+    def passes(self) -> dict[str, str]:
+        exact = {ARITHMETIC: "keep-blocks{which=quantized}"} if self.arithmetic else {}
+        return {**super().passes(), **exact}
+
+
+@dataclass(frozen=True)
+class CpuBackend(OnnxBackend):
+    """The target of ONNX Runtime's own operators on a CPU; some kernels depend on the CPU's instruction set."""
+
+    options = CpuOptions
+
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
+        from ..onnx.onnx_folder import OnnxFolder
+
+        built = OnnxFolder(forms, self, length, options, notes)
+        if built.facts["kept_blocks"] and (slow := cpu.slow_blocks()):
+            notes.append(slow)
+        return built
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # the folder may have been compiled on another CPU
+            _log.warning("%s", slow)
+        return super().open(facts, device, threads)
+
+
+register(
+    CpuBackend(
+        "ort-cpu",
+        "ONNX Runtime on a CPU",
+        "ONNX Runtime",
+        "cpu",
+        ("f32", "f16"),
+        contrib=True,
+        slower=("pack-gate-up",),  # splitting a packed product copies it: 2 to 5 % of a prefill
+        chosen_on=("cpu",),
+    ),
+    OnnxBackend(
+        "ort-cuda",
+        "ONNX Runtime on an NVIDIA GPU",
+        "ONNX Runtime",
+        "cuda",
+        ("f16", "bf16"),
+        contrib=True,
+        chosen_on=("cuda",),
+    ),
+    OnnxBackend(
+        "onnx", "any ONNX runtime: standard operators of opset 24 only", "ONNX Runtime", "cpu", ("f32", "f16", "bf16")
+    ),
+)

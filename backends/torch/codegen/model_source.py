@@ -1,0 +1,178 @@
+"""The source of a model: the snippets that it uses, then its classes, innermost first."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..lower.lower import Lowered
+from ..program.snippets import imports, kernels, names, used_snippets
+from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative
+from .classes import ClassWriter
+from .docstrings import model_doc
+from .members import constructor
+from .method_writer import attribute, layers
+from .structure import Call, Item, Loop, Method, structure
+from .value_names import Named
+
+
+@dataclass(frozen=True)
+class Source:
+    """A generated module.
+
+    text: its source, with a class `Model`. weights: parameters of the graph by state_dict key.
+    kernels: module names of the kernels that it imports.
+    """
+
+    text: str
+    weights: dict[str, Any]
+    kernels: list[str] = field(default_factory=list)
+
+
+def write_source(lowered: Lowered, package: str = "kernels") -> Source:
+    """Return the source, weights and kernels of a model; the source imports its kernels from `package`."""
+    program = lowered.program
+    top = structure(program)
+    writer = ModelWriter(program)
+    writer.write(top)
+    classes, functions = list(writer.classes.values()), list(program.functions.values())
+    # Rendered once without imports and snippets, to find the ones that the classes use.
+    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes)))
+    parts = used_snippets(used)
+    used = used.union({"torch"}, *(p.uses for p in parts))
+    files = kernels(used)
+    text = template("model.py.j2").render(
+        about=model_doc(lowered.graph, program, bool(files)),
+        imports=imports(used, package),
+        parts=[*(p.source for p in parts), *functions],
+        classes=classes,
+    )
+    return Source(format_source(text), dict(program.weights), files)
+
+
+def format_source(text: str) -> str:
+    """Return `text` formatted by ruff; if ruff is not installed, only surplus blank lines are removed."""
+    if importlib.util.find_spec("ruff") is None:
+        return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
+    program = Path(sysconfig.get_path("scripts"), "ruff")  # `python -m ruff` starts six times slower
+    ruff = [program] if program.exists() else [sys.executable, "-P", "-m", "ruff"]
+    command = [*ruff, "format", "--isolated", "--line-length", "120", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    """Return a template of the folder `templates` by file name."""
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(name)
+
+
+class ModelWriter(ClassWriter):
+    """Writes the classes of a model."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        rows = (s.operands[1] for s in program.statements if s.text == "F.embedding({0}, {1})")
+        self.tables = {
+            o.path for o in rows if isinstance(o, ParamRef) and not o.constant and o.path.endswith(".weight")
+        }
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return constructor(method, inner, self.tables)
+
+    def top_parameters(self, method: Method) -> list[Named]:
+        inputs = [v for v in self.inputs if v in method.inputs or not v.default]
+        return [*(v for v in inputs if not v.default), *(v for v in inputs if v.default)]
+
+    def state(self, method: Method) -> str:
+        return f"cache: {_cache_type(method)} | None = None"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        if isinstance(o, ParamRef):
+            return f"{name}: Tensor"
+        maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
+        kind = "Tensor" if o.skips and not top else o.type
+        return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
+
+    def keeps(self, method: Method) -> tuple[str, str]:
+        if not method.slots:
+            return "", ""
+        cache = _new_cache(method)
+        if method.path != TOP:
+            return cache, _cache_type(method)
+        single = len(method.stateful) == 1
+        listed = cache if single and isinstance(method.stateful[0], Loop) else f"[{cache if single else cache[1:-1]}]"
+        return f"Cache({listed}, length)", "Cache"
+
+
+def _cache_type(method: Method) -> str:
+    kinds = [_kind(item) for item in method.stateful]
+    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+
+def _kind(item: Item) -> str:
+    if isinstance(item, Loop):
+        return f"list[{_cache_type(item.calls[0].callee)}]"
+    if isinstance(item, Call):
+        return _cache_type(item.callee)
+    return next(o.type for o in item.operands if isinstance(o, CacheSlot))
+
+
+def _new_cache(method: Method) -> str:
+    texts = []
+    for item in method.stateful:
+        if isinstance(item, Statement):
+            slot = next(o for o in item.operands if isinstance(o, CacheSlot))
+            texts.append(slot.init.format(like=_find_weight(method)))
+            continue
+        calls = item.calls if isinstance(item, Loop) else [item]
+        paths = [attribute("self", relative(c.path, method.path)) for c in calls]
+        arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
+        if isinstance(item, Call):
+            texts.append(f"{paths[0]}.new_cache({arguments})")
+        elif len({*paths}) == 1:
+            texts.append(f"[{paths[0]}.new_cache({arguments}) for _ in range({len(calls)})]")
+        else:
+            container, cut = layers(method, calls)
+            texts.append(f"[layer.new_cache({arguments}) for layer in {attribute('self', container)}{cut}]")
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _find_weight(method: Method) -> str:
+    """Return the source of a weight that gives the cache its dtype and device; ``like`` without one."""
+    for path, member in method.holds.items():
+        # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
+        if isinstance(member, Submodule) and "codes" not in member.holds:
+            return attribute("self", relative(path, method.path)) + ".weight"
+        if isinstance(member, ParamRef) and not member.constant:
+            return attribute("self", relative(path, method.path))
+    return "next(self.parameters())" if method.path == TOP or _has_parameters(method) else "like"
+
+
+def _has_parameters(method: Method) -> bool:
+    """Return whether the module or an inner one has parameters; codes of quantized blocks do not count."""
+    return any(
+        "codes" not in member.holds if isinstance(member, Submodule) else not member.constant
+        for inner in method.walk()
+        for member in inner.holds.values()
+    )
+
+
+def _needs_like(method: Method) -> bool:
+    """Return whether `new_cache` of a module has the parameter `like` (a weight of another module)."""
+    return "like" in re.findall(r"\w+", _new_cache(method))

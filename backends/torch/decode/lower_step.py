@@ -1,0 +1,123 @@
+"""Lower a fused graph to the statements of a decode step: kernel calls, or statements of the model without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node
+from weft.ir.op import OPS
+from weft.passes.analysis.states import specs
+from weft.passes.edits.legalization import Accepts
+
+from ..codegen.structure import Call, Loop, Method, structure
+from ..lower.lower import Lowered, emit, find_last_mixing, live_statements, refusals, select_last_rows
+from ..program.stateful_nodes import cached_nodes
+from ..program.statements import TOP, Program
+from ..program.token_positions import rolling_capacity
+from . import step_constants as tables
+from .step_emitter import Choice, StepEmitter
+from .step_registry import STEPS
+
+
+@dataclass
+class Step:
+    """A decode step of the fused `graph`.
+
+    - program, method: its statements, and the same structured into classes
+    - choices: the implementation of each node that has a kernel, or a reason for none
+    - any_length: launches for one token depend on the sequence length only through the positions
+    - reads_prompts: it takes several consecutive tokens per batch row
+    - kernels: source, by name, of the kernels generated for this model
+    """
+
+    graph: Graph
+    program: Program
+    method: Method
+    choices: list[Choice]
+    any_length: bool
+    reads_prompts: bool
+    kernels: Mapping[str, str]
+
+
+def refusal(graph: Graph) -> str | None:
+    """Return None, or the reason (str) why the model of `graph` has no decode step."""
+    if graph.meta.get("kind") != "decoder":
+        return "the model is not a decoder"
+    if not cached_nodes(graph):
+        return "the model keeps nothing from call to call"
+    if "logits" not in graph.outputs:
+        return f"its outputs are {', '.join(graph.outputs)}, not logits"
+    extra = set(graph.inputs) - {"input_ids", "position_ids"}
+    return f"the model reads {', '.join(sorted(extra))}" if extra else None
+
+
+def explain_refusal(graph: Graph) -> str:
+    """Return the reason why the model of `graph` has no decode step, if `lower_step` returned None for it."""
+    return refusal(graph) or "its states would not be those of the model"
+
+
+def lower_step(model: Lowered, graph: Graph) -> Step | None:
+    """Return the decode step of `model`, given its fused `graph`; None if the step's caches would be structured
+    otherwise than the model's."""
+    head = find_last_mixing(graph)
+    several = head is not None and reads_prompts(model.graph)
+    emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
+
+    def pick(node: Node) -> None:
+        if several and head is not None and head[0] in node.outputs:
+            select_last_rows(emitter, *head)
+
+    emit(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
+    program = emitter.program
+    program.nodes = list(model.graph.nodes)
+    program.outputs = {"logits": emitter[graph.outputs["logits"]]}
+    program.statements = emitter.with_count(live_statements(program))
+    tables.hold_tables(program, emitter.most_tickets)
+    readers = (s for s in program.statements if emitter.start in s.operands)
+    any_length = all(
+        s.text.startswith("decode_attention(") for s in readers
+    )  # it reads `start` only for several tokens
+    method = structure(program, borrows=True)
+    if _nesting(method) != _nesting(structure(model.program)):
+        return None
+    return Step(graph, program, method, emitter.choices, any_length, several, emitter.kernels)
+
+
+def _nesting(method: Method) -> object:
+    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) instead of each cache."""
+    nested: list[object] = []
+    for item in method.stateful:
+        if isinstance(item, Loop):
+            nested.append(tuple(_nesting(call.callee) for call in item.calls))
+        elif isinstance(item, Call):
+            nested.append(_nesting(item.callee))
+        else:
+            assert item.node is not None
+            nested.append((item.node.scope, *(spec.part for spec in specs(item.node))))
+    single = len(nested) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
+    return nested[0] if single else tuple(nested)
+
+
+def takes(graph: Graph) -> Accepts:
+    """Return a function from a node of the fused `graph` to None if a lowering accepts it in a decode step, else to a
+    list of the reasons for refusing it."""
+    probe = StepEmitter(graph, {})
+
+    def refuse(node: Node) -> list[str] | None:
+        if node.op.name not in STEPS:
+            return refusals(node)
+        probe.enter(node)
+        reason = STEPS[node.op.name].when(probe, node)
+        return None if reason is None else [reason]
+
+    return refuse
+
+
+def reads_prompts(graph: Graph) -> bool:
+    """Return whether decode steps of `graph` can take several tokens per batch row: its only states are KV caches that
+    do not roll, and it has no mixtures of experts."""
+    cached = cached_nodes(graph)
+    plain = all(n.op is ops.attention and n.operand("v") is not None and rolling_capacity(n) is None for n in cached)
+    return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

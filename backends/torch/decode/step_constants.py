@@ -1,0 +1,55 @@
+"""Tables of a decode step that do not depend on its inputs, so that they are computed once, not at every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
+from .step_members import access_path
+
+DEVICE = "next(module.parameters())"
+TICKETS = Submodule("tickets", "Tickets")
+
+
+def hold_tables(program: Program, tickets: int) -> None:
+    """Move statements of the top scope that read only constants and the device into attributes of the step, in place.
+
+    The ticket counters, `tickets` per batch row, also become an attribute.
+    """
+    tokens = next(v for v in program.inputs if v.name == "input_ids")
+    tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
+    readers: dict[Operand, set[str]] = {}
+    for s in program.statements:
+        for o in s.operands:
+            readers.setdefault(o, set()).add(s.scope)
+    remaining = []
+    for s in program.statements:
+        text = _module_expression(s, tokens, tables)
+        if text is None or len(s.results) != 1 or s.results[0] in program.outputs.values():
+            remaining.append(s)
+            continue
+        number = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in tables.values())
+        init = text.replace("{", "{{").replace("}", "}}")  # an expression without placeholders
+        table = Submodule(f"{s.results[0].name}.table{number or ''}", init)
+        if readers.get(s.results[0], {TOP}) == {TOP}:
+            tables[s.results[0]] = table
+        else:  # inner classes get it as an argument
+            remaining.append(replace(s, text="{0}", operands=(table,)))
+    program.statements = [replace(s, operands=tuple(tables.get(o, o) for o in s.operands)) for s in remaining]
+
+
+def _module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
+    """Return `s` as an expression that reads only the model's ``module``; None if `s` reads anything else."""
+    if s.scope != TOP or not s.early or not s.operands:
+        return None
+    texts = []
+    for i, o in enumerate(s.operands):
+        if o in tables:
+            texts.append(tables[o].init.format())
+        elif isinstance(o, ParamRef) and o.constant:
+            texts.append(access_path(o.path))
+        elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):
+            texts.append(DEVICE)
+        else:
+            return None
+    return s.text.format(*texts)

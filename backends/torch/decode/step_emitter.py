@@ -1,0 +1,254 @@
+"""The emitter of decode steps: its statements read the weights of an existing model, some of them packed."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Op
+from weft.ir.types.block_layouts import BlockLayout
+from weft.passes.analysis.states import cache_owner, caches
+
+from ..program.block_params import find_layout
+from ..program.emitter import Emitter, local_name
+from ..program.stateful_nodes import cached_nodes, counts_keys
+from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
+from ..program.token_positions import query_positions
+from .step_constants import TICKETS
+from .step_members import access
+
+Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights of this dtype, or None
+
+
+@dataclass
+class Choice:
+    """The implementation of `node` in a decode step.
+
+    - kernel: name of the kernel that computes it; "" if the model's lowering to torch does
+    - reason: why no kernel does, if `kernel` is ""
+    - refusals: functions from a dtype to None, or the reason why the kernel falls back to torch in this dtype
+    """
+
+    node: Node
+    kernel: str = ""
+    reason: str = ""
+    refusals: tuple[Refusal, ...] = ()
+
+
+class StepEmitter(Emitter):
+    """An emitter of a decode step from the fused `graph` of a model, whose modules and `functions` (source by name) the
+    step uses; `choices` records the implementation of each node.
+
+    The `init` of its `Submodule`s is an expression in which ``{0}`` is the model's module that contains their path.
+
+    With `reads_prompts` a step takes several tokens per batch row. `float8_caches` must be the same as for the model.
+    """
+
+    def __init__(
+        self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False
+    ) -> None:
+        cached = cached_nodes(graph)
+        super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)
+        self.program.functions, self.reads_prompts = dict(functions), reads_prompts
+        self._keepers = [*dict.fromkeys(cache_owner(n) if caches(n) else n for n in graph.nodes if n in cached)]
+        self.choices: list[Choice] = []
+        self.kernels: dict[str, str] = {}  # generated for this model: source by name
+        self.shared_caches: dict[Node, Var] = {}  # caches that several attentions read
+        self.most_tickets = 0
+        self._norms: dict[tuple[str, str], list[float]] = {}  # ε of norms without weights, by scope and kind
+        self._begin()
+
+    def give(self, name: str, default: str, type: str) -> Var:
+        if name == "last":
+            return super().give(name, default, type)
+        return super().give(name, "", type.removesuffix(" | None"))
+
+    def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
+        leaf = super().leaf(init, **weights)
+        return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.holds)
+
+    def _begin(self) -> None:
+        """Declare the inputs, which are never optional: positions, and the cache, which counts the tokens."""
+        positions = self.give("position_ids", "", "Tensor")
+        self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
+        self.start = self.emit(*self._counting(), name="start")
+        self.start.type = "int"
+
+    def with_count(self, statements: list[Statement]) -> list[Statement]:
+        """Return `statements`; if none of them advances the cache, insert a statement before them that does."""
+        if any(self.start in s.results for s in statements):
+            return statements
+        text, *operands = self._counting()
+        return [Statement(text, tuple(operands), (), TOP), *statements]
+
+    def _counting(self) -> tuple[str, *tuple[Var, ...]]:
+        """Return an expression (text, *operands) that advances the cache by the new tokens, to its old length."""
+        cache = self.give("cache", "", "Cache")
+        if not self.reads_prompts:
+            return "{0}.advance(1)", cache
+        return "{0}.advance({1}.shape[1])", cache, self.give("input_ids", "", "Tensor")
+
+    @property
+    def positions(self) -> Operand:
+        """Return the positions of the new tokens, [batch, seq]."""
+        return query_positions(self)
+
+    def tickets(self, each: int) -> Var:
+        """Return the ticket counters through which blocks of a kernel synchronize, at least `each` per batch row."""
+        self.most_tickets = max(self.most_tickets, each)
+        tokens = self.give("input_ids", "", "Tensor")
+        return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
+
+    def record_kernel(self, kernel: str, *refusals: Refusal) -> None:
+        """Record that `kernel` computes the current node."""
+        assert self.node is not None
+        self.record_kernel_for(self.node, kernel, *refusals)
+
+    def record_kernel_for(self, node: Node, kernel: str, *refusals: Refusal) -> None:
+        """Record that `kernel` computes `node` as part of the current node's statement."""
+        self.choices.append(Choice(node, kernel, refusals=refusals))
+
+    def record_fallback(self, reason: str) -> None:
+        """Record the `reason` why no kernel computes the current node."""
+        assert self.node is not None
+        self.choices.append(Choice(self.node, reason=reason))
+
+    def placeholders(self, node: Node) -> tuple[Var, ...]:
+        """Return variables for the outputs of `node`, whose call becomes an argument in the statement of its reader."""
+        return tuple(Var(local_name(value)) for value in node.outputs)
+
+    # -- weights of kernels
+
+    def weight(self, value: Value | None) -> Operand | None:
+        """Return the weight `value` as an operand: a parameter, the parameters of an `ops.pack` as one tensor, or the
+        codes of quantized blocks.
+
+        Return None if `value` is None, or the parameters cannot be packed (see `pack_params`).
+        """
+        if value is None:
+            return None
+        if not isinstance(value, Param):
+            pack = value.producer
+            assert pack is not None and pack.op is ops.pack
+            return self.pack_params([w for w in pack.inputs if isinstance(w, Param)])
+        if isinstance(find_layout(value), BlockLayout):
+            stem = value.name.removesuffix(".weight")
+            return Submodule(f"{stem}_blocks", f"{{0}}{access(stem.rpartition('.')[2])}.blocks()")
+        self.program.weights[value.name] = value
+        return ParamRef(value.name, tuple(value.type.concrete({})))
+
+    def pack_params(self, params: Sequence[Param]) -> Operand | None:
+        """Return `params` concatenated along axis 0, as one operand; None if their modules are not siblings, they are
+        neither weights nor biases, or quantized blocks among them differ in layout."""
+        params = list(dict.fromkeys(params))
+        if len(params) == 1:
+            return self.weight(params[0])
+        places = [p.name.split(".") for p in params]
+        if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
+            return None
+        modules, kind = [p[-2] for p in places], places[0][-1]
+        if kind not in ("weight", "bias"):
+            return None
+        joined = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
+        name = f"{joined}_" if keyword.iskeyword(joined) else joined  # i and f of an LSTM
+        layouts = {find_layout(p) for p in params}
+        blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
+        if blocks and len(layouts) > 1:
+            return None
+        function = "pack_bias" if kind == "bias" else "pack_blocks" if blocks else "pack"
+        init = f"{function}({', '.join('{0}' + access(m) for m in modules)})"
+        return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
+
+    def norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
+        """Return a norm as kernels take it, with the parameters `gain` (weight) and `shift` (bias)."""
+        assert all(w is None or isinstance(w, Param) for w in (gain, shift))
+        paths = ["" if w is None else w.name for w in (gain, shift)]
+        path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
+        named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), paths, strict=True) if g)
+        arguments = [f'"{kind}"', *(f"{prefix}{{0}}{access(last)}" for prefix, last in named)]
+        return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
+
+    def norm_of(self, node: Node) -> Submodule | None:
+        """Return the norm that a fused `node` applies to its first operand, or None."""
+        a, names = node.attrs, {o.name for o in node.op.operands}
+        shift = node.operand("norm_bias") if "norm_bias" in names else None
+        return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
+
+    def _find_plain_norm(self, kind: str, eps: float) -> str:
+        """Return the path of a norm without weights: one for each scope (the current node's), kind and ε."""
+        assert self.node is not None
+        epsilons = self._norms.setdefault((self.node.scope, kind), [])
+        if eps not in epsilons:
+            epsilons.append(eps)
+        number = epsilons.index(eps) + 1
+        return f"{self.node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
+
+    # -- scopes of statements
+
+    def enter_scope_of(self, *operands: Operand | None) -> None:
+        """Set the scope of the next statements to `scope_around(*operands)`."""
+        self.scope = self.scope_around(*operands)
+
+    def scope_around_all(self, node: Node, *names: str) -> str:
+        """Return the innermost scope that contains `node`, its operands called `names` and the weights of its norm."""
+        operands = {o.name for o in node.op.operands}
+        values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in operands)
+        outer, self.scope = self.scope, node.scope
+        try:
+            return self.scope_around(*map(self.weight, values))
+        finally:
+            self.scope = outer
+
+    def can_move_state(self, node: Node, scope: str) -> bool:
+        """Return whether the statement that updates the state of `node` can move out to `scope`, which contains it,
+        without changing the nesting of the cache."""
+        inner = f"{scope}." if scope else ""
+        within = [n for n in self._keepers if n.scope == scope or n.scope.startswith(inner)]
+        counts = Counter((n.scope, n.op) for n in within)
+        runs = math.gcd(*counts.values())  # how often a module with shared weights runs
+        if counts[node.scope, node.op] != runs:
+            return False
+        keys = [key for key in counts for _ in range(counts[key] // runs)]
+        places = {key: () if key[0] == scope else tuple(key[0].removeprefix(inner).split(".")) for key in counts}
+        moved: dict[tuple[str, Op], tuple[str, ...]] = {**places, (node.scope, node.op): ()}
+        return _nest_states([(places[key], key) for key in keys]) == _nest_states([(moved[key], key) for key in keys])
+
+    def scope_around(self, *operands: Operand | None) -> str:
+        """Return the innermost scope that contains the current scope and all weights among `operands`."""
+        paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
+        return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope
+
+
+def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
+    """Return `states`, pairs of (path of the modules around the state, key), as keys nested like the states in a cache:
+    one tuple per module with several states."""
+    groups = itertools.groupby(enumerate(states), lambda entry: entry[1][0][:1] or entry[0])
+    nested: list[object] = []
+    for _, group in groups:
+        inner = [state for _, state in group]
+        nested.append(_nest_states([(path[1:], key) for path, key in inner]) if inner[0][0] else inner[0][1])
+    return nested[0] if len(nested) == 1 else tuple(nested)
+
+
+def _common_scope(*paths: str) -> str:
+    """Return the innermost scope that contains all of `paths`."""
+    common = []
+    for column in zip(*(p.split(".") for p in paths), strict=False):
+        if len({*column}) != 1:
+            break
+        common.append(column[0])
+    return ".".join(common)
+
+
+def _skip_list(scope: str, paths: Sequence[str]) -> str:
+    """Return `scope`; if the `paths` show that it is a ModuleList, which has no forward, return the scope around it."""
+    inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
+    return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope

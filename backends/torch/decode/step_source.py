@@ -1,0 +1,128 @@
+"""The source of decode.py: the classes of a decode step, which read their weights from the modules of model.py."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from weft.ir.graph import Node
+
+from ..codegen.class_names import calls
+from ..codegen.classes import ClassWriter
+from ..codegen.method_writer import Writer
+from ..codegen.model_source import format_source, template
+from ..codegen.structure import Method
+from ..codegen.value_names import Named
+from ..lower.lower import Lowered
+from ..program.snippets import bound_names, imports, library, names, used_snippets
+from ..program.statements import ParamRef, Var, inside
+from .lower_step import Step
+from .step_members import constructor, name_attributes
+
+LAUNCHERS = (  # of kernels, each in a file of its name
+    *("conv_step", "decode_attention", "embed_tokens", "latent_decode", "latent_qk", "linear_by_head"),
+    *("linear_residual", "matrix_step", "moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route"),
+    *("selective_step", "ssd_step"),
+)
+HELPERS = {
+    **{"Codes": "shared.quantized_gemv", "Norm": "shared.norm", "Tickets": "shared.tickets"},
+    **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
+}
+IN_KERNELS = {  # names that generated kernels use
+    **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
+    **{"activate": "shared.activation", "softplus": "shared.recurrence"},
+}
+OWN = {
+    "linear_step",
+    "pack",
+    "pack_bias",
+    "pack_blocks",
+    "products_of",
+    "written",
+    "written_bytes",
+    "written_latent",
+}  # snippets of steps only, not of models
+STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
+
+
+def write_step(
+    lowered: Lowered, step: Step | None, model: str = "model", package: str = "kernels"
+) -> tuple[str, list[str]]:
+    """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`.
+
+    Both are empty if `step` is None or calls no kernel. Snippets and functions that the source of `lowered`, the Python
+    module `model`, also has are imported from there.
+    """
+    if step is None:
+        return "", []
+    # A variable with the name of a kernel would hide the kernel.
+    for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
+        var.name = "y"
+    writer = _StepWriter(step.program)
+    writer.write(step.method)
+    fields: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
+    fields |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
+    # Rendered once without imports and snippets, to find those that the classes use.
+    used = names(ast.parse(template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[])))
+    new = step.program.functions.keys() - lowered.program.functions.keys()
+    functions = {name: text for name, text in step.program.functions.items() if name in used & new}
+    used |= names(ast.parse("\n".join(functions.values())))
+    generated = ast.parse("\n".join(step.kernels.values())).body
+    in_kernels = {name for kernel in generated for name in names(kernel) - bound_names(kernel)}
+    snippets = used_snippets(used & OWN)
+    in_model = {*library(), *lowered.program.functions} - OWN
+    shared = sorted(used & in_model)
+    used = used.union(*(p.uses for p in snippets))
+    if not used.intersection(LAUNCHERS):
+        return "", []
+    files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
+    files |= {name: file for name, file in IN_KERNELS.items() if name in in_kernels}
+    imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
+    lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
+    text = template("decode.py.j2").render(
+        **fields,
+        imports=imports(used),
+        kernels=sorted(lines),
+        shared=shared,
+        parts=[*(p.source for p in snippets), *functions.values(), *step.kernels.values()],
+    )
+    return format_source(text), sorted({*files.values()})
+
+
+class _Body(Writer):
+    trains = False
+
+    def __init__(self, method: Method, given: list[Var | ParamRef], hidden: Var | None, top: bool) -> None:
+        super().__init__(method, given, hidden, top)
+        self.attributes = name_attributes(method)
+
+    def member(self, path: str) -> str:
+        return f"self.{self.attributes[path]}"
+
+
+class _StepWriter(ClassWriter):
+    top = "Step"
+    body = _Body
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return constructor(method, inner)
+
+    def described_nodes(self, method: Method) -> list[Node]:
+        """Return the model's nodes in the scope of the class of `method`, except those of classes that it calls."""
+        parts = [call.path for call in calls(method)]
+        scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
+        scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}
+        return [n for n in self.nodes if n.scope in scopes]
+
+    def top_parameters(self, method: Method) -> list[Named]:
+        inputs = {v.name: v for v in self.inputs}
+        extra = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
+        return [*(inputs.get(name, Var(name)) for name in STEP), *extra]
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        text = super().parameter(o, name, top)
+        return f"{text} = {o.default}" if top and isinstance(o, Var) and o.default else text
+
+    def state(self, method: Method) -> str:
+        return "cache: Any"

@@ -1,0 +1,143 @@
+"""From graphs to folders of PyTorch: the generated model, its scripts, and the recipes of its weights."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from weft.ir.graph import Graph
+from weft.ir.recipes.streams import stream
+from weft.ir.types.dtypes import DType
+
+from ...safetensors import Tensor
+from ...target import MODEL as MODEL_FORM
+from ...weights import StoredTensor
+from ..codegen.model_source import Source, write_source
+from ..decode.lower_step import Step, lower_step
+from ..decode.step_source import write_step
+from ..lower.lower import Lowered, lower
+from ..program.constants import stored_dtype
+
+STEP_FORM = "step"  # the form of the decode step
+MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
+SCRIPTS = {
+    "decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder-decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder": ("load.py", "embed.py"),
+}
+_SHIPPED = Path(__file__).parent / "shipped"
+_KERNELS = Path(__file__).parent.parent / "kernels"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A generated model, whose weights are still recipes.
+
+    kind: decoder, encoder or encoder-decoder. keeps: the model takes a cache.
+    step: its decode step. step_text: source of the step, "" if no kernel computes a part of it.
+    kernels: module names of the kernels that the model or the step imports.
+    """
+
+    kind: str
+    lowered: Lowered
+    source: Source
+    keeps: bool = False
+    step: Step | None = None
+    step_text: str = ""
+    kernels: list[str] = field(default_factory=list)
+
+
+def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
+    """Generate the model of `forms` (graphs by name), and its decode step if `forms` has one and the model takes a
+    cache.
+
+    With `float8_caches` keys and values are stored in FP8.
+    """
+    lowered = lower(forms[MODEL_FORM], float8_caches)
+    kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
+    if "def new_cache" not in source.text:
+        return Built(kind, lowered, source, kernels=source.kernels)
+    step = step_of(forms, lowered)
+    text, kernels = write_step(lowered, step)
+    return Built(kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels}))
+
+
+def step_of(forms: Mapping[str, Graph], lowered: Lowered) -> Step | None:
+    """Return the decode step of the model `lowered`; None if `forms` has no step."""
+    return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
+
+
+def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
+    """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
+
+    Trained weights are stored as `dtype`, all other tensors in their `stored_dtype`.
+    """
+    reader = built.lowered.graph.reader
+    tensors = {
+        key: Tensor(param.type.concrete({}), stored_dtype(param, dtype), partial(stream, param.recipe, reader))
+        for key, param in built.source.weights.items()
+    }
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
+
+
+def stored_tensors(built: Built, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    """Return the recipe, dtype and shape of each of `tensors`, the result of `weights`."""
+    params = built.source.weights
+    return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
+
+
+def write_code(built: Built, folder: Path) -> None:
+    """Write model.py into `folder`, with its scripts, its decode step and the kernels that they import."""
+    (folder / MODEL).write_text(built.source.text, encoding="utf-8")
+    for name in SCRIPTS.get(built.kind, ()):
+        (folder / name).write_bytes((_SHIPPED / name).read_bytes())
+    if built.step_text:
+        (folder / STEP).write_text(built.step_text, encoding="utf-8")
+    for name in kernel_files(built.kernels) if built.kernels else ():
+        (folder / KERNELS / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / KERNELS / name).write_bytes((_KERNELS / name).read_bytes())
+
+
+def kernel_files(kernels: Iterable[str]) -> list[str]:
+    """Return the paths of `kernels` (module names such as ``shared.launch``) and of all files they import, sorted."""
+    needed, queue = {"__init__"}, list(kernels)
+    while queue:
+        name = queue.pop()
+        if name in needed:
+            continue
+        package = name.rpartition(".")[0]
+        needed |= {name, f"{package}.__init__"} if package else {name}
+        queue += _find_imports(name)
+    return sorted(map(_path, needed))
+
+
+@functools.cache
+def _find_imports(name: str) -> tuple[str, ...]:
+    """Return the kernel modules that the module `name` imports; cached, because files do not change."""
+    package, imported = name.rpartition(".")[0], list[str]()
+    for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package if node.level == 1 else ""  # kernels are one folder deep at most
+            modules = (
+                [node.module or ""] if _is_file(base, node.module) else [_join(node.module, a.name) for a in node.names]
+            )
+            imported += [_join(base, module) for module in modules]
+    return tuple(imported)
+
+
+def _join(*parts: str | None) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _path(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _is_file(package: str, module: str | None) -> bool:
+    """Return whether `module` is a file of `package` (``from .a import f``), not the package itself (``from . import
+    a``)."""
+    return module is not None and (_KERNELS / _path(_join(package, module))).is_file()

@@ -1,0 +1,122 @@
+"""Weights that stay in quantized blocks, and their tensors.
+
+`backends.block_weights` chooses the weights. A module of `lib/quantized.py` holds the codes, scales and offsets of a
+weight that stays in blocks; every other weight is dequantized at load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.recipes import Permute
+from weft.ir.recipes.blocks import Stored, block_layout
+from weft.ir.recipes.blocks.parts import kernel_bits
+from weft.ir.types import TensorType, dtypes
+from weft.ir.types.block_layouts import BlockLayout
+
+from ...block_weights import NOT_ASKED, is_quantized, kept_layout
+from ..kernels.shared.quantized_gemv import TILE, words
+
+# Ops that multiply by a weight, also in a decode step.
+MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
+
+
+def find_layout(weight: Value | None) -> BlockLayout | str:
+    """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if not asked to stay."""
+    layout = kept_layout(weight)
+    if layout == NOT_ASKED or not isinstance(weight, Param):
+        return NOT_ASKED
+    linears = [node for node in weight.users if node.op in MULTIPLIED]
+    if not linears:
+        return NOT_ASKED
+    home = weight.name.removesuffix(".weight")
+    if home == weight.name or not all(_can_use_module(node, weight, home) for node in weight.users):
+        return "it is not the weight of linear maps alone, in a module of theirs"
+    if len({node.operand("bias") for node in linears if node.op is not ops.pack}) > 1:
+        return "linear maps with different biases share it"
+    if isinstance(layout, str):
+        return layout
+    if weight.width % layout.group:
+        return f"its rows of {weight.width} values end within a group of {layout.group}"
+    if layout.group % TILE and not layout.small_floats:
+        return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
+    if embeds(weight) and find_plain_vector(weight.graph) is None:
+        return "no other weight has the dtype of the model"
+    return layout
+
+
+def find_plain_vector(graph: Graph) -> Param | None:
+    """Return a trained float vector (rank 1), which has the model's dtype; None without one."""
+    vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
+    vectors = [p for p in vectors if not p.recipe.constant]
+    return min(vectors, key=lambda p: p.name.count("."), default=None)
+
+
+def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
+    """Return the stored tensors of a weight in blocks by attribute of its module: `codes`, `scales`, and for some
+    layouts `tensor_scales` or `offsets`."""
+    out, width = weight.type.concrete({})
+    stem, groups = weight.name.removesuffix(".weight"), width // layout.group
+    steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
+    parts = {
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, kernel_bits(layout)))),
+        "scales": (Permute(Stored(weight.recipe, steps), (1, 0)), dtype, (groups, out)),
+    }
+    if layout.tensor_scale:
+        parts["tensor_scales"] = (Permute(Stored(weight.recipe, "tensor_scale"), (1, 0)), dtypes.f32, (1, out))
+    if layout.has_minimum or layout.has_zeros:
+        parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
+    return {
+        name: Param(weight.graph, f"{stem}.{name}", TensorType(dtype, shape), recipe)
+        for name, (recipe, dtype, shape) in parts.items()
+    }
+
+
+def count_parameters(param: Param) -> int:
+    """Return the number of model parameters in a stored tensor; 0 for scales, offsets and integer tables."""
+    recipe = param.recipe
+    if isinstance(recipe, Stored):
+        return math.prod(recipe.item.shape(param.graph.reader))
+    return math.prod(param.type.concrete({})) if param.type.dtype.is_float and not recipe.has(Stored) else 0
+
+
+def summary(weights: Iterable[Param]) -> dict[str, int]:
+    """Count the weights in blocks among the tensors `weights`: return their number by name of the layout."""
+    counts: dict[str, int] = {}
+    for param in weights:
+        if isinstance(param.recipe, Stored):
+            name = str(block_layout(param.recipe.item, param.graph.reader))
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def list_widened(graph: Graph) -> list[str]:
+    """Return a note, with the reason, for each linear weight that was to stay in blocks but is dequantized."""
+    weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
+    reasons = ((w.name, find_layout(w)) for w in weights)
+    return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
+
+
+def widens_all(graph: Graph) -> str:
+    """Return the reason why no weight stays in blocks in spite of --keep-blocks; "" if at least one does."""
+    if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
+        return ""
+    return (
+        f"no weights keep their blocks: {next(iter(list_widened(graph)), 'no linear map has blocks of a checkpoint')}"
+    )
+
+
+def _can_use_module(node: Node, weight: Param, home: str) -> bool:
+    """Return whether `node` reads `weight` as its weight and can call a module at `home`."""
+    within = not node.scope or home.startswith(f"{node.scope}.")
+    if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
+        return within and weight in node.inputs
+    return within and node.op in (*MULTIPLIED, ops.embed_tokens) and node.operand("weight") is weight
+
+
+def embeds(weight: Param) -> bool:
+    """Return whether `weight` is also an embedding table."""
+    return any(node.op in (ops.embedding, ops.embed_tokens) for node in weight.users)

@@ -1,0 +1,122 @@
+"""Positions of the new tokens and of their keys: the first lines of a decoder's forward."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import tokens_of
+
+from .emitter import Emitter
+from .stateful_nodes import encoder_inputs
+from .statements import Operand, Statement, Var
+
+ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
+
+
+def begin(e: Emitter) -> None:
+    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
+    tokens = tokens_of(e.graph)
+    positions = e.graph.inputs.get("position_ids")
+    if tokens is None:
+        return
+    if e.cached:
+        cache = e.give("cache", "None", "Cache | None")
+        e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
+    for value in encoder_inputs(e.graph, e.crosses):
+        operand = e[value]
+        assert isinstance(operand, Var)
+        operand.type, operand.default, operand.skips = "Tensor | None", "None", True
+    if positions is not None:
+        operand = e[positions]
+        assert isinstance(operand, Var)
+        operand.type, operand.default = "Tensor | None", "None"
+        text, operands = _fill_positions(e, operand)
+        e[positions] = e.emit(text, *operands, name="position_ids", replaces=0)
+
+
+def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
+    """Return `statements`, preceded by the advance of the cache if they lack it; unchanged without a cache."""
+    start = e.start
+    if start is None or any(start in s.results for s in statements):
+        return statements
+    cache, tokens = e.give("cache", "None", "Cache | None"), tokens_of(e.graph)
+    assert tokens is not None
+    text = "if {0} is not None: {0}.advance({1}.shape[1])"
+    return [Statement(text, (cache, e[tokens]), (), ""), *statements]
+
+
+def query_positions(e: Emitter) -> Operand:
+    """Return the positions of the new tokens, [batch or 1, seq]."""
+    if (positions := e.graph.inputs.get("position_ids")) is not None:
+        return e[positions]
+    first_position(e)  # before `position_ids` is reassigned: it reads the argument
+    positions_in = e.give("position_ids", "None", "Tensor | None")
+    text, operands = _fill_positions(e, positions_in)
+    return e.hoist("position_ids", text, *operands, name="position_ids")
+
+
+def first_position(e: Emitter) -> Var | None:
+    """Emit and return the position of the first new token, None at run time if `position_ids` is passed.
+
+    Return None (and emit nothing) without a cache, or if `position_ids` is a required input.
+    """
+    positions = e.give("position_ids", "None", "Tensor | None")
+    if e.start is None or not positions.default:
+        return None
+    return e.hoist("first", "{0} if {1} is None else None", e.start, positions, name="first")
+
+
+def rolling_capacity(node: Node) -> tuple[int, int] | None:
+    """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that it keeps.
+
+    None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or that
+    attentions with another window share.
+    """
+    window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
+    if window is None:
+        return None
+    bias = node.operand("bias")
+    return (window + keep, keep) if bias is None or _is_of_distances(bias, window, keep) else None
+
+
+def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
+    """Return whether `bias` is computed from distances to `position_ids`, and all its readers are causal with this
+    window."""
+    maker = bias.producer
+    keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
+    expected = {"window": window, "keep_first": keep, "causal": True}
+    same = all(reader.attrs.get(k) == v for reader, _ in bias.uses for k, v in expected.items())
+    return keys is not None and keys.producer is None and keys.name == "position_ids" and same
+
+
+def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
+    """Emit the visible positions of a rolling cache, [batch or 1, keys]; `keep` of its `slots` keep the first keys."""
+    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    assert e.start is not None
+    text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
+    return e.hoist(("keys", slots, keep), text, positions, e.start, cache, name="near_positions")
+
+
+def written_positions(e: Emitter) -> Operand:
+    """Emit the positions at which a rolling cache stores the new tokens; tokens after index ``last`` are padding."""
+    positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
+    text = "{0} if {1} is None else positions_up_to({0}, {1})"
+    return e.hoist("written", text, positions, last, name="kept_positions")
+
+
+def key_positions(e: Emitter) -> Var:
+    """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens in an empty cache, else of all."""
+    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    assert e.start is not None
+    text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
+    return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
+
+
+def _fill_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
+    """Return the expression and operands of `positions`; at run time None means the positions that follow the cache."""
+    tokens = tokens_of(e.graph)
+    assert tokens is not None
+    if e.start is None:
+        arange = "torch.arange({1}.shape[1], device={1}.device)[None]"
+        return f"{arange} if {{0}} is None else {{0}}", [positions, tokens]
+    return f"{ARANGE} if {{0}} is None else {{0}}", [positions, e.start, tokens]

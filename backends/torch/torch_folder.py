@@ -1,0 +1,104 @@
+"""Build folders of the target torch: a readable model, its weights, and scripts that run without weft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node
+from weft.ir.op import Growth, StateSpec
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LAYOUTS
+from weft.passes import Report
+from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
+
+from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
+from ..safetensors import write_shards
+from ..weights import weight_facts
+from .ops import float8_caches
+from .package import source_folder as export
+from .package.explain import explain, explain_cpu
+from .program import block_params as blocks
+from .program.stateful_nodes import cached_nodes, check_writes
+from .program.statements import TORCH_NAMES
+from .program.token_positions import rolling_capacity
+
+WIDENS = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
+NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
+
+
+class TorchFolder:
+    """A folder of the target torch before it is written: the model of `forms` with weights in `dtype`.
+
+    `options` are the target's settings; notes for the user are appended to `notes`.
+
+    Raises:
+        WeftError: if the graph has cache operands, or a node with a cache runs on chosen tokens.
+    """
+
+    def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
+        graph, self._dtype = forms[""], dtype
+        if has_cache(graph):
+            raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and passes that need it")
+        check_writes(graph)
+        settings = {name: getattr(options, name) for name in options.listed()}
+        float8 = settings[CACHE_DTYPE] == "fp8"
+        self._built = export.build(forms, float8)
+        self._weights = export.weights(self._built, dtypes.parse(dtype))
+        self.tensors = export.stored_tensors(self._built, self._weights)
+        self.trace: list[str] = blocks.list_widened(graph)
+        stored = blocks.summary(self._built.source.weights.values())
+        self.idle = {KEEP_BLOCKS: reason} if settings[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
+        limits = float8_caches.describe_limits(graph) if float8 else []
+        if float8 and not any(map(float8_caches.can_be_float8, float8_caches.attentions(graph))):
+            self.idle[CACHE_DTYPE] = next(iter(limits), "no attention keeps keys and values")
+        notes += limits
+        if settings[ACTIVATIONS] and not any(_float_bits(name) == 8 for name in stored):
+            self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
+        if any(map(_float_bits, stored)):
+            notes.append(WIDENS)
+        elif stored and dtypes.parse(dtype) != dtypes.bf16:
+            notes.append(NARROW)
+        self.weight_bytes = sum(w.nbytes for w in self._weights.values())
+        self.facts = {
+            "outputs": list(graph.outputs),
+            "kernels": self._built.kernels,
+            "weights": weight_facts(graph, self.tensors),
+            **({CACHE_DTYPE: settings[CACHE_DTYPE]} if float8 else {}),
+            **({"kept_blocks": settings[KEEP_BLOCKS], "blocks": stored} if stored else {}),
+            **(_describe_states(graph) if self._built.keeps else {}),
+        }
+
+    def explain(self, report: Report) -> list[str]:
+        """Return a line for each kind of node of a decode step on a Hopper GPU, and one for this CPU."""
+        import torch
+
+        kind = getattr(torch, TORCH_NAMES[self._dtype])
+        return [*map(str, explain(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write the code and the weights into `folder`; `step` is called with the number of bytes just written."""
+        export.write_code(self._built, folder)
+        write_shards(folder, self._weights, step=step)
+
+
+def _float_bits(name: str) -> int:
+    """Return the bits of the codes of the layout called `name` if they are floats; 0 if they are integers."""
+    return LAYOUTS[name].bits if name in LAYOUTS and LAYOUTS[name].floats else 0
+
+
+def _describe_states(graph: Graph) -> dict[str, Any]:
+    """Return the records of the model's caches and states for the manifest."""
+    cached = cached_nodes(graph)
+    return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
+
+
+def _states(node: Node) -> tuple[StateSpec, ...]:
+    """Return the caches or states of `node`; a windowed attention has a rolling cache unless it must keep all keys."""
+    room = rolling_capacity(node)
+    if room is None:
+        return caches(node) or states(node)
+    return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in caches(node))

@@ -1,0 +1,175 @@
+"""Softmax attention by the attention functions of transformers, with its caches and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import cache_owner
+
+from ...ops.elementwise import number
+from ...ops.masks import is_dense
+from ...program.statements import Operand, Statement, Submodule, Var
+from .model_emitter import CACHE, INDEX, Attending, ShellEmitter, first_operand, lowers, nearest_param
+from .shared_masks import mask_of
+
+FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, {eager})"
+
+
+@lowers(ops.attention)
+def _attention(e: ShellEmitter, node: Node) -> Operand | None:
+    if not is_batched(node):
+        return None  # tokens in groups with masks of their own: SDPA, as in the target torch
+    a, width = node.attrs, e.size_of(node.required("q"))
+    heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
+    q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
+    # Keys that are also values are passed as both: caches of engines have one width.
+    v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
+    mask = mask_of(e, node)
+    scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
+    attending = Attending(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
+    operands: list[Value | Operand] = [q, k, v, mask]
+    keywords = _score_keywords(e, node, attending, operands)
+    if _is_only_attention(node) and not e.apart:
+        return _inline(e, node, attending, operands, keywords)
+    if node in e.crosses:
+        operands[1:3] = _cache_source(e, k, v)
+    place = next(
+        n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
+    )
+    path = place.output.name
+    cached = node in e.cached
+    order = [*_kinds_in(node, e.cached)].index(_weights(node)) if cached else 0
+    index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shared else "None"
+    causal = "" if attending.causal else ", is_causal=False"
+    leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {attending.groups}, {attending.scaling}{causal})")
+    arguments = "".join(f", {text}" for text in keywords)
+    last = len(operands)
+    past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if cached else ""
+    past += f", layer_idx={{{last + 2}}}" if cached and e.shared else ""
+    text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{arguments}{past}, **kwargs)"
+    x = e.emit(text, *operands, leaf, *([CACHE, INDEX] if cached and e.shared else [CACHE] if cached else []), name="x")
+    _record(e, attending)
+    return x
+
+
+@lowers(ops.lightning_index)
+def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
+    raise WeftError(
+        f"target transformers keeps no keys by which queries choose others: %{node.output.name} needs the target torch"
+    )
+
+
+def is_batched(node: Node) -> bool:
+    """Return whether the first axis of the queries is the batch axis of a graph input."""
+    return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
+
+
+def _is_only_attention(node: Node) -> bool:
+    """Return whether `node` is the only attention in its scope; attentions on the same weights count as one."""
+    return len(_kinds_in(node)) == 1
+
+
+def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
+    """Return the keys (see `_weights`) of the distinct attentions in the scope of `node` (and `among`), in order."""
+    alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
+    return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
+
+
+def _weights(node: Node) -> tuple[Value, ...]:
+    """Return the nearest parameter of each operand q, k, v; the operand itself if it has none."""
+    return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
+
+
+def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand]) -> list[str]:
+    """Return the keyword arguments for softcap, sinks, bias and window; append operands, record features."""
+    keywords = []
+    if node.attrs["softcap"] is not None:
+        attending.features.add("softcap")
+        keywords.append(f"softcap={number(e.attr(node, 'softcap'))}")
+    for name, operand in (("s_aux", "sinks"), ("position_bias", "bias")):
+        if (value := node.operand(operand)) is not None:
+            attending.features.add(name)
+            keywords.append(f"{name}={{{len(operands)}}}")
+            operands.append(value)
+    if node.attrs["window"] is not None and is_dense(node) and not node.attrs["keep_first"]:
+        attending.features.add("sliding_window")
+        keywords.append(f"sliding_window={e.attr(node, 'window')}")
+    return keywords
+
+
+def _inline(
+    e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand], keywords: list[str]
+) -> Operand:
+    """Emit the attention in the module that also has its projections, and return its result."""
+    q, k, v, *rest = operands
+    if node in e.cached:
+        assert isinstance(k, Var) and isinstance(v, Var)
+        new = k, v
+        k, cached_v = e.all_keys(node, lambda: update_cache(e, *new))
+        v = cached_v or v
+    elif node in e.crosses:
+        k, v = _cache_source(e, k, v)
+    eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
+    attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
+    # An attention that reads another's cache also has a number and a kind, by which engines find their own caches.
+    numbered = (CACHE, INDEX) if node in e.cached and cache_owner(node) is not node else ()
+    arguments = "".join(f", {text}" for text in keywords)
+    text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
+    text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)
+    x, _ = e.many(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
+    _record(e, attending)
+    hidden, latent = _find_hidden(node), e.attr(node, "value_dim")
+    if latent:
+        width = e.size_of(node.required("k")) // e.attr(node, "kv_heads")
+        return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {width})[..., :{latent}].flatten(2)", x, hidden, name="x")
+    return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, hidden, name="x", replaces=0)
+
+
+def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
+    """Emit the cache update, and return all keys and values; paged caches (continuous batching) read `kwargs`."""
+    own = ".self_attention_cache" if e.crosses else ""
+    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
+    outputs = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    return outputs[0], outputs[1]
+
+
+def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
+    """Emit keys and values of a cross-attention, which a cache stores in the first forward; return both."""
+    if not e.cached:
+        return k, v
+    assert isinstance(k, Var) and isinstance(v, Var)
+    text_k, operands_k = e.inline(k, 2)
+    text_v, operands_v = e.inline(v, 2 + len(operands_k))
+    text = f"crossed({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
+    outputs = e.many(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
+    e.crossed.add(e.program.statements[-1])
+    return outputs
+
+
+def _record(e: ShellEmitter, attending: Attending) -> None:
+    """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
+    statement, node = e.program.statements[-1], attending.node
+    e.attending[statement] = attending
+    outer = node.scope.rpartition(".")[0]
+    if len(statement.results) == 2 and outer:
+        e.program.statements.append(Statement("", statement.results[1:], (), outer))
+
+
+def _find_hidden(node: Node) -> Value:
+    """Return the value [batch, seq, dim] in the scope of `node` that queries come from, else the queries."""
+    value = node.required("q")
+    while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
+        before = first_operand(value.producer)
+        if len(before.shape) != len(value.shape) and value.producer.op is not ops.reshape:
+            break
+        value = before
+    return value if len(value.shape) == 3 else node.required("q")
+
+
+def factor(x: object) -> str:
+    """Return the source of `x` as an operand of a product or power, in parentheses if it is not atomic."""
+    text = str(x)
+    return f"({text})" if " " in text and not text.startswith("(") else text

@@ -1,0 +1,180 @@
+"""Lower a graph to two programs: a base model that computes hidden states, and a head that computes logits."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Trait
+from weft.passes.library.target.sides import DECODER, ENCODER
+
+from ....target import MODEL
+from ...codegen.structure import structure
+from ...lower.lower import emit, live_statements, read_weights
+from ...program.statements import Operand, Program, Statement, Var
+from ..config_fields.fields import Fields
+from ..config_fields.size_names import Names
+from . import attention_functions as attention
+from . import lower_embeddings as dense
+from . import relative
+from . import stacked_experts as experts
+from .model_emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
+from .shared_masks import finish_masks
+
+OWN = (  # attributes of classes of transformers
+    *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
+    *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
+    *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
+)
+USUAL = ("embed=embed_tokens", "final_norm=norm")  # transformers distributes modules of these names among devices
+REGISTERED = (attention, dense, experts, relative)  # modules whose import registers lowerings
+
+
+@dataclass
+class Lowered:
+    """A decoder or an encoder, lowered to the programs of its base model and of its head.
+
+    whole, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
+    hidden: the hidden states that the head reads. masks: source of the function that computes the masks of all layers,
+    "" if a function of transformers does.
+    """
+
+    whole: Graph
+    graph: Graph
+    side: str
+    base: Program
+    head: Program | None
+    hidden: Var
+    fields: Fields
+    emitter: ShellEmitter
+    masks: str
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Map the parameters of `graph` to their names in `whole`."""
+        within = {name: f"{self.side}.{name}" for name in self.graph.params}
+        return {name: path if path in self.whole.params else name for name, path in within.items()}
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Map keys of the head's weights to the keys of the base model's weights that they are tied to."""
+        weights = {} if self.head is None else self.head.weights
+        return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
+
+
+def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
+    """Lower `forms` (graphs by name), and return one element for a model, or a decoder and its encoder."""
+    fields = Fields()
+    sides: list[Lowered] = []
+    for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
+        fields.side = side
+        functions = sides[0].emitter.program.functions if sides else {}
+        inlined = _lower_side(forms, side, fields, functions)
+        sides.append(_lower_side(forms, side, fields, functions, True) if _unlike(inlined) else inlined)
+    return sides
+
+
+def _lower_side(
+    forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
+) -> Lowered:
+    model, graph = forms[MODEL], forms[side or MODEL]
+    hidden, head = _head(graph)
+    e = ShellEmitter(graph, Names(graph, fields), fields, head, side, apart)
+    e.program.functions |= functions
+    emit(e, graph, OVERRIDES)
+    outputs = {name: e[value] for name, value in graph.outputs.items()}
+    states, masks = e[hidden], finish_masks(e)
+    if not isinstance(states, Var):
+        raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
+    new = {name: text for name, text in e.program.functions.items() if name not in functions}
+    if "task" in graph.meta:
+        return _with_task(model, graph, side, e, outputs, states, fields, masks, new)
+    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=new)
+    above = None
+    if head is not None:
+        states.name = "hidden_states"
+        above = Program(graph.name, [states], {"logits": outputs["logits"]}, _downstream(base.statements, states))
+        base.statements = [s for s in base.statements if s not in above.statements]
+        base.outputs = {"last_hidden_state": states, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
+        above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
+    base.statements = live_statements(base)
+    base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
+    for program in filter(None, (base, above)):
+        program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
+    return Lowered(model, graph, side, base, above, states, fields, e, masks)
+
+
+def _with_task(
+    whole: Graph,
+    graph: Graph,
+    side: str,
+    e: ShellEmitter,
+    outputs: Mapping[str, Operand],
+    hidden: Var,
+    fields: Fields,
+    masks: str,
+    functions: dict[str, str],
+) -> Lowered:
+    """Split the program of a graph with a task head: statements after the base model's outputs belong to the head."""
+    cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
+    pooled = outputs.get("pooler_output")
+    if isinstance(pooled, Var):
+        cut[pooled] = "pooler_output"
+    for var, name in cut.items():
+        var.name = name
+    scores = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
+    above = Program(graph.name, [], scores, e.program.statements)
+    above.statements = live_statements(above, cut)
+    read = {o for s in above.statements for o in s.operands}
+    above.inputs = [var for var in cut if var in read]
+    remaining = {name: o for name, o in outputs.items() if name not in scores}
+    base = Program(graph.name, e.program.inputs, remaining, e.program.statements, functions=functions)
+    base.statements = live_statements(base)
+    for program in (base, above):
+        program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
+        program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
+    return Lowered(whole, graph, side, base, above, hidden, fields, e, masks)
+
+
+def _unlike(lowered: Lowered) -> bool:
+    """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
+    attributes: dict[Hashable, tuple[str, str, bool]] = {}
+    for method in structure(lowered.base).walk():
+        for item in method.items:
+            facts = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
+            if facts is not None and attributes.setdefault(method.key, facts.module_facts) != facts.module_facts:
+                return True
+    return False
+
+
+def _head(graph: Graph) -> tuple[Value, Node | None]:
+    """Return the hidden states of a base model, and the linear map to logits (None without logits).
+
+    Raises:
+        WeftError: if logits are not an elementwise function of a linear map's result.
+    """
+    value, task = graph.outputs.get("logits"), graph.meta.get("task")
+    if value is None or task is not None:
+        node = value.producer if value is not None and task == "fill-mask" else None  # it may be tied
+        return graph.outputs.get("last_hidden_state") or next(iter(graph.outputs.items()))[1], node
+    while value.producer is not None and value.producer.op is not ops.linear:
+        if Trait.ELEMENTWISE not in value.producer.op.traits:
+            break
+        value = first_operand(value.producer)
+    if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
+        raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
+    assert weight.type.rank == 2
+    return value.producer.required("x"), value.producer
+
+
+def _downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
+    """Return the statements that depend on `source`, in order."""
+    dependent, downstream = {source}, []
+    for s in statements:
+        if not dependent.isdisjoint(o for o in s.operands if isinstance(o, Var)):
+            dependent.update(s.results)
+            downstream.append(s)
+    return downstream

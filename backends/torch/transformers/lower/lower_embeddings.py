@@ -1,0 +1,159 @@
+"""Lower embeddings (which a caller may pass instead of ids), activations as modules, and biases by distance."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param
+
+from ...ops.elementwise import number
+from ...program.statements import TOP, Operand, Submodule, Var
+from .model_emitter import HEAD, ShellEmitter, lowers
+
+MODULES = {  # modules of torch for activations
+    "silu": "nn.SiLU()",
+    "gelu": "nn.GELU()",
+    "gelu_tanh": 'nn.GELU(approximate="tanh")',
+    "relu": "nn.ReLU()",
+    "sigmoid": "nn.Sigmoid()",
+    "tanh": "nn.Tanh()",
+    "elu": "nn.ELU()",
+    "identity": "nn.Identity()",
+}
+
+
+@lowers(ops.embedding)
+def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
+    """Emit the embedding of tokens before all other statements; callers may pass `inputs_embeds` instead."""
+    ids, table = node.required("ids"), node.required("table")
+    if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
+        return None
+    rows, width = e.shape_of(table)
+    e.embeds.shape = node.output.shape
+    scaling = _scaling(e, node)
+    init = f"nn.Embedding({rows}, {width})"
+    if scaling is not None:
+        init = f"ScaledEmbedding({rows}, {width}, {number(e.attr(scaling, 'by'))})"
+    leaf = e.leaf(init, weight=table)
+    e.scaling = scaling if leaf else None
+    e.embedding = table.name.removesuffix(".weight")
+    e.embed("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])
+    return e.emit("{0}", e.embeds, name="hidden_states", shape=node.output.shape)
+
+
+def _scaling(e: ShellEmitter, node: Node) -> Node | None:
+    """Return the node that scales a decoder's embeddings and is their only reader; None without one.
+
+    Engines and pipeline stages expect the scaling in the embedding module.
+    """
+    readers = [reader for reader, _ in node.output.uses]
+    if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
+        return None
+    (reader,) = readers
+    scales = reader.op is ops.affine and reader.attrs["plus"] == 0 and "." not in reader.scope
+    return reader if scales else None
+
+
+@lowers(ops.linear)
+def _head(e: ShellEmitter, node: Node) -> Operand | None:
+    """Emit the head as a module of the top scope, because engines replace it by their own module."""
+    if node is not e.head:
+        return None
+    weight, bias = node.required("weight"), node.operand("bias")
+    assert isinstance(weight, Param)
+    out, width = e.shape_of(weight)
+    e.program.weights[f"{HEAD}.weight"] = weight
+    if isinstance(bias, Param):
+        e.program.weights[f"{HEAD}.bias"] = bias
+    e.scope = TOP
+    init = f"nn.Linear({width}, {out}{', bias=False' * (bias is None)})"
+    leaf = Submodule(HEAD, init, ("weight",) if bias is None else ("weight", "bias"))
+    return e.emit("{1}({0})", node.required("x"), leaf, name="logits")
+
+
+@lowers(ops.glu)
+def _glu(e: ShellEmitter, node: Node) -> Operand | None:
+    """Emit a gated unit whose activation is a module, because engines expect one."""
+    if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
+        return None
+    act = _act(e, node, MODULES[node.attrs["activation"]])
+    return e.emit("{2}({0}) * {1}", node.required("gate"), node.required("up"), act)
+
+
+@lowers(ops.relu, ops.gelu, ops.tanh, ops.swish)
+def _activation(e: ShellEmitter, node: Node) -> Operand | None:
+    """Emit the activation between two linear maps as a module."""
+    x = node.required("x")
+    name = {"swish": "silu"}.get(node.op.name, node.op.name)
+    if node.op is ops.gelu and node.attrs["approximate"] != "none":
+        name = {"tanh": "gelu_tanh"}.get(node.attrs["approximate"], "")
+    plain = node.op is not ops.swish or node.attrs["beta"] == 1
+    between = x.producer is not None and x.producer.op is ops.linear and x.producer.scope == node.scope
+    feeds = [reader.op for reader, _ in node.output.uses] == [ops.linear]
+    if not (plain and between and feeds and node.scope and name in MODULES):
+        return None
+    return e.emit("{1}({0})", x, _act(e, node, MODULES[name]), replaces=0)
+
+
+def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
+    """Return the module of an activation, in the scope of `node`."""
+    path = f"{node.scope}.act" if node.scope else "act"
+    clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
+    return Submodule(f"{path}_fn" if True in clashes else path, init)
+
+
+@lowers(ops.alibi)
+def _alibi(e: ShellEmitter, node: Node) -> Operand:
+    slopes = e[node.required("slopes")]
+    distance = distances(e)
+    text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
+    if isinstance(slopes, Var) and e.is_hoisted(slopes):
+        return e.hoist((text, slopes, distance), text, slopes, distance, name="bias")
+    return e.emit(text, slopes, distance, name="bias")
+
+
+@lowers(ops.relative_position_bias)
+def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
+    if node.required("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1}:
+        return None  # distances of something other than the tokens of a call
+    part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
+    text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
+    return e.emit(text, node.required("table"), distances(e), name="bias")
+
+
+def distances(e: ShellEmitter) -> Var:
+    """Emit the distances of all keys from the new tokens, once for all layers."""
+    operands = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
+    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *operands, name="distance")
+
+
+@lowers(ops.iota)
+def _iota(e: ShellEmitter, node: Node) -> Operand | None:
+    """Return the positions [seq] of an encoder's tokens, which callers may pass; None for other iotas."""
+    return e.emit("{0}[0]", e.positions, name="position_index") if counts_tokens(e, node) else None
+
+
+@lowers(ops.unsqueeze)
+def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
+    """Return the positions [1, seq] of an encoder's tokens; None for other operands."""
+    iota = node.required("x").producer
+    return e.positions if iota is not None and counts_tokens(e, iota) and node.attrs["axes"] == (0,) else None
+
+
+def counts_tokens(e: ShellEmitter, node: Node) -> bool:
+    """Return whether a node computes the positions of all tokens of an encoder."""
+    return (
+        not e.decodes
+        and node.op is ops.iota
+        and node.required("x") is e.graph.inputs.get("input_ids")
+        and node.attrs["axis"] == 1
+    )
+
+
+@lowers(ops.affine)
+def _affine(e: ShellEmitter, node: Node) -> Operand | None:
+    """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
+    if node is e.scaling:
+        return e[node.required("x")]
+    if node not in e.divided:
+        return None
+    return e.emit("{0} / config.final_logit_softcapping", node.required("x"), replaces=0)

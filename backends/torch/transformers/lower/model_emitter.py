@@ -1,0 +1,327 @@
+"""The emitter of models for transformers: arguments of the forward, caches of layers, and masks that layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Op
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.passes.analysis.states import caches
+from weft.passes.library.target.sides import ENCODER, HIDDEN, SHOWN
+
+from ...program.constants import formula
+from ...program.emitter import Emitter
+from ...program.stateful_nodes import cached_nodes
+from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
+from ..config_fields.fields import Fields
+from ..config_fields.size_names import DIVIDED, Names, after_head, attention_of, kind_of
+
+CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
+HEAD = "lm_head"
+FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+GIVEN = {  # the optional arguments of a call
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, SHOWN), "Tensor | None"),
+    "past_key_values": "Cache | None",
+    "inputs_embeds": "Tensor | None",
+    "use_cache": "bool | None",
+}
+BOTH = "bidirectional"
+NOTHING = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # [batch, seq]
+STANDARD = {  # kinds of layers whose masks transformers makes from a config
+    FULL: "create_causal_mask",
+    SLIDING: "create_sliding_window_causal_mask",
+    CHUNKED: "create_chunked_causal_mask",
+    RECURRENT: "create_recurrent_attention_mask",
+    BOTH: "create_bidirectional_mask",
+}
+
+
+@dataclass
+class Mask:
+    """A mask that layers share, and the statement that computes it.
+
+    condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD`.
+    """
+
+    kind: str
+    condition: str
+    statement: Statement
+    causal: bool = True
+    nodes: list[Node] = field(default_factory=list)  # the attentions that use it
+
+
+@dataclass
+class Attending:
+    """The facts of a statement that computes attention: node, source of scale and head groups, features."""
+
+    node: Node
+    scaling: str
+    groups: str
+    features: set[str] = field(default_factory=set)  # softcap, s_aux, position_bias, sliding_window
+
+    @property
+    def causal(self) -> bool:
+        return bool(self.node.attrs["causal"])
+
+    @property
+    def module_facts(self) -> tuple[str, str, bool]:
+        """Return the facts that are attributes of the module: scale, groups, causality."""
+        return self.scaling, self.groups, self.causal
+
+
+class ShellEmitter(Emitter):
+    """Collects the statements of a decoder or an encoder for transformers.
+
+    fields: config fields. head: the linear map of the logits. side: encoder or decoder, "" for other models.
+    apart: each attention is a module of its own.
+    """
+
+    calls_kernels: ClassVar[bool] = False
+    has_comments: ClassVar[bool] = False  # sizes have names
+
+    def __init__(
+        self, graph: Graph, names: Names, fields: Fields, head: Node | None, side: str = "", apart: bool = False
+    ) -> None:
+        super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
+        self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
+        self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
+        self.shared = repeats(graph, self.cached | self.crosses)  # then calls pass the number of their cache
+        self.decodes = graph.meta.get("kind", "decoder") == "decoder"
+        without = {"token_type_ids", HIDDEN, SHOWN} - graph.inputs.keys() | (
+            set() if self.decodes else {"past_key_values", "use_cache"}
+        )
+        arguments = {name: kind for name, kind in GIVEN.items() if name not in without}
+        self.given = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
+        self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
+        self.past = Var("past_key_values", type="Cache | None")
+        self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
+        self.attention_mask = self.given["attention_mask"]
+        self.embedding = ""  # the path of the module that embeds tokens
+        self.scaling: Node | None = None  # the node that this module computes also
+        self.masks: dict[object, Mask] = {}
+        self.attending: dict[Statement, Attending] = {}
+        self.crossed: set[Statement] = set()  # statements that cache keys and values of the encoder
+        self.recurrent: dict[Statement, int] = {}  # the number of its first state
+        self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
+        # For each recurrence of a scope: the number of its first state, and its number of states; kept for repeated
+        # runs.
+        self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
+        for name, value in graph.inputs.items():
+            if name == "input_ids":
+                self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
+            elif name == "position_ids":
+                self._made[value] = self.positions
+            elif name in (HIDDEN, SHOWN):
+                self._made[value] = self.given[name]
+            elif name == "token_type_ids":
+                self._made[value] = made = Var(name, value.shape)
+                self._first(f"{NOTHING} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
+            elif name == "attention_mask":
+                self._made[value] = self._whole_mask(value)
+        self.program.inputs = [*self.given.values()]
+        self._begin()
+
+    def size_of(self, value: Value, axis: int = -1) -> Any:
+        return self.names.size(value, axis)
+
+    def attr(self, node: Node, name: str) -> Any:
+        return self.names.attr(node, name)
+
+    def _begin(self) -> None:
+        """Emit defaults for omitted arguments of the forward, except embeddings (see `embed`)."""
+        arguments = self.given
+        if not self.decodes:
+            text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
+            self._first(text, (arguments["position_ids"], self.embeds), self.positions, 0)
+            return
+        cache = "DynamicCache(config=self.config)"
+        cache = f"EncoderDecoderCache({cache}, DynamicCache())" if self.crosses else cache
+        text = f"{cache} if {{0}} and {{1}} is None else {{1}}"
+        self._first(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
+        if self.crosses:
+            self._first("own({0})", (self.past,), self.own_past)
+        past = Var("past", type="int")
+        counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
+        self._first(counted, (self.past, arguments["position_ids"]), past)
+        arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
+        self._first(
+            f"{arange} if {{0}} is None else {{0}}", (arguments["position_ids"], self.embeds, past), self.positions, 0
+        )
+        if self.cached and not self.counts:
+            # After the positions, which need the previous count.
+            text = "if {0} is not None: count_tokens({0}, {1})"
+            self.program.statements.append(Statement(text, (self.own_past, self.embeds, self.positions), (), TOP))
+
+    def _whole_mask(self, value: Value) -> Var:
+        """Return the padding mask of an encoder; if ops other than attention read it, it is all ones by default."""
+        if all(node.op is ops.attention for node, _ in value.uses):
+            return self.attention_mask
+        full = Var("attention_mask", value.shape)
+        text = f"{NOTHING.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
+        self._first(text, (self.attention_mask, self.embeds), full, 0)
+        self.attention_mask = full
+        return full
+
+    @property
+    def masks_name(self) -> str:
+        """Return the name of the function that computes masks of several kinds."""
+        return "encoder_masks" if self.side == ENCODER else "attention_masks"
+
+    @property
+    def counts(self) -> bool:
+        """Return whether a KV cache counts the tokens; states of recurrences do not count them."""
+        return any(caches(node) for node in self.cached)
+
+    def embed(self, text: str, module: Operand) -> None:
+        """Emit embeddings of the token ids, for a forward without `inputs_embeds`; `text` is the call of `module`."""
+        operands = self.given["inputs_embeds"], self.given["input_ids"], module
+        self._first(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
+
+    def _first(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
+        self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
+
+    def zero_padding(self, value: Value | Operand) -> Operand:
+        """Emit and return `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
+        mask = self.padding()
+        return self.emit("shown({0}, {1})", value, mask, replaces=0)
+
+    def padding(self) -> Var:
+        """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
+        key = RECURRENT, ""
+        if key not in self.masks:
+            operands = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
+            mask = self.hoist(("mask", key), "...", *operands, name="padding")
+            mask.type = "Tensor | None"
+            statement = next(s for s in self.program.statements if mask in s.results)
+            self.masks[key] = Mask(RECURRENT, "", statement)
+        return self.masks[key].statement.results[0]
+
+    def keep_state(
+        self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
+    ) -> Var:
+        """Emit a recurrence that stores its states in the cache of its layer, and return its result."""
+        states = self.states.setdefault(self.scope, {})
+        key = node.op, nearest_param(first_operand(node))
+        first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
+        cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
+        place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
+        past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
+        update = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
+        result = self.emit(update, *operands, CACHE, INDEX)
+        self.recurrent[self.program.statements[-1]] = first
+        if node.op is ops.linear_attention:  # before the first visible key it divides by 0
+            shown = self.zero_padding(result)
+            assert isinstance(shown, Var)
+            return shown
+        return result
+
+    def own(self, cache: str) -> str:
+        """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
+        return f"own({cache})" if self.crosses else cache
+
+    def hold(self, param: Param) -> Operand:
+        """Return the operand of a parameter; rotary frequencies are hoisted expressions of config fields."""
+        recipe = param.recipe
+        if not isinstance(recipe, RopeFrequencies) or formula(recipe) is None:
+            return super().hold(param)
+        return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
+
+    def _frequencies(self, recipe: RopeFrequencies) -> str:
+        """Return the expression of `formula`, with config fields for theta and the rotated width."""
+        heads = [name for name in self.fields.values if name.endswith("head_dim")]
+        width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
+        width = width or self.fields.name("rotary_dim", recipe.dim)
+        rotated = None if self.node is None else attention_of(self.node.output)
+        kind = "" if rotated is None else kind_of(rotated[0])
+        theta = self.fields.name("rope_theta", _plain(recipe.theta), kind)
+        text = formula(recipe) or ""
+        start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
+        named = f"rope_frequencies(config.{width}, config.{theta}, "
+        if start not in text:  # a scaled base
+            return text
+        text = text.replace(start, named)
+        return text.replace(f"{{0}}.device), {_plain(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
+
+
+def cross_attentions(graph: Graph) -> set[Node]:
+    """Return the cross-attentions of a decoder: their keys do not depend on the decoder's inputs.
+
+    Raises:
+        WeftError: if the decoder computes attention with queries that only depend on the encoder.
+    """
+    if HIDDEN not in graph.inputs:
+        return set()
+    ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, SHOWN)}
+    crosses = set()
+    for node in graph.nodes:
+        if not ours.isdisjoint(node.inputs):
+            ours.update(node.outputs)
+        elif node.op in (ops.attention, ops.relative_attention):
+            raise WeftError(
+                f"target transformers lets a decoder read one value of its encoder, not also %{node.output.name}"
+            )
+        if node.op in (ops.attention, ops.relative_attention) and node.required("k") not in ours:
+            crosses.add(node)
+    return crosses
+
+
+def _plain(x: float) -> float | int:
+    """Return `x` as an int if it is integral and below 10¹⁵ in magnitude, else unchanged."""
+    return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
+
+
+def first_operand(node: Node) -> Value:
+    """Return the first operand of `node`, which must not be None."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def nearest_param(value: Value) -> Value:
+    """Return the nearest parameter that `value` is computed with in its scope; `value` itself without one."""
+    current = value
+    while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
+        params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
+        if params:
+            return params[0]
+        first = current.producer.inputs[0]
+        if first is None:
+            break
+        current = first
+    return value
+
+
+def repeats(graph: Graph, cached: set[Node]) -> bool:
+    """Return whether layers share weights, so that one module has several caches or states."""
+    seen: set[tuple[object, ...]] = set()
+    for node in graph.nodes:
+        if node in cached:
+            key = node.op, node.scope, nearest_param(first_operand(node))
+            if key in seen and isinstance(key[2], Param):
+                return True
+            seen.add(key)
+    return False
+
+
+def only_embedded(graph: Graph, ids: Value) -> bool:
+    """Return whether one embedding is the only reader of the token ids, apart from ops that read their shape (iota)."""
+    return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
+
+
+Lower = Callable[[ShellEmitter, Node], "Operand | None"]
+OVERRIDES: dict[Op, Lower] = {}
+
+
+def lowers(*ops: Op) -> Callable[[Lower], Lower]:
+    """Register a function as the lowering of `ops`; if it returns None, the lowering of the target torch is used."""
+
+    def register(lower: Lower) -> Lower:
+        OVERRIDES.update(dict.fromkeys(ops, lower))
+        return lower
+
+    return register

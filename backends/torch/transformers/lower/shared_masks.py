@@ -1,0 +1,132 @@
+"""Masks of softmax attention: one for each set of visible keys, shared by all layers."""
+
+from __future__ import annotations
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Node
+from weft.passes.library.target.sides import HIDDEN, SHOWN
+
+from ...ops.masks import seen_keys
+from ...program.statements import Operand, Statement, Var
+from .model_emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
+
+
+def mask_of(e: ShellEmitter, node: Node) -> Var:
+    """Return the mask of an attention; attentions with the same visible keys share it.
+
+    Raises:
+        WeftError: if a cross-attention has a window or pattern.
+    """
+    if node in e.crosses:
+        return _source_mask(e, node)
+    kind, condition = kind_of(e, node)
+    key = kind, condition
+    if key not in e.masks:
+        name = "mask" if kind in (FULL, BOTH) else kind.split("_")[0] + "_mask"
+        operands: tuple[Operand, ...] = (e.embeds, e.attention_mask)
+        if e.decodes:
+            operands = (*operands, e.own_past, e.positions)
+        mask = e.hoist(("mask", key), "...", *operands, name=name)
+        mask.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
+        statement = next(s for s in e.program.statements if mask in s.results)
+        e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
+    e.masks[key].nodes.append(node)
+    return e.masks[key].statement.results[0]
+
+
+def _source_mask(e: ShellEmitter, node: Node) -> Var:
+    """Emit and return the padding mask of the encoder's tokens."""
+    if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
+        raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
+    text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
+    mask = e.hoist("source mask", text, e.embeds, e.given[SHOWN], e.given[HIDDEN], name="source_mask")
+    mask.type = "Any"
+    return mask
+
+
+def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
+    """Return the kind of an attention's mask, and a condition on positions q and k ("" for a kind of transformers)."""
+    a = node.attrs
+    if a.get("pattern", "dense") == "dense" and a.get("window") is None:
+        return FULL if a["causal"] else BOTH, ""
+    if a["causal"] and not a["keep_first"] and node.operand("bias") is None:
+        if a["pattern"] == "dense" and a["window"] == e.fields.values.get("sliding_window"):
+            return SLIDING, ""
+        if (
+            a["pattern"] == "chunked"
+            and a["window"] is None
+            and a["stride"] == e.fields.values.get("attention_chunk_size")
+        ):
+            return CHUNKED, ""
+    word = "window" if a["pattern"] == "dense" else a["pattern"]
+    condition = seen_keys(node, e).format("q", "k")
+    used = {mask.kind for mask in e.masks.values() if mask.condition != condition}
+    name = next(n for n in (f"{word}_keys", *(f"{word}_keys_{i}" for i in range(2, 999))) if n not in used)
+    return name, condition
+
+
+def finish_masks(e: ShellEmitter) -> str:
+    """Set the expressions of all mask statements at the end, and return the source of the function that they call.
+
+    "" if they call a function of transformers.
+    """
+    kinds = {mask.kind: mask for mask in e.masks.values()}
+    most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
+    arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
+    if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
+        for kind, mask in kinds.items():
+            cache = ", None" if mask.causal and not e.decodes else ""
+            mask.statement.text = f"{STANDARD[kind]}({arguments}{cache})"
+        return ""
+    masks = Var("masks", type="dict[str, Any]")
+    first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))
+    call = Statement(f"{e.masks_name}({arguments})", first.operands, (masks,), first.scope, early=True)
+    e.program.statements.insert(e.program.statements.index(first), call)
+    for kind, mask in kinds.items():
+        mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
+    return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
+
+
+def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
+    """Return the source of the function `name` that computes all masks of a model.
+
+    In a decoder (`decodes`), positions count from the first token that is not padding.
+    """
+    lines = [
+        f"def {name}(",
+        "    config: Any,",
+        "    inputs_embeds: Tensor,",
+        "    attention_mask: Any,",
+        "    past_key_values: Cache | None = None,",
+        "    position_ids: Tensor | None = None,",
+        "    cache: Cache | None = None,",
+        "    **kwargs: Any,",
+        ") -> dict[str, Any]:",
+        '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width].',
+        "",
+        "    `attention_mask` [batch, past + seq] hides padding, or is what this function made before.",
+        '    """',
+        "    if isinstance(attention_mask, dict):",
+        "        return attention_mask",
+        "    past_key_values = past_key_values if cache is None else cache",
+        "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
+    ]
+    custom = [mask for mask in masks if mask.kind not in STANDARD]
+    if decodes and any(mask.condition for mask in custom):
+        lines.append("    first = first_shown(inputs_embeds, attention_mask)")
+    for mask in custom:
+        lines += [
+            "",
+            f"    def {mask.kind}(batch: Any, head: Any, q: Any, k: Any) -> Any:",
+            *(["        q, k = q - first[batch], k - first[batch]"] if decodes else []),
+            f"        return {mask.condition}",
+        ]
+    lines += ["", "    return {"]
+    for mask in masks:
+        arguments = {RECURRENT: "*given[:4]", BOTH: "*given[:3]"}.get(mask.kind, "*given")
+        if mask.kind in STANDARD:
+            lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}({arguments}),')
+        else:
+            maker = "create_causal_mask(*given" if mask.causal else "create_bidirectional_mask(*given[:3]"
+            lines.append(f'        "{mask.kind}": {maker}, and_mask_function={mask.kind}),')
+    return "\n".join([*lines, "    }"])

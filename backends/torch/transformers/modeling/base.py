@@ -1,0 +1,200 @@
+"""The classes of a base model: an entire model, or the encoder or decoder of an encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft.passes.library.target.sides import DECODER, LOSS
+
+from ...codegen.classes import Class
+from ...codegen.structure import Method, structure
+from ..lower.lower_base_and_head import Lowered
+from ..lower.model_emitter import FULL
+from .initial import experts_lines, initial_lines
+from .model_classes import ShellWriter, read_config
+from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
+
+TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # the sides in names of classes
+OUTPUTS = {  # outputs without a field in classes of transformers; the texts become comments
+    LOSS: "what its routers add to the loss",
+    "sentence_embedding": "one vector for each text [batch, width]",
+}
+
+
+@dataclass
+class BaseModel:
+    """The classes of a base model.
+
+    name: its own class. returned: the class of its outputs. method: its forward. stack: its layers, None without a
+    list.
+    blocks: the class of each layer.
+    """
+
+    lowered: Lowered
+    name: str
+    returned: str
+    method: Method
+    stack: Stack | None
+    writer: ShellWriter
+    blocks: list[str]
+
+    @property
+    def path(self) -> str:
+        """Return the path in the whole base model, with a trailing dot; "" for a model that is not an
+        encoder-decoder."""
+        return f"{self.lowered.side}." if self.lowered.side else ""
+
+    @property
+    def count_field(self) -> str:
+        """Return the config field with the number of layers."""
+        return self.writer.count_field
+
+    @property
+    def block_types(self) -> str:
+        """Return the config field with the class of each layer."""
+        return f"{'encoder_' * self.is_second}block_types"
+
+    @property
+    def is_second(self) -> bool:
+        """Return whether it is the encoder of an encoder-decoder, whose config fields have the prefix encoder."""
+        return self.lowered.side not in ("", DECODER)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the kind of each cache, in order of cache numbers."""
+        return cache_kinds(self.method, self.lowered.emitter, self.stack)
+
+    @property
+    def tells_kinds(self) -> bool:
+        """Return whether the config must list the kinds of caches: by default, transformers assumes that all layers
+        have the config's window, and SGLang that none has."""
+        kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
+        several = self.stack is not None and self.count_field == "num_blocks"
+        return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
+
+    @property
+    def inner(self) -> dict[str, Method]:
+        """Return the methods of inner classes by class name, without classes that another base model already has."""
+        return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
+
+    @property
+    def classes(self) -> list[Class]:
+        return [c for k, c in self.writer.classes.items() if k in self.inner]
+
+    @property
+    def own_outputs(self) -> dict[str, str]:
+        """Return the outputs for which no class of transformers has a field, with their meanings."""
+        return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
+
+    @property
+    def own(self) -> Class:
+        """Return the class of the base model itself."""
+        return self.writer.classes[self.name]
+
+
+def base_model(lowered: Lowered, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
+    """Write the classes of the lowered model called `name`, and return them; `config` is the name of the config class.
+
+    `usual` is the most common standard deviation of initial weights. Equal classes of the base models `others` are
+    reused.
+    """
+    e, program = lowered.emitter, lowered.base
+    top, title = structure(program), f"{name}{TITLES[lowered.side]}"
+    if not e.shared:
+        loop_single_layers(top, program)
+    stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
+    part = TITLES[lowered.side] if lowered.side else ""
+    returned = f"{name}{part}Output" if OUTPUTS.keys() & program.outputs.keys() else plain_output(lowered)
+    writer = ShellWriter(program, e, title, config, returned, stack)
+    writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
+    writer.usual = usual
+    for base in others:
+        writer.known |= base.writer.known | base.writer.written
+    caching = [] if stack is None else [c for c in stack.calls if cache_numbers(c.callee, e).count]
+    only_layers = stack is None or cache_numbers(top, e).count in (0, len(caching), len(stack))
+    writer.count_field = "num_hidden_layers" if only_layers and (stack is None or stack.caches == 1) else "num_blocks"
+    if lowered.side == "encoder":
+        writer.count_field = "encoder_layers"
+    writer.write(top)
+    blocks = [writer.names[c.callee.key] for c in stack.calls] if stack else []
+    return BaseModel(lowered, title, returned, top, stack, writer, blocks)
+
+
+def plain_output(lowered: Lowered) -> str:
+    """Return the class of transformers for the outputs of a base model."""
+    if lowered.emitter.crosses:
+        return "BaseModelOutputWithPastAndCrossAttentions"
+    if "pooler_output" in lowered.base.outputs:
+        return "BaseModelOutputWithPooling"
+    return "BaseModelOutputWithPast" if lowered.emitter.cached else "BaseModelOutput"
+
+
+def finish_classes(base: BaseModel) -> None:
+    """Rewrite the lines of all classes of `base`, in place, to read sizes from attributes or from the config."""
+    for c in base.classes:
+        members = {
+            line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
+        }
+        read_config(c.lines, c.init, members)
+    read_config(base.own.lines, base.own.init, None)
+
+
+def initial_values(base: BaseModel, usual: float) -> list[str]:
+    """Return the lines of ``_init_weights`` for the classes of a base model, experts included."""
+    methods, weights = {**base.inner, base.name: base.method}, base.lowered.base.weights
+    return [*initial_lines(methods, weights, usual), *experts_lines(base.lowered.emitter.experts, weights, usual)]
+
+
+def own_facts(base: BaseModel) -> list[str]:
+    """Return the attribute of a base model's class that lists the outputs for transformers to record; [] without
+    any."""
+    blocks = sorted(set(base.blocks))
+    recorded = [f'"hidden_states": {_recorders(dict.fromkeys(blocks, 0))}'] if blocks else []
+    attending: dict[str, dict[str, int]] = {}
+    for name, method in base.writer.methods.items():
+        for statement, facts in attends(method, base.lowered.emitter) if method is not base.method else ():
+            if len(statement.results) == 2 and statement.results[1] in method.outputs:
+                kind = "cross_attentions" if facts.node in base.lowered.emitter.crosses else "attentions"
+                attending.setdefault(kind, {})[name] = method.outputs.index(statement.results[1])
+    recorded += [f'"{kind}": {_recorders(places, True)}' for kind, places in attending.items()]
+    return [f"_can_record_outputs = {{{', '.join(recorded)}}}"] if recorded else []
+
+
+def _recorders(places: dict[str, int], always: bool = False) -> str:
+    """Return the source of the recorders; `places` maps class names to the index of the recorded output."""
+    if len(places) == 1 and not always:
+        return next(iter(places))
+    entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]
+    return entries[0] if len(entries) == 1 else f"[{', '.join(entries)}]"
+
+
+def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
+    """Return the attributes, common to all classes of a model, that declare its capabilities to transformers."""
+    bases = [*bases]
+    emitters = [base.lowered.emitter for base in bases]
+    features = set().union(*(facts.features for e in emitters for facts in e.attending.values()))
+    blocks = sorted({name for base in bases for name in base.blocks})
+    plain = not features & {"softcap", "s_aux"}
+    lines = ["supports_gradient_checkpointing = True"] if blocks else []
+    if blocks:
+        lines.append(f"_no_split_modules = {blocks!r}".replace("'", '"'))
+    if any(e.cached for e in emitters):
+        lines.append('_skip_keys_device_placement = ["past_key_values", "cache"]')
+    if any(e.attending for e in emitters):
+        able = {
+            "_supports_flash_attn": not features & {"s_aux", "position_bias"},
+            "_supports_sdpa": plain,
+            "_supports_flex_attn": "position_bias" not in features,
+            "_supports_attention_backend": True,
+        }
+        for value in (True, False):
+            names = [name for name, has in able.items() if has is value]
+            lines += [f"{' = '.join(names)} = {value}"] if names else []
+    if any(e.cached for e in emitters):
+        lines.append("_can_compile_fullgraph = True")
+    if any(e.recurrent for e in emitters if e.decodes):
+        lines.append("_is_stateful = True")
+    if len(bases) == 1 and emitters[0].embedding and emitters[0].embedding != "embed_tokens":
+        lines.append(f'_input_embed_layer = "{emitters[0].embedding}"')
+    return lines

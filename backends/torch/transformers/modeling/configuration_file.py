@@ -1,0 +1,161 @@
+"""The source of configuration_*.py, and the fields of config.json: every size of an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...codegen.model_source import format_source
+from ..lower.lower_base_and_head import Lowered
+from ..lower.model_emitter import RECURRENT
+from .base import BaseModel
+from .modeling_file import Modeling, template
+from .stack import Stack, around, block_kinds
+
+CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
+COUNTING = "hybrid"  # a layer with states and keys
+TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+class Property(NamedTuple):
+    """A property of a config class, with the lines of its getter."""
+
+    name: str
+    type: str
+    doc: str
+    lines: list[str]
+
+
+@dataclass
+class Configuration:
+    """A config: the source of its class, its `fields` for config.json, and the `plans` of parallelism."""
+
+    text: str
+    fields: dict[str, Any]
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def write_configuration(
+    modeling: Modeling, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
+) -> Configuration:
+    """Return the config of the model called `name`, whose file name ends in `stem`.
+
+    `more` are fields in addition to the sizes of the architecture.
+    """
+    lowered = modeling.bases[0].lowered
+    fields: dict[str, Any] = dict(lowered.fields.values)
+    layers, tables, properties = dict[str, Any](), list[str](), list[Property]()
+    for base in modeling.bases:
+        side_layers, side_tables, side_properties = _layers(base)
+        layers, tables, properties = layers | side_layers, tables + side_tables, properties + side_properties
+    order = ("vocab_size", "hidden_size")
+    values = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
+    defaults = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in values.items() if not isinstance(v, list)}
+    defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
+    text = template("configuration.py.j2").render(
+        title=lowered.whole.name,
+        config=f"{name}Config",
+        doc=f"The numbers of {name}Model; a smaller one has other numbers.",
+        model_type=stem,
+        plans={k: {key: _plan(value) for key, value in plan.items()} for k, plan in plans.items()},
+        fields=defaults,
+        tables=tables,
+        properties=properties,
+    )
+    return Configuration(format_source(text), values, {k: dict(v) for k, v in plans.items()})
+
+
+def _plan(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value).replace("'", '"')
+
+
+def _annotation(value: Any) -> str:
+    if value is None:
+        return "int | None"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int"
+    return "float" if isinstance(value, float) else "Any"
+
+
+def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
+    """Return the config fields that describe the layers, the lines of tables of layer classes, and the properties that
+    depend on the number of layers."""
+    stack, count = base.stack, base.count_field
+    if stack is None:
+        single = _fixed_kinds(base)
+        return {count: max(1, len(base.kinds))}, [], [] if single is None else [single]
+    fields: dict[str, Any] = {count: len(stack)}
+    tables, properties = [], []
+    if len({*base.blocks}) > 1:
+        fields[base.block_types] = base.blocks
+        pattern = f"{'ENCODER_' * base.is_second}PATTERN"
+        tables.append(f"{pattern} = {_strings(_period(base.blocks))}  # of the layers")
+        lines = [f"kinds = self.{base.block_types} or {pattern}"]
+        lines.append(f"return [kinds[i % len(kinds)] for i in range(self.{count})]")
+        doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
+        properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
+    if base.tells_kinds:
+        each, table_lines = _each(base, stack)
+        tables += table_lines
+        properties.append(Property("layer_types", "list[str]", CACHES_DOC, _types(base, stack, each)))
+    if count == "num_blocks":
+        properties.append(
+            Property("num_hidden_layers", "int", "The number of caches.", ["return len(self.layer_types)"])
+        )
+    return fields, tables, properties
+
+
+def _counting(base: BaseModel) -> int | None:
+    """Return the number of the recurrent cache that must count tokens; None if a KV cache counts them."""
+    e = base.lowered.emitter
+    return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
+
+
+def _fixed_kinds(base: BaseModel) -> Property | None:
+    """Return the property with the kinds of the caches of a model without a list of layers; None if none is needed."""
+    kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(base.kinds)]
+    if not base.tells_kinds:
+        return None
+    return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_strings(kinds)}"])
+
+
+def _each(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
+    """Return an expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
+    e = base.lowered.emitter
+    inside = {n: block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
+    if len(inside) == 1:
+        return f"{_strings(next(iter(inside.values())))} * self.{base.count_field}", []
+    entries = ", ".join(f'"{name}": {_strings(kinds)}' for name, kinds in inside.items())
+    table = f"CACHES = {{{entries}}}  # of each block, as transformers calls them"
+    return f"[cache for kind in self.{base.writer.kinds} for cache in CACHES[kind]]", [table]
+
+
+def _types(base: BaseModel, stack: Stack, each: str) -> list[str]:
+    """Return the lines of the property `layer_types`; `each` is the expression of the kinds of the layers' caches."""
+    parts = [_strings(part) if part else "" for part in around(base.method, base.lowered.emitter, stack)]
+    kinds = " + ".join(filter(None, (parts[0], each, parts[1])))
+    if (counting := _counting(base)) is None:
+        return [f"return {kinds}"]
+    mark = f'"{COUNTING}" if i == {counting} else kind'
+    return [f"kinds = {kinds}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too"]
+
+
+def _strings(kinds: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{k}"' for k in kinds) + "]"
+
+
+def _period(names: Sequence[str]) -> list[str]:
+    """Return the shortest prefix of `names` that yields them by repetition; the last repetition may be incomplete."""
+    for size in range(1, len(names) + 1):
+        if all(names[i] == names[i % size] for i in range(len(names))):
+            return [*names[:size]]
+    return [*names]
+
+
+def states_each(lowered: Lowered) -> int:
+    """Return the largest number of states of the recurrences of a layer; 0 without recurrences."""
+    scopes = lowered.emitter.states.values()
+    return max((sum(n for _, n in states.values()) for states in scopes), default=0)

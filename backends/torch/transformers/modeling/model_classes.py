@@ -1,0 +1,323 @@
+"""Classes of models for transformers: constructors that read a config, methods that pass caches and arguments."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from weft.passes.library.target.sides import ENCODER, LOSS
+
+from ...codegen.classes import Class, ClassWriter
+from ...codegen.members import Constructor
+from ...codegen.method_writer import Writer
+from ...codegen.structure import Call, Loop, Method
+from ...codegen.value_names import Line, Named
+from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
+from ..lower.model_emitter import INDEX, ShellEmitter
+from .initial import RANGE, initial_lines
+from .stack import CacheNumbers, Stack, attends, cache_numbers
+
+PAST = "past_key_values"
+
+
+class ShellBody(Writer):
+    """Writes the forward of one method, which passes the cache and keyword arguments to inner modules."""
+
+    trains = False
+    stream = "hidden_states"
+    writer: ShellWriter
+
+    def result(self, outputs: str) -> str:
+        if not self.top or not self.writer.returned:
+            return super().result(outputs)
+        past = self.token(self.writer.emitter.past)
+        outputs_by_name = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
+        if LOSS in outputs_by_name and self.writer.emitter.side == ENCODER:  # `generate` repeats it like batch rows
+            outputs_by_name[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
+        texts = [f"{name}={text}" for name, text in outputs_by_name.items()]
+        if self.writer.keeps_any:  # positional: past_key_values is called cache from transformers 5.24 on
+            texts[:1] = [next(iter(outputs_by_name.values())), past]
+        return f"{self.writer.returned}({', '.join(texts)})"
+
+    def _name_states(self) -> None:
+        """Name no states, because all layers share one cache."""
+
+    def slot(self, item: Statement, slot: CacheSlot) -> str:
+        return self._index(item) if slot == INDEX else PAST
+
+    def _index(self, item: Statement) -> str:
+        offset = self.writer.offsets(self.method)[item]
+        return self._cache_number(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
+
+    def _cache_number(self, offset: int, first: str = "layer_idx") -> str:
+        """Return the source of the cache number `first` + `offset`; in the top method only the offset."""
+        if self.top:
+            return str(offset)
+        return f"{first} + {offset}" if offset else first
+
+    def state_arguments(self, item: Call) -> list[str]:
+        if not self.writer.takes(item.callee):
+            return []
+        past = self.token(self.writer.emitter.past) if self.top else PAST
+        keeps = item.slots or (self.writer.emitter.cached and self.writer.is_layer(item.path))
+        arguments = [f"{PAST}={past}"] if keeps else []
+        if (
+            self.top
+            and self.writer.emitter.attending
+            and self.writer.emitter.decodes
+            and self.writer.emitter.positions not in item.inputs
+        ):
+            arguments.append(f"position_ids={self.token(self.writer.emitter.positions)}")
+        if self.writer.takes_number(item.callee):
+            arguments.append(f"layer_idx={self._cache_number(self.writer.offsets(self.method)[item])}")
+        return [*arguments, "**kwargs"]
+
+    def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        first, arguments = loop.calls[0], self.state_arguments(loop.calls[0])
+        if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers have it as an input
+            arguments = [a for a in arguments if not a.startswith("position_ids=")]
+        if not self.writer.takes_number(first.callee):
+            return arguments
+        starts = [self.writer.offsets(self.method)[c] for c in loop.calls]
+        steps = {b - a for a, b in itertools.pairwise(starts)}
+        if len(steps) == 1 and (step := steps.pop()) > 0:
+            bounds = self._cache_number(starts[0]), self._cache_number(starts[-1] + step)
+            sources.append(("layer_idx", f"range({', '.join(bounds)}{f', {step}' if step > 1 else ''})"))
+        else:
+            sources.append(("layer_idx", f"({', '.join(map(self._cache_number, starts))})"))
+        return ["layer_idx=layer_idx" if a.startswith("layer_idx=") else a for a in arguments]
+
+    def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+        kinds = [self.writer.names[c.callee.key] for c in loop.calls]
+        table = dict(zip(kinds, rests, strict=True))
+        if (
+            not self.top
+            or not self.writer.is_stack(loop)
+            or any(table[k] != r for k, r in zip(kinds, rests, strict=True))
+        ):
+            return super().varying_arguments(loop, rests, sources)
+        entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
+        self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
+        sources.append(("kind", f"self.config.{self.writer.kinds}"))
+        return ["*args[kind]"]
+
+
+@dataclass(frozen=True)
+class WrittenClass:
+    """A class with the facts that decide whether another base model can use the same class.
+
+    indexed: the constructor takes a cache number. takes: the forward takes a cache and keyword arguments.
+    drawn: lines that initialize its weights.
+    """
+
+    written: Class
+    indexed: bool
+    takes: bool
+    drawn: list[str]
+
+
+class ShellWriter(ClassWriter):
+    """Writes the classes of a base model for transformers; its own class is called `top` and returns the class
+    `returned`."""
+
+    body: type[Writer]
+
+    def __init__(
+        self, program: Program, e: ShellEmitter, top: str, config: str, returned: str, stack: Stack | None
+    ) -> None:
+        super().__init__(program)
+        self.weights = program.weights
+        self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
+        self.outputs = program.outputs
+        self.keeps_any = bool(e.cached)
+        self.count_field = "num_hidden_layers"  # the field of a config with the number of layers
+        self.table = "BLOCKS"  # the table of the classes of layers
+        self.usual = RANGE  # the most common standard deviation of initial weights
+        self.known: dict[str, WrittenClass] = {}  # classes of other base models
+        self.written: dict[str, WrittenClass] = {}
+        self.reused: set[str] = set()  # known ones that are used here
+        self.methods: dict[str, Method] = {}  # by name of their class
+        self._numbers: dict[Method, CacheNumbers] = {}
+        body = type("Body", (ShellBody,), {"writer": self})
+        self.body = body
+
+    @property
+    def kinds(self) -> str:
+        """Return the name of the config property that lists the class of each layer."""
+        return self.table.lower()
+
+    # -- caches
+
+    def numbers(self, method: Method) -> CacheNumbers:
+        """Return the cache numbers of a method, computed once."""
+        if method not in self._numbers:
+            self._numbers[method] = cache_numbers(method, self.emitter, self.stack if method.path == TOP else None)
+        return self._numbers[method]
+
+    def offsets(self, method: Method) -> dict[object, int]:
+        """Map each statement and call of a method to the number of its first cache, relative to the method."""
+        return self.numbers(method).first
+
+    def takes_number(self, method: Method) -> bool:
+        """Return whether callers pass the number of the first cache to a method, because layers share its weights."""
+        return self.emitter.shared and self.numbers(method).count > 0
+
+    def takes_index(self, method: Method) -> bool:
+        """Return whether the constructor of a method's class takes the number of its first cache."""
+        return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
+
+    def is_layer(self, path: str) -> bool:
+        """Return whether the module at `path` is a layer of the stack."""
+        return self.stack is not None and path.rpartition(".")[0] == self.stack.path
+
+    def is_stack(self, loop: Loop) -> bool:
+        return self.stack is not None and loop.calls is self.stack.calls
+
+    def takes(self, method: Method) -> bool:
+        """Return whether a method takes a cache and keyword arguments; all layers of a stack do if one does."""
+        if self.is_layer(method.path) and self.stack is not None:
+            return any(self._asks(c.callee) for c in self.stack.calls)
+        return self._asks(method)
+
+    def _asks(self, method: Method) -> bool:
+        """Return whether a method or an inner one computes attention or has states."""
+        attending = any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items)
+        return attending or bool(method.slots) or any(map(self._asks, method.modules.values()))
+
+    # -- classes
+
+    def write(self, method: Method) -> str:
+        for item in method.items:  # the result of an attention block is named after the block
+            if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
+                *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
+                output.name = item.path.rpartition(".")[2]
+        name = super().write(method)
+        if name in self.written or name in self.reused:
+            return name
+        self.methods[name] = method
+        new = WrittenClass(
+            self.classes[name], self.takes_index(method), self.takes(method), self._initial_lines(name, method)
+        )
+        if self.known.get(name) == new:
+            self.reused.add(name)
+        elif name in self.known:
+            name = self._rename(name, method)
+        self.written[name] = replace(new, written=self.classes[name])
+        return name
+
+    def _initial_lines(self, name: str, method: Method) -> list[str]:
+        """Return the lines of ``_init_weights`` for a class."""
+        return initial_lines({name: method}, self.weights, self.usual)
+
+    def _rename(self, name: str, method: Method) -> str:
+        """Rename a class to a fresh name, because another base model has a different class called `name`; return the
+        new name."""
+        new = fresh = f"{self.emitter.side.capitalize()}{name}"
+        while fresh in self.known or fresh in self.names.values():
+            fresh = f"{new}{sum(n.startswith(new) for n in (*self.known, *self.names.values())) + 1}"
+        self.classes[fresh] = replace(self.classes.pop(name), name=fresh)
+        self.methods[fresh] = self.methods.pop(name)
+        self.names[method.key] = fresh
+        return fresh
+
+    def _is_hidden(self, v: Var) -> bool:
+        return v.name == "hidden_states" or super()._is_hidden(v)
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        lines = _ShellConstructor(self, method).write(method, inner, set())
+        attentions = attends(method, self.emitter)
+        inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
+        if inline and method.path != TOP:
+            facts = inline[0]  # several share its weights
+            causal, number = facts.causal, "layer_idx" if self.takes_index(method) else "None"
+            first = [
+                f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
+                f"self.num_key_value_groups = {facts.groups}",
+                f"self.scaling = {facts.scaling}",
+            ]
+            return [*first, *lines]
+        if self.takes_index(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
+            lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
+        return lines
+
+    def top_parameters(self, method: Method) -> list[Named]:
+        return [*self.inputs]
+
+    def state(self, method: Method) -> str:
+        number = "layer_idx: int, " if self.takes_number(method) else ""
+        return f"{number}{PAST}: Cache | None"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        if isinstance(o, ParamRef):
+            return f"{name}: Tensor"
+        return f"{name}: {o.type}" + (f" = {o.default}" if o.default and top else "")
+
+
+class _ShellConstructor(Constructor):
+    def __init__(self, writer: ShellWriter, method: Method) -> None:
+        super().__init__()
+        self.writer, self.method = writer, method
+        self.offsets: dict[str, int] = {}
+        for item, offset in writer.offsets(method).items():
+            if isinstance(item, Call):
+                self.offsets.setdefault(relative(item.path, method.path), offset)
+
+    def construct(self, place: str, name: str) -> str:
+        method = self.writer.methods.get(name)
+        if method is None:  # a module without a forward
+            return f"{name}()"
+        if self.writer.emitter.shared or (
+            not self.writer.takes_index(method) and not self.writer.is_layer(method.path)
+        ):
+            return f"{name}(config)"
+        start = "" if self.method.path == TOP else "layer_idx"
+        offset = self.offsets.get(place, 0)
+        index = " + ".join(filter(None, (start, str(offset) if offset or not start else "")))
+        return f"{name}(config, {index})"
+
+    def construct_list(self, place: str, names: Sequence[str]) -> str:
+        stack = self.writer.stack
+        if self.method.path != TOP or stack is None or place != stack.path or stack.caches is None:
+            modules = [self.construct(f"{place}.{i}", name) for i, name in enumerate(names)]
+            if len({*modules}) == 1:
+                return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
+            return f"nn.ModuleList([{', '.join(modules)}])"
+        start = self.offsets.get(f"{place}.0", 0)
+        index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
+        index = f"{start} + {index}" if start else index
+        count = f"range(config.{self.writer.count_field})"
+        if self.writer.emitter.shared:
+            modules = [f"{name}(config)" for name in names]
+            if len({*modules}) == 1:
+                return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
+            return f"nn.ModuleList([{', '.join(modules)}])"
+        if len({*names}) == 1:
+            return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
+        each = f"for layer_idx, kind in enumerate(config.{self.writer.kinds})"
+        return f"nn.ModuleList({self.writer.table}[kind](config, {index}) {each})"
+
+
+FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
+
+
+def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
+    """Replace ``config.x`` in the `lines` of a method, in place, and add the attributes it reads to its constructor
+    `init`.
+
+    The replacement is ``self.x``; it is ``self.config.x`` if x is in `taken`, or `taken` is None.
+    """
+    used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
+    attributes = [] if taken is None else [name for name in used if name not in taken]
+    from_config = [name for name in used if name not in attributes]
+    lines[:] = [
+        FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in attributes else f"self.config.{m[1]}", line) for line in lines
+    ]
+    if init == ["pass"] and used:
+        init.clear()
+    place = next((i + 1 for i, line in enumerate(init) if line.startswith("self.config")), 0)
+    if from_config and taken is not None and not place:
+        init.insert(0, "self.config = config")
+    init[place:place] = [f"self.{name} = config.{name}" for name in attributes]

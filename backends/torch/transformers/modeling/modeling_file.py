@@ -1,0 +1,264 @@
+"""The source of modeling_*.py: functions, then classes of layers, base models and heads."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Param
+
+from ...codegen.docstrings import model_doc
+from ...codegen.model_source import format_source
+from ...codegen.structure import Method, structure
+from ...program import snippets
+from ...program.snippets import Snippet, imports, library, names, used_snippets
+from ...program.statements import Program
+from .. import lib as own_snippets
+from ..lower.lower_base_and_head import Lowered
+from ..lower.model_emitter import FULL
+from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
+from .initial import initializer_range
+from .model_classes import ShellWriter, read_config
+
+IMPORTS = snippets.IMPORTS | {
+    **{
+        name: f"from transformers import {name}"
+        for name in ("AutoModel", "Cache", "DynamicCache", "EncoderDecoderCache", "GenerationMixin", "PreTrainedModel")
+    },
+    "dataclass": "from dataclasses import dataclass",
+    "init": "from transformers import initialization as init",
+    **{
+        name: f"from transformers.masking_utils import {name}"
+        for name in (
+            "create_causal_mask",
+            "create_sliding_window_causal_mask",
+            "create_chunked_causal_mask",
+            "create_recurrent_attention_mask",
+            "create_bidirectional_mask",
+        )
+    },
+    "GradientCheckpointingLayer": "from transformers.modeling_layers import GradientCheckpointingLayer",
+    "GenericForSequenceClassification": "from transformers.modeling_layers import GenericForSequenceClassification",
+    **{
+        name: f"from transformers.modeling_outputs import {name}"
+        for name in (
+            "BaseModelOutput",
+            "BaseModelOutputWithPast",
+            "CausalLMOutputWithPast",
+            "BaseModelOutputWithPastAndCrossAttentions",
+            "BaseModelOutputWithPooling",
+            "Seq2SeqLMOutput",
+            "Seq2SeqModelOutput",
+            "MoeCausalLMOutputWithPast",
+            *("SequenceClassifierOutput", "TokenClassifierOutput", "QuestionAnsweringModelOutput", "MaskedLMOutput"),
+            *("MultipleChoiceModelOutput", "NextSentencePredictorOutput"),
+        )
+    },
+    "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
+    "PagedAttentionCache": "from transformers.generation.continuous_batching import PagedAttentionCache",
+    "use_experts_implementation": "from transformers.integrations import use_experts_implementation",
+    "can_return_tuple": "from transformers.utils import can_return_tuple",
+    "merge_with_config_defaults": "from transformers.utils.generic import merge_with_config_defaults",
+    "capture_outputs": "from transformers.utils.output_capturing import OutputRecorder, capture_outputs",
+    "OutputRecorder": "from transformers.utils.output_capturing import OutputRecorder, capture_outputs",
+}
+
+
+@dataclass
+class Modeling:
+    """A generated file: its source, and its base models, a decoder before its encoder."""
+
+    text: str
+    bases: list[BaseModel]
+
+
+def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
+    """Return the source of the model called `name`, whose file name ends in `stem`, with its base models.
+
+    `sides` is the lowered model, or the lowered decoder and encoder.
+    """
+    config, bases = f"{name}Config", list[BaseModel]()
+    usual = initializer_range([p for side in sides for p in side.base.weights.values()])
+    for side in sides:
+        bases.append(base_model(side, name, config, usual, bases))
+    head = _head(sides[0], config, bases[0])
+    in_order = bases[::-1]  # an encoder before its decoder
+    fields: dict[str, Any] = {
+        "stem": stem,
+        "config": config,
+        "name": name,
+        "classes": [*(c for base in in_order for c in base.classes), *(head["classes"] if head else [])],
+        "bases": in_order,
+        "blocks": {kind for base in bases for kind in base.blocks},
+        "indexed": {k for b in bases for k, m in b.inner.items() if _is_indexed(b, m)},
+        "taking": {k for b in bases for k, m in b.inner.items() if b.writer.takes(m)},
+        "facts": shared_facts(in_order),
+        "own_facts": {base.name: own_facts(base) for base in bases},
+        "initial": [line for base in in_order for line in initial_values(base, usual)],
+        "constants": any(base.own.constants for base in bases),
+        "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
+        "plain": {base.name: plain_output(base.lowered) for base in bases},
+        "head": head,
+        "task": task_class(sides[0].graph.meta.get("task")),
+        "tied": tied_weights(sides),
+        "tied_base": tied_weights(sides, head=False),
+        "shares_embedding": _shares_embedding(sides),
+        "generate_masks": _generate_masks(bases[0]),
+        "forgets": _forgets(bases[0]),
+    }
+    for base in bases:
+        finish_classes(base)
+    functions = [text for base in in_order for text in base.lowered.base.functions.values()]
+    functions_and_masks = [*functions, *(base.lowered.masks for base in in_order if base.lowered.masks)]
+    page, snippets_by_name = template("modeling.py.j2"), _library()
+    used = names(ast.parse(page.render(about=[], imports=[], parts=functions_and_masks, **fields)))
+    parts = used_snippets(used, snippets_by_name)
+    used = used.union({"torch"}, *(p.uses for p in parts))
+    program = Program(sides[0].base.name, weights=whole_weights(sides))
+    about = [
+        f"{model_doc(sides[0].whole, program, False)[0]}",
+        "",
+        "Generated by weft; needs only torch and transformers.",
+    ]
+    text = page.render(
+        about=about,
+        imports=imports(used, table=IMPORTS),
+        parts=[*(p.source for p in parts), *functions_and_masks],
+        **fields,
+    )
+    return Modeling(format_source(text), bases)
+
+
+def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
+    """Return the weights of the whole base model by key; a weight that both sides read occurs once, constant tables
+    twice."""
+    tied = tied_weights(sides, head=False)
+    return {key: param for key, param, _ in _weights_by_key(sides) if key not in tied}
+
+
+def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
+    """Map the parameters of the graph to the keys of their weights in the model with its head."""
+    head, keys = sides[0].head, dict[str, str]()
+    for key, _, name in _weights_by_key(sides):
+        keys.setdefault(name, f"model.{key}" if head is not None else key)
+    for key, param in {} if head is None else head.weights.items():
+        keys.setdefault(sides[0].names[param.name], key)
+    return keys
+
+
+def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
+    """Map keys of tied weights to the keys whose tensor they share, in the model with its `head` or in the base
+    model."""
+    above = sides[0].head
+    keys, prefix = keys_by_name(sides), "" if above is None else "model."
+    trained = [(f"{prefix}{key}", name) for key, param, name in _weights_by_key(sides) if not is_table(param)]
+    tied = {key: keys[name] for key, name in trained if keys[name] != key}
+    if not head:
+        return {key.removeprefix(prefix): target.removeprefix(prefix) for key, target in tied.items()}
+    named = {} if above is None else {key: keys[sides[0].names[param.name]] for key, param in above.weights.items()}
+    return tied | {key: target for key, target in named.items() if key != target}
+
+
+def is_table(param: Param) -> bool:
+    """Return whether a parameter is stored as a buffer: a constant or an integer tensor."""
+    return param.recipe.constant or not param.type.dtype.is_float
+
+
+def _weights_by_key(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]]:
+    """Yield (key, parameter, name in the graph) of each weight of the base models, the encoder first."""
+    for side in reversed(sides):
+        for key, param in side.base.weights.items():
+            in_graph = side.graph.params.get(param.name) is param
+            name = side.names[param.name] if in_graph else f"{side.side} {param.name}"  # combined from several
+            yield f"{side.side}.{key}" if side.side else key, param, name
+
+
+def _is_indexed(base: BaseModel, method: Method) -> bool:
+    """Return whether the constructor of a method's class takes the number of its first cache."""
+    return not base.lowered.emitter.shared and (base.writer.takes_index(method) or base.writer.is_layer(method.path))
+
+
+def _shares_embedding(sides: Sequence[Lowered]) -> bool:
+    """Return whether the embeddings of decoder and encoder are tied."""
+    return f"decoder.{sides[0].emitter.embedding}.weight" in tied_weights(sides, head=False)
+
+
+def _generate_masks(base: BaseModel) -> str:
+    """Return the name of the function that computes masks before a compiled forward; "" for that of transformers.
+
+    Transformers' function computes a mask for each kind in a config, but a model with one mask computes it itself.
+    """
+    return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.tells_kinds else ""
+
+
+def _forgets(base: BaseModel) -> bool:
+    """Return whether a decoder with cross-attention has caches other than full KV caches."""
+    return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
+
+
+def _head(lowered: Lowered, config: str, base: BaseModel) -> dict[str, Any] | None:
+    """Return the template fields of a head; None without a head.
+
+    init, lines: lines of its constructor and of its forward. classes: its inner classes.
+    inputs: outputs of the base model that it reads.
+    """
+    if lowered.head is None:
+        return None
+    method = structure(lowered.head)
+    writer = ShellWriter(lowered.head, lowered.emitter, "TopOfHead", config, "", None)
+    writer.keeps_any, writer.known = False, base.writer.known | base.writer.written
+    name = writer.write(method)
+    head = writer.classes.pop(name)
+    read_config(lines := [*head.lines], head.init, None)
+    names = ", ".join(lowered.head.outputs)
+    lines[-1] = lines[-1].replace("return ", f"{names} = ", 1)
+    inner = [c for key, c in writer.classes.items() if key not in writer.reused]
+    for part in inner:
+        read_config(
+            part.lines, part.init, {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in part.init}
+        )
+    lines = [line for line in lines if line != f"{names} = {names}"]
+    return {"init": head.init, "lines": lines, "classes": inner, "inputs": [v.name for v in lowered.head.inputs]}
+
+
+TASKS = {  # task -> suffix of its class, class of its outputs, and the arguments of its loss
+    "text-classification": ("SequenceClassification", "SequenceClassifierOutput", ("labels",)),
+    "token-classification": ("TokenClassification", "TokenClassifierOutput", ("labels",)),
+    "question-answering": ("QuestionAnswering", "QuestionAnsweringModelOutput", ("start_positions", "end_positions")),
+    "fill-mask": ("MaskedLM", "MaskedLMOutput", ("labels",)),
+    "multiple-choice": ("MultipleChoice", "MultipleChoiceModelOutput", ("labels",)),
+    "next-sentence-prediction": ("NextSentencePrediction", "NextSentencePredictorOutput", ("labels",)),
+}
+
+
+def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return the entry of `task` in `TASKS`; None if `task` is None.
+
+    Raises:
+        WeftError: if transformers has no class for the task.
+    """
+    if task is not None and task not in TASKS:
+        raise WeftError(f"target transformers writes no models for {task}; it does for {', '.join(TASKS)}")
+    return None if task is None else TASKS[task]
+
+
+def _library() -> dict[str, Snippet]:
+    """Return all snippets for transformers by name: those of the target torch, except imported names, and its own."""
+    return {name: part for name, part in library().items() if name not in IMPORTS} | library(own_snippets.__name__)
+
+
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    """Return a template of the folder `templates` by file name."""
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(name)

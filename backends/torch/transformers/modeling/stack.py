@@ -1,0 +1,161 @@
+"""The stack of layers of a base model, and the numbers and kinds of its caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ...codegen.structure import Call, Loop, Method
+from ...program.statements import CacheSlot, Program, Statement, Var
+from ..lower.model_emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
+
+NO_CACHE = "moe"  # transformers' kind of a layer without a cache
+
+
+@dataclass
+class Stack:
+    """The list of modules at `path` whose `calls` are the layers of a model, in order.
+
+    caches: number of caches in each layer; if it is 1, some layers may have none. None if layers differ otherwise.
+    """
+
+    path: str
+    calls: list[Call]
+    caches: int | None
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
+    """Return the layers of the model `top`: its longest loop over a complete list of modules; None without such a
+    loop."""
+    loops = [item for item in top.items if isinstance(item, Loop)]
+    fitting = []
+    for loop in loops:
+        paths = [c.path for c in loop.calls]
+        stem = paths[0].rpartition(".")[0]
+        listed = [p for p in top.modules if p.rpartition(".")[0] == stem]
+        if stem and paths == [f"{stem}.{i}" for i in range(len(paths))] and len(listed) == len(paths):
+            fitting.append(Stack(stem, loop.calls, _caches_each(loop.calls, e)))
+    return max(fitting, key=len, default=None)
+
+
+def loop_single_layers(top: Method, program: Program) -> None:
+    """Replace the call of the only module of a ModuleList by a loop, in place, because a config may ask for more
+    layers."""
+    shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
+    for i, item in enumerate(top.items):
+        stem, _, number = item.path.rpartition(".") if isinstance(item, Call) else ("", "", "")
+        if not isinstance(item, Call) or number != "0" or len(item.results) != 1:
+            continue
+        listed = [p for p in (*top.modules, *top.holds) if p.startswith(f"{stem}.")]
+        shape = shapes.get(item.results[0])
+        alike = [j for j, o in enumerate(item.inputs) if isinstance(o, Var) and shape in (o.shape, shapes.get(o))]
+        if shape is not None and listed == [item.path] and len(alike) == 1:
+            top.items[i] = Loop([item], alike)
+
+
+def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
+    counts = {cache_numbers(c.callee, e).count for c in calls}
+    return 1 if counts <= {0, 1} else counts.pop() if len(counts) == 1 else None
+
+
+@dataclass
+class CacheNumbers:
+    """The numbers of the caches of a method.
+
+    first: first number of each statement with a cache, and of each call. own: number of self-attention caches and
+    states.
+    source: number of cross-attention caches, which share the numbers of self-attention caches.
+    """
+
+    first: dict[object, int] = field(default_factory=dict)
+    own: int = 0
+    source: int = 0
+
+    @property
+    def count(self) -> int:
+        return max(self.own, self.source)
+
+    def add(self, item: object, own: int, source: int) -> None:
+        """Assign the next numbers to `item`, which has `own` self-attention caches and `source` cross-attention
+        caches."""
+        if own and source:
+            self.own = self.source = self.count
+        self.first[item] = self.own if own or not source else self.source
+        self.own, self.source = self.own + own, self.source + source
+
+
+def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -> CacheNumbers:
+    """Return the cache numbers of a method: one for each attention, one for all recurrences of a module until one
+    repeats.
+
+    Each layer of the `stack` has at least one number.
+    """
+    numbers = CacheNumbers()
+    states: set[int] = set()
+    shared = 0
+    for item in method.items:
+        if isinstance(item, Statement):
+            state = e.recurrent.get(item)
+            if not keeps(item):
+                continue
+            if state is not None and states and state not in states:
+                states.add(state)
+                numbers.first[item] = shared
+                continue
+            if state is not None:
+                states, shared = {state}, numbers.own
+            numbers.add(item, int(item not in e.crossed), int(item in e.crossed))
+        elif isinstance(item, Call):
+            inner = cache_numbers(item.callee, e)
+            alike = inner.own and inner.source
+            numbers.add(item, inner.count if alike else inner.own, inner.count if alike else inner.source)
+        else:
+            for call in item.calls:
+                count = cache_numbers(call.callee, e).count
+                count = max(1, count) if stack is not None and item.calls is stack.calls else count
+                numbers.add(call, count, count)
+    return numbers
+
+
+def keeps(statement: Statement) -> bool:
+    """Return whether a statement with results has a cache or state."""
+    return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
+
+
+def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:
+    """Return the attention statements of a method, without inner methods, and the facts of each."""
+    return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
+
+
+def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> list[str]:
+    """Return the kind of each cache of a method, by cache number; a layer of the `stack` without a cache has
+    `NO_CACHE`."""
+    numbers = cache_numbers(method, e, stack)
+    kinds = [NO_CACHE] * numbers.count
+    for item, first in numbers.first.items():
+        if isinstance(item, Call):
+            inner = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
+            kinds = [inner[i] if inner.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
+        elif isinstance(item, Statement) and item not in e.crossed:
+            kinds[first] = RECURRENT if item in e.recurrent else _kind(item, e)
+    return kinds
+
+
+def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
+    """Return the kinds of the caches before the stack, and of those after it."""
+    place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
+    before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
+    return cache_kinds(before, e), cache_kinds(after, e)
+
+
+def block_kinds(block: Method, e: ShellEmitter) -> list[str]:
+    """Return the kinds of the caches of one block; [`NO_CACHE`] if it has none."""
+    return cache_kinds(block, e) or [NO_CACHE]
+
+
+def _kind(statement: Statement, e: ShellEmitter) -> str:
+    """Return the kind of the cache of an attention."""
+    mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
+    return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL

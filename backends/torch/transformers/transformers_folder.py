@@ -1,0 +1,240 @@
+"""Build folders for transformers: a configuration, a model, weights, and a generation config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param
+from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.passes import Report
+from weft.passes.analysis.states import has_cache
+
+from ...block_weights import is_quantized
+from ...safetensors import Tensor, write_shards
+from ...target import MODEL
+from ...weights import StoredTensor, weight_facts
+from ..program.constants import stored_dtype
+from ..program.stateful_nodes import check_writes
+from .embedding import write_embedding, write_json
+from .engines.plans import plans
+from .engines.refusals import explain_engines, refusals
+from .lower.lower_base_and_head import lower
+from .lower.stacked_experts import home_of, stacks
+from .modeling.base import BaseModel
+from .modeling.configuration_file import TORCH_DTYPES, Configuration, states_each, write_configuration
+from .modeling.initial import initializer_range
+from .modeling.modeling_file import Modeling, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
+
+GRAPH = "model.weft"  # as in folders of graphs
+KNOWN = (  # prefixes of class names in transformers and engines
+    *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
+    *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
+    *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
+)
+ACTIVATION_MODULES = {  # of scores, as sentence-transformers names them
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
+TAKEN = "mamba"  # `generate` passes caches to classes with this in their names as another argument
+
+
+class TransformersFolder:
+    """A folder of the target transformers before it is written: the model of `forms` with weights in `dtype`.
+
+    length: longest sequence. name: class name ("": derived from the graph's name). Notes for the user are appended to
+    `notes`.
+
+    Raises:
+        WeftError: if the graph has cache operands or quantized weights, does not read token ids, or has a name that
+        transformers reserves.
+    """
+
+    def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
+        graph, self._legal = forms[""], forms[MODEL]
+        if has_cache(graph):
+            raise WeftError(
+                "target transformers has caches of its own: leave out the pass kv-cache, and passes that need it"
+            )
+        if any(map(is_quantized, graph.params.values())):
+            raise WeftError(
+                "target transformers stores weights as floats: leave out --weights and the pass quantize, or write "
+                "codes that transformers reads with `weft export --weights codes`"
+            )
+        check_writes(graph)
+        if "input_ids" not in graph.inputs:
+            raise WeftError(
+                f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
+                "choose target torch, or write it as a model of transformers itself with `weft export`"
+            )
+        if TAKEN in name.lower():
+            raise WeftError(
+                f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
+            )
+        self._graph, self._name, self._length = graph, name or derive_class_name(graph.name), length
+        self._stem = derive_stem(self._name)
+        self._sides = lower(forms)
+        self._head = self._sides[0].head
+        self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
+        self.plans = plans(self.modeling.bases)
+        divided = self.plans.by_name
+        self._config: Configuration = write_configuration(
+            self.modeling, self._name, self._stem, divided, self._config_facts(length)
+        )
+        self.refusals = refusals(self.modeling.bases)
+        self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
+        for engine in (e for e, reasons in self.refusals.items() if reasons):
+            notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
+        self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
+        self._dtype = dtype
+        self._weights = self._tensors()
+        self.trace: list[str] = []
+        self.weight_bytes = sum(w.nbytes for w in self._weights.values())
+        self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": weight_facts(graph, self.tensors)}
+
+    def explain(self, report: Report) -> list[str]:
+        """Return the lines of `explain_engines`: whether each engine can run the model."""
+        return self._explained
+
+    @property
+    def base(self) -> BaseModel:
+        """Return the base model; for an encoder-decoder, that of the decoder."""
+        return self.modeling.bases[0]
+
+    def _config_facts(self, length: int) -> dict[str, Any]:
+        """Return the config fields in addition to the sizes of the architecture; `length` is the longest sequence."""
+        meta = self._graph.meta
+        eos = meta.get("eos_token_ids") or [None]
+        tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
+        facts: dict[str, Any] = {
+            "max_position_embeddings": length,
+            "initializer_range": initializer_range(whole_weights(self._sides).values()),
+            "use_cache": bool(self._sides[0].emitter.cached),
+            "tie_word_embeddings": bool(tied_weights(self._sides)),
+            **tokens,
+            "eos_token_id": eos[0],
+        }
+        if (vector := self._graph.outputs.get("sentence_embedding")) is not None:
+            facts["projection_dim"] = vector.width  # as sentence-transformers asks for it
+        if (count := states_each(self._sides[0])) > 1:
+            facts["number_of_conv_states"] = count
+        if len(self._sides) > 1:
+            facts |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
+        return facts
+
+    def _params(self) -> dict[str, Param]:
+        """Return the parameters of all stored weights by key."""
+        prefix, tied = "" if self._head is None else "model.", tied_weights(self._sides)
+        params = {f"{prefix}{key}": param for key, param in whole_weights(self._sides).items()}
+        if self._head is not None:
+            params |= {key: param for key, param in self._head.weights.items() if key not in tied}
+        return params
+
+    def _tensors(self) -> dict[str, Tensor]:
+        params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
+        tensors = {
+            key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, reader))
+            for key, p in params.items()
+        }
+        self.tensors = {key: StoredTensor(params[key].recipe, t.dtype, t.shape) for key, t in tensors.items()}
+        return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write all files into `folder`; `step` is called with the number of bytes just written."""
+        for kind, text in self.texts.items():
+            (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
+        (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
+        write_json(folder / "config.json", self._config_json())
+        write_json(folder / "generation_config.json", self._generation())
+        write_embedding(folder, self._graph, dtypes.parse(self._dtype), self._length)
+        write_shards(folder, self._weights, step=step)
+
+    def _graph_text(self) -> str:
+        """Return the graph in the text format, with the folder's tensors as weights, to load it after training."""
+        recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
+        prefix = "" if self._head is None else "model."
+        mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}
+        for side in self._sides:
+            path = f"{prefix}{side.side}." if side.side else prefix
+            for node in (n for n in side.graph.nodes if n.op is ops.moe):
+                original = mixtures[side.names[_stack_name(node)]]
+                for name, recipe in stacks(node, f"{path}{home_of(node)}").items():
+                    stack = original.operand(name)
+                    assert isinstance(stack, Param)
+                    recipes[stack.name] = recipe
+        graph = self._legal.clone(recipes)
+        graph.meta.pop("source", None)
+        return str(graph)
+
+    def _config_json(self) -> dict[str, Any]:
+        name, stem, head = self._name, self._stem, self._head
+        code = f"modeling_{stem}.{name}"
+        classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
+        writes = "ForConditionalGeneration" if len(self._sides) > 1 else "ForCausalLM"
+        if head is not None and len(self._sides) > 1:
+            classes |= {"AutoModelForSeq2SeqLM": f"{code}{writes}"}
+        elif (task := task_class(self._graph.meta.get("task"))) is not None:
+            writes = f"For{task[0]}"
+            classes |= {f"AutoModel{writes}": f"{code}{writes}"}
+        elif head is not None:
+            classes |= {
+                "AutoModelForCausalLM": f"{code}ForCausalLM",
+                "AutoModelForSequenceClassification": f"{code}ForSequenceClassification",
+            }
+        return {
+            "architectures": [f"{name}{writes if head is not None else 'Model'}"],
+            "auto_map": classes,
+            "model_type": stem,
+            "dtype": TORCH_DTYPES[self._dtype],
+            **{k: v for k, v in self._config.fields.items() if v is not None},
+            **self._task_facts(),
+        }
+
+    def _task_facts(self) -> dict[str, Any]:
+        """Return the config fields for the labels and activation of a task head."""
+        meta, facts = self._graph.meta, dict[str, Any]()
+        if (names := meta.get("labels")) is not None:
+            facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        if "problem_type" in meta:
+            facts["problem_type"] = meta["problem_type"]
+        if (activation := meta.get("rank", {}).get("activation")) in ACTIVATION_MODULES:
+            facts["sentence_transformers"] = {"activation_fn": ACTIVATION_MODULES[activation]}
+        return facts
+
+    def _generation(self) -> dict[str, Any]:
+        meta = self._graph.meta
+        eos = meta.get("eos_token_ids") or [None]
+        fields = {
+            "bos_token_id": meta.get("bos_token_id"),
+            "eos_token_id": eos if len(eos) > 1 else eos[0],
+            "pad_token_id": meta.get("pad_token_id"),
+            "decoder_start_token_id": meta.get("decoder_start_token_id"),
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+def _stack_name(node: Node) -> str:
+    """Return the name of the weight ``up`` of a mixture of experts."""
+    return node.required("up").name
+
+
+def derive_class_name(name: str) -> str:
+    """Return a class name from the name of a model without its size, distinct from those of models in engines."""
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
+    joined = "".join(w[0].upper() + w[1:] for w in words)
+    if joined in ("", "Model"):  # else its base model would be called ModelModel
+        return "Weft"
+    joined = re.sub(TAKEN, "Ssm", joined, flags=re.IGNORECASE)
+    return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(KNOWN) else joined
+
+
+def derive_stem(name: str) -> str:
+    """Return the file stem for classes called `name`, in snake case."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()

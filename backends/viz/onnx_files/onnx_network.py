@@ -1,0 +1,350 @@
+"""Conversion of any ONNX file to a network: operations with scopes from its exporter, weights and types.
+
+External data is not read. Calls of functions are inlined. Constants, and values computed from shapes alone, become
+attributes of their readers instead of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from weft.ir.errors import WeftError
+from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
+
+from ..model.network import Network, Vertex, Weight, describe_layout
+from .onnx_constants import Constant, constant, copy_weight, formula, initializer
+from .operation import Op
+from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
+from .scopes import exported_scope, fresh, name_operations
+from .types import attribute_text, dtype_name, type_text
+
+BIG = 1 << 10  # bytes; larger tensors are weights, never parts of a shape
+DEEPEST = 64  # nested function calls
+MOST = 30_000  # operations in inlined functions; exporters call each function a few times
+NEWEST = 1 << 16  # largest opset version accepted; the newest is 25 today
+
+
+def onnx_network(path: Path) -> Network:
+    """Read the ONNX model at `path` as a network to draw.
+
+    Raises:
+        WeftError: if the file is not a valid ONNX model, or is truncated.
+    """
+    model = _read(path)
+    graph, ops = model.graph, list(_ops(model, path))
+    constants = {tensor.name: initializer(tensor) for tensor in graph.initializer}
+    for sparse in graph.sparse_initializer:
+        constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
+    inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
+    types = {v.name: type_text(v.type) for v in _infer_types(model)}
+    outputs = {v.name: (v.name, types.get(v.name, "")) for v in graph.output}
+    ops = _without_sizes(ops, constants, types, outputs.keys())
+    _check(path, ops, {*inputs, *constants}, outputs)
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    vertices, renamed = _vertices(ops, constants, types, versions)
+    return Network(
+        graph.name if graph.name not in ("", "main_graph", "main", "torch_jit", "torch-jit-export") else path.stem,
+        tuple(vertices),
+        inputs,
+        {name: (renamed.get(value, value), kind) for name, (value, kind) in outputs.items()},
+    )
+
+
+def join_networks(halves: Sequence[Network]) -> Network:
+    """Return `halves` as one network: inputs of a later network read outputs of an earlier one with the same name."""
+    network = halves[0]
+    for part in halves[1:]:
+        part = _rename_duplicates(part, {v.name for v in network.vertices})
+        joints = {name: value for name, (value, _) in network.outputs.items() if name in part.inputs}
+        vertices = (replace(v, reads=tuple(joints.get(x, x) for x in v.reads)) for v in part.vertices)
+        inputs = {**network.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
+        outputs = {name: output for name, output in network.outputs.items() if name not in joints}
+        network = Network(part.name, _merge(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
+    return network
+
+
+def _merge(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
+    """Return the operations of `before` and `after`. An operation of `before` in a scope of `after` moves to its first
+    reader."""
+    shared = {v.scope.partition(".")[0] for v in after if v.scope}
+    first: dict[str, int] = {}
+    # Backwards, so that the first reader of a value remains.
+    for i, v in reversed([*enumerate(after)]):
+        first |= dict.fromkeys(v.reads, i)
+    late: dict[str, int] = {}
+    for v in reversed(before):
+        readers = [first[x] for x in v.makes if x in first]
+        if readers and v.scope.partition(".")[0] in shared:
+            late[v.name] = min(readers)
+            for x in v.reads:
+                first[x] = min(late[v.name], first.get(x, len(after)))
+    order = [v for v in before if v.name not in late]
+    for i, v in enumerate(after):
+        order += [w for w in before if late.get(w.name) == i]
+        order.append(v)
+    return tuple(order)
+
+
+def _rename_duplicates(network: Network, used: set[str]) -> Network:
+    """Return `network` with new names for operations whose name is in `used`, which is updated."""
+    names: dict[str, str] = {}
+    vertices = []
+    for v in network.vertices:
+        name = fresh(v.name, used)
+        names |= {x: name + x.removeprefix(v.name) for x in v.makes if name != v.name}
+        reads, makes = (tuple(names.get(x, x) for x in values) for values in (v.reads, v.makes))
+        vertices.append(replace(v, name=name, reads=reads, makes=makes))
+    outputs = {name: (names.get(value, value), kind) for name, (value, kind) in network.outputs.items()}
+    return replace(network, vertices=tuple(vertices), outputs=outputs)
+
+
+# -- the file
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """Return the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
+    model = onnx.ModelProto()
+    try:
+        with path.open("rb") as file:
+            model.ParseFromString(file.read())
+    except OSError as e:
+        raise WeftError(f"cannot read {path}: {(e.strerror or str(e)).lower()}") from e
+    except DecodeError as e:
+        raise WeftError(f"{path} is not a valid ONNX model, or is truncated: {e}") from e
+    if wrong := next((o for o in model.opset_import if not 0 <= o.version <= NEWEST), None):
+        raise WeftError(f"{path}: operators of {wrong.domain or 'ai.onnx'} have no version {wrong.version}")
+    if not model.ir_version or not (model.graph.node or model.graph.output):
+        raise WeftError(f"{path} is not a valid ONNX model, or is truncated: it contains no graph")
+    return model
+
+
+def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """Yield each value (name and type) whose type is recorded in the file or found by shape inference."""
+    light = onnx.ModelProto()
+    # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
+    light.CopyFrom(_light(model))
+    try:
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
+        light = model  # only the types in the file are known
+    yield from (*light.graph.value_info, *light.graph.input, *light.graph.output)
+
+
+def _light(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` without the bytes of its weights, on which no shape depends."""
+    stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = model.graph
+    stub.graph.MergeFrom(
+        onnx.GraphProto(
+            node=graph.node, name=graph.name, input=graph.input, output=graph.output, value_info=graph.value_info
+        )
+    )
+    inputs = {v.name for v in graph.input}
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < BIG:
+            stub.graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            kind = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            stub.graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
+    return stub
+
+
+def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
+    """Yield the operations in order, with calls of functions inlined."""
+    functions = {(f.domain, f.name): f for f in model.functions}
+    count = 0
+
+    def of(
+        nodes: list[onnx.NodeProto],
+        calls: tuple[str, ...],
+        values: Mapping[str, str],
+        outer: Mapping[str, onnx.AttributeProto],
+    ) -> Iterator[Op]:
+        if len(calls) > DEEPEST:
+            raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
+        stem = "/".join(calls)
+        for i, node in enumerate(nodes):
+            metadata = [x for p in node.metadata_props for x in (p.key, p.value)]
+            strings = (node.op_type, node.domain, node.name, *node.input, *node.output, *metadata)
+            if not all(isinstance(x, str) for x in strings):
+                raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf returns bytes then
+            attrs = _resolve_attributes(node, outer)
+            names = (*calls, node.name or f"{node.op_type}_{i}")
+            inputs, outputs = (
+                [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
+            )
+            scopes = exported_scope({p.key: p.value for p in node.metadata_props})
+            op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
+            function = functions.get((node.domain, node.op_type))
+            nonlocal count
+            # Functions that call others twice double at every level: a small file could expand to billions of nodes.
+            count += bool(calls)
+            if count > MOST:
+                raise WeftError(f"{path}: calls of functions stand for more than {MOST:,} operations, too many to draw")
+            if function is None:
+                yield op
+                continue
+            inner = dict(zip(function.input, [*op.inputs, *[""] * len(function.input)], strict=False))
+            inner |= {a: b for a, b in zip(function.output, op.outputs, strict=False) if b}
+            defaults = {a.name: a for a in function.attribute_proto}
+            yield from of(list(function.node), names, inner, defaults | attrs)
+
+    yield from of(list(model.graph.node), (), {}, {})
+
+
+def _resolve_attributes(
+    node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]
+) -> dict[str, onnx.AttributeProto]:
+    """Return the attributes of a node by name; `outer` are attributes of its function, which they may refer to."""
+    bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
+    return {name: a for name, a in bound.items() if a is not None}
+
+
+def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Return the names of the outer values that subgraphs in the attributes of a node read."""
+    captured: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
+            inner_values = {v.name for v in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                captured |= dict.fromkeys(
+                    x for x in (*inner.input, *_find_captured(inner)) if x and x not in inner_values
+                )
+                inner_values |= {*inner.output}
+            captured |= dict.fromkeys(v.name for v in graph.output if v.name not in inner_values)
+    return tuple(captured)
+
+
+def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
+    """Check that each value is in `defined` at first, or produced once before its readers. Raises WeftError if not."""
+    for op in ops:
+        for name in (*op.inputs, *op.captured):
+            if name and name not in defined:
+                raise WeftError(
+                    f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which nothing before it makes"
+                )
+        if duplicates := defined.intersection(filter(None, op.outputs)):
+            raise WeftError(
+                f"{path}: {'/'.join(op.names)} ({op.kind}) makes {min(duplicates)!r}, which is there already"
+            )
+        defined.update(op.outputs)
+    if missing := next((name for name in outputs if name not in defined), ""):
+        raise WeftError(f"{path}: nothing makes the output {missing!r}")
+
+
+# -- constants
+
+
+def _without_sizes(
+    ops: list[Op], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
+) -> list[Op]:
+    """Return `ops` without operations that compute constants or sizes from shapes; add the results to `constants`."""
+    remaining = []
+    for op in ops:
+        const = None
+        if len(op.outputs) == 1 and op.outputs[0] not in outputs:
+            const = constant(op.attrs) if op.kind == "Constant" else copy_weight(op, constants)
+            const = const or formula(op, constants, types)
+        if const is None:
+            remaining.append(op)
+        else:
+            constants[op.outputs[0]] = const
+    return remaining
+
+
+# -- vertices
+
+
+def _vertices(
+    ops: list[Op], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
+) -> tuple[list[Vertex], dict[str, str]]:
+    """Return the operations as vertices, and a map from value names in the file to new names."""
+    scopes = name_operations(ops, constants)
+    new_names: dict[str, str] = {}
+    for op, (_, name) in zip(ops, scopes, strict=True):
+        results = [x for x in op.outputs if x]
+        for i, x in enumerate(results):
+            new_names[x] = name if i == 0 else f"{name}.{_output(op, op.outputs.index(x), versions)}"
+    uncounted = {*constants}
+    vertices = []
+    for op, (scope, name) in zip(ops, scopes, strict=True):
+        operands = list(zip(op.inputs, _roles(op, versions), strict=True))
+        operands += [(x, "captured") for x in op.captured if x not in constants]
+        values = [(x, role) for x, role in operands if x and x not in constants]
+        parameters = [(constants[x], role, constants[x].source or x) for x, role in operands if x in constants]
+        weights = [_weight(c, x, role, op, uncounted) for c, role, x in parameters if not c.text]
+        uncounted -= {x for c, _, x in parameters if not c.text}
+        vertex = Vertex(
+            name,
+            op.kind,
+            scope,
+            tuple(new_names.get(x, x) for x, _ in values),
+            tuple(new_names[x] for x in op.outputs if x),
+            tuple(role for _, role in values),
+            tuple(types.get(x, "") for x in op.outputs if x),
+            {k: attribute_text(a) for k, a in sorted(op.attrs.items())}
+            | {role: c.text for c, role, _ in parameters if c.text},
+            tuple(weights),
+            view=op.kind in VIEWS,
+        )
+        operand_types = {role: types.get(x, "") for x, role in values}
+        vertices.append(replace(vertex, like=alike(vertex, operand_types)))
+    return gates(vertices), new_names
+
+
+def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str]) -> Weight:
+    """Return the weight `name` that `op` reads as operand `role`; it counts as parameters only if in `uncounted`."""
+    size, shape, layout = weight.elements, weight.shape, None
+    if role in PACKED.get(op.kind, ()):
+        # The tensor packs several codes into a byte; only the attributes define how many.
+        name_of_bits = "expert_weight_bits" if op.kind == "QMoE" else "bits"
+        bits, group = (op.attrs[key].i if key in op.attrs else 0 for key in (name_of_bits, "block_size"))
+        if bits in INTEGER_BITS and group > 0:
+            points = [x for x, other in zip(op.inputs, OPERANDS[op.kind], strict=False) if "zero_point" in other]
+            layout = integer_layout(bits, group, any(points))
+            size = size * 8 // bits if weight.dtype == "u8" else size
+            shape = (*shape[:-1], shape[-1] * size // weight.elements) if weight.elements else shape
+        if op.kind == "MatMulNBits" and {"N", "K"} <= op.attrs.keys():
+            size = op.attrs["N"].i * op.attrs["K"].i
+    counts = weight.numeric and not any(word in role for word in ("scale", "zero_point", "_cache"))
+    learned = size if counts or role == "scale" else 0
+    return Weight(
+        name,
+        f"[{', '.join(map(str, shape))}]",
+        weight.dtype if layout is None else str(layout),
+        weight.bytes,
+        "",
+        learned if name in uncounted else 0,
+        bits=None if layout is None else layout.bits_per_weight,
+        packing="" if layout is None else describe_layout(layout),
+    )
+
+
+def _schema(op: Op, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+    domain = "" if op.domain == "ai.onnx" else op.domain
+    version = versions.get(domain, versions.get("ai.onnx", 1))
+    if not onnx.defs.has(op.kind, version, domain):
+        return None
+    return onnx.defs.get_schema(op.kind, version, domain)
+
+
+def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
+    """Return the names of an operator's operands in the ONNX standard, or in the runtime that defines the operator."""
+    if op.domain == MICROSOFT and op.kind in OPERANDS:
+        names = list(OPERANDS[op.kind])
+    else:
+        schema = _schema(op, versions)
+        names = [formal.name for formal in schema.inputs] if schema is not None else list(OPERANDS.get(op.kind, ()))
+    return [names[min(i, len(names) - 1)] if names else f"input {i}" for i in range(len(op.inputs))]
+
+
+def _output(op: Op, index: int, versions: Mapping[str, int]) -> str:
+    """Return the name of result number `index` (at least 1) of `op` in the ONNX standard; "out1", … if it has none."""
+    schema = _schema(op, versions)
+    names = [formal.name for formal in schema.outputs] if schema is not None else []
+    return names[index] if index < len(names) and names[index] != names[-1] else f"out{index}"

@@ -1,0 +1,238 @@
+"""`weft.heal`: scales, norms and biases of a quantized model, refitted to the original's predictions on a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.backends.block_weights import is_quantized
+from weft.backends.runtime.device import choose_place
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.passes.analysis.states import has_cache
+from weft.passes.fitting.calibration import MIXTURE, read_tokens
+from weft.passes.runner import Progress
+
+from ...model import Model, SourceLike
+from .source.sources import load_source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS, BATCH, CONTEXT, RATE = 32768, 4, 256, 5e-4
+HELD_BACK = 10  # one of 10 windows is held back for validation
+MOST_HELD_BACK = 8  # windows: validation should not cost more than training
+PROMPT = 8  # tokens of the text at the start of a sampled sequence
+TOGETHER = 64  # sequences sampled in one batch
+
+
+@dataclass(frozen=True)
+class Healing:
+    """The healed `model`, and its KL divergence from the original in nats per token on held-back windows of the text.
+
+    before, after: divergence of the quantized model, and of the result. scales, norms_and_biases: number of trained
+    parameters. If training did not reduce the divergence, `model` is the input.
+    """
+
+    model: Model
+    before: float
+    after: float
+    steps: int
+    scales: int
+    norms_and_biases: int
+
+    @property
+    def improved(self) -> bool:
+        """Return whether the divergence has decreased."""
+        return self.after < self.before
+
+
+def heal(
+    model: SourceLike,
+    *,
+    against: SourceLike,
+    text: str | Path | None = None,
+    tokens: int = TOKENS,
+    samples: int = 0,
+    seconds: float | None = None,
+    rate: float = RATE,
+    batch: int = BATCH,
+    context: int = CONTEXT,
+    bf16: bool = False,
+    device: str = "auto",
+    seed: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+) -> Model:
+    """Refit scales, norms and biases of the quantized `model` to the original `against`; codes stay unchanged.
+
+    The model is trained by distillation: its next-token distributions should be the original's on a text. The result is
+    validated on held-back windows of the text: if it is not closer to the original there, the input is returned
+    unchanged. `healing` also returns these measurements.
+
+    Args:
+        text: a text, or token ids (.npy, .json); if None, a mixture of prose, code and languages that comes with weft.
+        tokens: number of training tokens, with repetitions.
+        samples: number of tokens of additional sequences, sampled from the original.
+        seconds: time limit of the training, which then takes fewer steps.
+        rate: relative size of the first steps of Adam.
+        batch: windows per step.
+        context: tokens per window.
+        bf16: compute the matrix products of the training in bf16: half the time on many CPUs, and on GPUs.
+        device: "auto", "cpu" or "cuda".
+        seed: of the order of the windows, and of the samples.
+
+    Raises:
+        WeftError: if the model is not quantized, the two are not decoders with the same tokens, the text is too short
+            or cannot be read, or PyTorch is not installed.
+    """
+    return healing(
+        model,
+        against=against,
+        text=text,
+        tokens=tokens,
+        samples=samples,
+        seconds=seconds,
+        rate=rate,
+        batch=batch,
+        context=context,
+        bf16=bf16,
+        device=device,
+        seed=seed,
+        progress=progress,
+    ).model
+
+
+def healing(
+    model: SourceLike,
+    *,
+    against: SourceLike,
+    text: str | Path | None = None,
+    tokens: int = TOKENS,
+    samples: int = 0,
+    seconds: float | None = None,
+    rate: float = RATE,
+    batch: int = BATCH,
+    context: int = CONTEXT,
+    bf16: bool = False,
+    device: str = "auto",
+    seed: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+) -> Healing:
+    """Heal `model` as `heal` does, and return it with the measurements."""
+    for name, number, minimum in (("tokens", tokens, 1), ("samples", samples, 0), ("batch", batch, 1)):
+        if number < minimum:
+            raise WeftError(f"{name} is {number}, but it must be at least {minimum}")
+    if context < 2:
+        raise WeftError(f"context is {context}, but a window has at least 2 tokens")
+    for name, size in (("rate", rate), ("seconds", 1.0 if seconds is None else seconds)):
+        if not 0 < size < float("inf"):
+            raise WeftError(f"{name} is {size}, but it must be a positive number")
+    place = choose_place(device, "torch")
+    quantized, original = load_source(model), load_source(against)
+    _check(quantized, original)
+    windows = _windows(quantized, original, str(text or MIXTURE), tokens, context)
+
+    import torch
+
+    from weft.backends.torch.distillation.sampled_sequences import continued
+    from weft.backends.torch.distillation.student import dense, open_student
+    from weft.backends.torch.distillation.training import distill
+
+    from .modules import module_forms, simplify_trainable
+    from .modules import torch as module_of
+
+    teacher = module_of(original, device=place.device).requires_grad_(False)
+    trainable = dense(quantized.graph)
+    student = open_student(quantized.graph, trainable, module_forms(simplify_trainable(trainable.graph)), place.device)
+    if not student.trained:
+        raise WeftError(f"{quantized.description} has no scales, norms or biases that can be trained")
+    texts = torch.from_numpy(windows).to(place.device)
+    held_back = torch.arange(len(texts)) % HELD_BACK == min(HELD_BACK, len(texts)) // 2
+    training = texts[~held_back]
+    if samples:
+        count = -(-samples // context)
+        prompts = _prompts(training, count, min(PROMPT, context - 1), seed)
+        sampled = [
+            continued(teacher, part, context, seed=seed + i, progress=progress)
+            for i, part in enumerate(torch.split(prompts, TOGETHER))
+        ]
+        training = torch.cat([training, *sampled])
+    outcome = distill(
+        student,
+        teacher,
+        training,
+        texts[held_back][:MOST_HELD_BACK],
+        steps=-(-tokens // (batch * context)),
+        batch=batch,
+        rate=rate,
+        seconds=seconds,
+        bf16=bf16,
+        seed=seed,
+        progress=progress,
+    )
+    healed = quantized
+    if outcome.improved:
+        pipeline = "; ".join(text for text in (quantized.pipeline, "heal") if text)
+        healed = replace(quantized, graph=student.healed(), module=None, pipeline=pipeline, settings=None)
+    return Healing(healed, outcome.before, outcome.after, outcome.steps, *student.counts())
+
+
+def _check(quantized: Model, original: Model) -> None:
+    """Check that `quantized` is quantized, and that both models are decoders of the same tokens.
+
+    Raises:
+        WeftError: naming the model that does not qualify.
+    """
+    for name, graph in ((model.description, model.graph) for model in (quantized, original)):
+        if (kind := graph.meta.get("kind", "decoder")) != "decoder":
+            raise WeftError(f"{name} is an {kind}, and heal compares the next-token predictions of decoders")
+        if "logits" not in graph.outputs:
+            raise WeftError(f"{name} has no output logits, which heal compares")
+        if has_cache(graph):
+            raise WeftError(f"{name} has caches, and heal needs complete sequences: run kv-cache afterwards")
+    if not any(map(is_quantized, quantized.graph.params.values())):
+        raise WeftError(
+            f"{quantized.description} is not quantized: heal refits scales; make some with weft opt -p quantize"
+        )
+    first, second = (int(model.graph.outputs["logits"].width) for model in (quantized, original))
+    if first != second:
+        raise WeftError(
+            f"{quantized.description} has {first} tokens and {original.description} {second}: heal needs the model "
+            "that was quantized"
+        )
+
+
+def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
+    """Return prompts [count, length], cut out of `windows` at random positions."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(len(windows), (count,), generator=generator)
+    starts = torch.randint(windows.shape[1] - length + 1, (count, 1), generator=generator)
+    columns = (starts + torch.arange(length)).to(windows.device)
+    return windows[rows.to(windows.device)].gather(1, columns)
+
+
+def _windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
+    """Return windows [n, context] of a text with `tokens` tokens in total, by the tokenizer of either model.
+
+    Raises:
+        WeftError: if neither has one, the text cannot be read, or it is too short.
+    """
+    graphs = [quantized.graph, original.graph]
+    longest = min((n for g in graphs if (n := g.meta.get("max_positions"))), default=context)
+    if context > longest:
+        raise WeftError(f"a context of {context} tokens is more than the {longest} that the model takes")
+    graph = next((g for g in graphs if g.tokenize is not None), graphs[0])
+    # One stream of tokens: a window may contain the end of a document and the beginning of the next.
+    limit = tokens * HELD_BACK // (HELD_BACK - 1) + context
+    ids = np.concatenate([ids.reshape(-1) for ids in read_tokens(graph, text, limit)])
+    if len(ids) < 2 * context:
+        raise WeftError(
+            f"{text} has {len(ids)} tokens, and heal needs {2 * context}, two windows of {context}, or more: give a "
+            "longer text or a smaller context"
+        )
+    return ids[: len(ids) // context * context].reshape(-1, context)

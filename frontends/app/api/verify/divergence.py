@@ -1,0 +1,193 @@
+"""Comparison of open models with the first of them on the same tokens: likelihood, divergence, inner errors, time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from weft.backends.runtime.core.batch_context import BatchContext
+from weft.backends.runtime.core.decoder import Decoder
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.passes.runner import Progress
+
+from .error_bounds import log_softmax
+from .internals import internals_of, stock_inputs
+
+_NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
+_LINES = 32  # lines per batch of an encoder
+_ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, maximum steps per round, tokens before them
+_LONG = 0.02  # seconds: a single step of this length is timed well enough
+
+
+@dataclass
+class Tally:
+    """Means over the tokens predicted so far, with p the first model's distribution and q this model's.
+
+    nll: −ln q(token). kl: KL(p ‖ q). agreement: share of equal most likely tokens. divergences: KL of each token.
+    """
+
+    tokens: int = 0
+    nll: float = 0.0
+    kl: float = 0.0
+    agreement: float = 0.0
+    divergences: list[float] = field(default_factory=list, repr=False)  # the KL of each token
+
+    @property
+    def kl_99(self) -> float:
+        """Return the 99 % quantile of the KL over tokens."""
+        return float(np.quantile(self.divergences, 0.99))
+
+    def add(self, nll: Array, kl: Array, agreement: Array) -> None:
+        """Add the values of more tokens, each [tokens]."""
+        self.tokens += len(nll)
+        self.divergences += kl.tolist()
+        for name, new in (("nll", nll), ("kl", kl), ("agreement", agreement)):
+            mean = getattr(self, name)
+            setattr(self, name, float(mean + (new - mean).sum() / self.tokens))
+
+
+def score_tokens(
+    models: Sequence[Generator], ids: Sequence[int], window: int, whole: bool, progress: Progress
+) -> list[Tally]:
+    """Predict every token of `ids` except the first from at most `window` tokens before it; return a tally per model.
+
+    Windows do not overlap: the first token of a window is predicted by the last of the previous one. Logits are in
+    memory for a chunk of a window at a time, or for an entire window if `whole` (tokens of a call compete).
+    """
+    tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
+    chunk = window if whole else max(1, min(window, _NUMBERS // vocab))
+    with contextlib.ExitStack() as stack:
+        contexts = [stack.enter_context(m.decoder.context(1, min(window, len(ids) - 1))) for m in models]
+        for start in range(0, len(ids) - 1, window):
+            for context in contexts:
+                context.reset()
+            end = min(start + window, len(ids) - 1)
+            for chunk_start in range(start, end, chunk):
+                chunk_end = min(chunk_start + chunk, end)
+                inputs, targets = ids[chunk_start:chunk_end], np.asarray(ids[chunk_start + 1 : chunk_end + 1])
+                rows = zip(models, contexts, strict=True)
+                _compare(tallies, (_extend_logits(m.decoder, context, inputs) for m, context in rows), targets)
+                progress("reading", chunk_end, len(ids) - 1)
+    return tallies
+
+
+def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) -> None:
+    """Add a chunk to the tallies: `logits` [tokens, vocab] of each model in order, `targets` [tokens]."""
+    reference: Array | None = None
+    for tally, scores in zip(tallies, logits, strict=True):
+        log_probs = log_softmax(scores)
+        if reference is None:
+            reference, likely = log_probs, np.exp(log_probs)
+        kl = np.einsum("tv,tv->t", likely, reference - log_probs)
+        tally.add(-log_probs[np.arange(len(targets)), targets], kl, log_probs.argmax(-1) == reference.argmax(-1))
+
+
+def _extend_logits(decoder: Decoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
+    """Return the logits [tokens, vocab] of `ids` after `context`, in one pass if the model outputs all positions."""
+    if decoder.every_position:
+        return context.extend(ids)
+    return np.concatenate([context.extend([token]) for token in ids])
+
+
+def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
+    """Return the mean cosine between each model's embeddings of `rows` and the first model's.
+
+    Raises:
+        WeftError: if the embeddings differ in width.
+    """
+    sums = [0.0 for _ in models]
+    for start in range(0, len(rows), _LINES):
+        vectors = [np.asarray(m.encode(rows[start : start + _LINES], normalize=True), np.float64) for m in models]
+        if widths := [v.shape[1] for v in vectors if v.shape != vectors[0].shape]:
+            raise WeftError(f"embeddings of {vectors[0].shape[1]} and of {widths[0]} features cannot be compared")
+        sums = [s + float((v * vectors[0]).sum()) for s, v in zip(sums, vectors, strict=True)]
+        progress("embedding", min(start + _LINES, len(rows)), len(rows))
+    return [s / len(rows) for s in sums]
+
+
+def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> list[dict[str, float]]:
+    """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
+
+    x₀ is that of the first model. If the numbers of layers differ, only the last layers are compared; values of another
+    shape are left out.
+    """
+    expected: dict[str, Array] = {}
+    distances = []
+    for model in models:
+        actual = _layer_streams(model, ids)
+        expected = expected or actual
+        if len(actual) != len(expected):
+            actual = dict(zip([*expected][-1:], [*actual.values()][-1:], strict=False))
+        shared = {layer: x for layer, x in actual.items() if layer in expected and x.shape == expected[layer].shape}
+        distances.append({layer: _distance(x, expected[layer]) for layer, x in shared.items()})
+    return distances
+
+
+def _layer_streams(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Array]:
+    """Return the residual stream after each layer, [1, tokens, dim] in float64, computed by a second session."""
+    if not (graphs := internals_of(model)):
+        raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, and this one is PyTorch")
+    internals = graphs[-1]
+    names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
+    values = internals.run(stock_inputs(internals.inputs, ids), names)
+    streams = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in internals.streams.items()}
+    return {layer: sum(parts[1:], parts[0]) for layer, parts in streams.items()}
+
+
+def _distance(actual: Array, expected: Array) -> float:
+    return float(np.linalg.norm(actual - expected) / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
+
+
+def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int], progress: Progress) -> list[float]:
+    """Return each model's seconds per token: of a decode step, or of embedding `ids` divided by their number.
+
+    Models alternate, so that other load on the machine affects all alike; the result is the median over rounds.
+    """
+    timings: list[list[float]] = [[] for _ in models]
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(_timed_run(m, ids)) for m in models]
+        for round_number in range(_ROUNDS + 1):
+            for run, seconds in zip(runs, timings, strict=True):
+                start = time.perf_counter()
+                tokens = run()
+                seconds.append((time.perf_counter() - start) / tokens)
+            progress("timing", round_number + 1, _ROUNDS + 1)
+    return [median(seconds[1:]) for seconds in timings]  # the first warms up
+
+
+@contextlib.contextmanager
+def _timed_run(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
+    """Yield a function that runs a model once for timing; each call returns its number of tokens."""
+    if isinstance(model, Encoder):
+        encoder = model
+        yield lambda: len(encoder.hidden([ids])[0])
+        return
+    decoder = model.decoder
+    room = decoder.max_length - 1
+    # The context must have room for all rounds.
+    steps = max(1, min(_STEPS, room // (_ROUNDS + 1)))
+    prompt = list(ids[: max(1, min(_PROMPT, room - steps * (_ROUNDS + 1)))])
+    with decoder.context(1, min(decoder.max_length, len(prompt) + steps * (_ROUNDS + 1))) as context:
+        context.prefill([prompt])
+        token = np.array(prompt[-1:])
+
+        def run() -> int:
+            if int(context.lengths[0]) + steps > context.capacity:
+                context.prefill([prompt])
+            start = time.perf_counter()
+            for n_done in range(1, steps + 1):
+                context.step(token)
+                if time.perf_counter() - start > n_done * _LONG:
+                    break
+            return n_done
+
+        yield run

@@ -1,0 +1,63 @@
+"""Printing of answers of models with a head: labels, spans, tokens, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.errors import WeftError
+
+from .terminal import echo, printable
+
+if TYPE_CHECKING:
+    from weft.backends.runtime.ort.ort_encoder import Encoder
+
+
+def print_task(model: Encoder, text: str | list[int], pairs: Sequence[str]) -> None:
+    """Print a line for each label, token, answer or candidate of `pairs`; the score is first in the line.
+
+    Raises:
+        WeftError: if the task needs a second text that is missing, or does not take one.
+    """
+    assert model.task is not None
+    task = model.task.name
+    if isinstance(text, list) and (pairs or task != "text-classification"):
+        raise WeftError(
+            f"{model.folder} has a model for {task}: --ids are for labels of one sequence; give it --prompt"
+        )
+    inputs: Any = text  # the check above rejects ids for methods that need text
+    if task == "question-answering":
+        _print(
+            (span.score, span.text) for span in model.answer(inputs, _single_pair(pairs, "the context of the question"))
+        )
+    elif task == "multiple-choice":
+        if not pairs:
+            raise WeftError("give each choice by --pair")
+        _print(sorted(zip(model.choose(inputs, pairs), pairs, strict=True), reverse=True))
+    elif task in ("fill-mask", "token-classification"):
+        if pairs:
+            raise WeftError(f"a model for {task} reads one text: leave out --pair")
+        if task == "fill-mask":
+            for best in model.fill(inputs):
+                _print((score, token) for token, score in best.items())
+        else:
+            _print((span.score, f"{span.label}\t{span.text}\t{span.start}:{span.end}") for span in model.tag(inputs))
+    elif task == "text-classification" and len(pairs) > 0 and len(model.task.labels) == 1:
+        _print((rank.score, pairs[rank.index]) for rank in model.rank(inputs, pairs))
+    elif task in ("text-classification", "next-sentence-prediction"):
+        inputs_to_classify = [(text, pair) for pair in pairs] if pairs else [text]
+        for scores in model.classify(inputs_to_classify):
+            _print((score, label) for label, score in scores.items())
+    else:
+        raise WeftError(f"{model.folder} has a model for {task}, which `weft run` does not print: use `weft.load`")
+
+
+def _single_pair(pairs: Sequence[str], role: str) -> str:
+    if len(pairs) != 1:
+        raise WeftError(f"give {role} by --pair, once")
+    return pairs[0]
+
+
+def _print(lines: Any) -> None:
+    for score, answer in lines:
+        echo(f"{score:.4f}\t{printable(answer)}")

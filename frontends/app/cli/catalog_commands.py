@@ -1,0 +1,280 @@
+"""`weft ops`, `weft targets`, `weft presets`, `weft families`: lists from the registries themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+
+from .completion import complete_families, complete_ops, complete_presets, complete_targets
+from .terminal import as_json, count, echo, note, size, table
+
+if TYPE_CHECKING:
+    from weft.backends.target import Backend
+    from weft.ir.op import Op
+
+SHOWN = "smollm2-135m"  # the preset whose pipelines are printed
+
+
+@click.command("ops", short_help="List the ops.")
+@click.argument("name", required=False, shell_complete=complete_ops)
+def ops_command(name: str | None) -> None:
+    """List the operations a graph is made of, or show one of them in full.
+
+    \b
+    Examples:
+      weft ops                 all of them, by family
+      weft ops attention       operands, attributes, types, example cases, and which targets run it
+    """
+    from weft.ir import OPS, lookup
+
+    if name is not None:
+        _show_op(lookup(name))
+        return
+    by_family = sorted(OPS.values(), key=lambda op: (_family(op), op.name))
+    families = [_family(op) for op in by_family]
+    first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
+    rows = [(f, op.name, _signature(op), first_sentence(op.doc)) for f, op in zip(first, by_family, strict=True)]
+    table(("family", "op", "operands; attributes", "what it does"), rows)
+
+
+def _family(op: Op) -> str:
+    return op.module.rpartition(".")[2].replace("_", " ")
+
+
+def _operands(op: Op) -> str:
+    marks = ("*" if o.variadic else "" for o in op.operands)
+    return ", ".join(m + o.name + ("?" if o.optional else "") for m, o in zip(marks, op.operands, strict=True))
+
+
+def _signature(op: Op) -> str:
+    return "; ".join(filter(None, (_operands(op), ", ".join(op.attrs))))
+
+
+def first_sentence(doc: str) -> str:
+    """Return the first sentence of `doc`; without a full stop, its first paragraph."""
+    paragraph = " ".join(doc.partition("\n\n")[0].split())
+    sentence, end, _ = paragraph.partition(". ")
+    return sentence + end.rstrip()
+
+
+def _show_op(op: Op) -> None:
+    from weft.backends.target import TARGETS
+    from weft.ir.op import type_name
+    from weft.ir.recipes.spelling import spell
+
+    echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
+    if op.attrs:
+        rows = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
+        table(("attribute", "type", "default"), rows)
+        echo()
+    facts = {
+        "family": _family(op),
+        "traits": ", ".join(sorted(t.value for t in op.traits)) or "none",
+        "body in simpler ops": "yes" if op.has_body else "no",
+    }
+    for key, value in facts.items():
+        echo(f"{key}: {value}")
+    echo("lowered by:")
+    for name, target in TARGETS.items():
+        try:
+            lowerings = target.lowerings(op.name) or ["its body" if op.has_body else "nothing"]
+        except WeftError as e:  # for a missing library
+            lowerings = [str(e)]
+        echo(f"  {name}: {', '.join(lowerings)}")
+    echo("cases:")
+    for line in _cases(op):
+        echo(f"  {line}")
+
+
+def _cases(op: Op) -> list[str]:
+    """Return a line for each example case of an op: operand types -> output types."""
+    from weft.ir.recipes.spelling import spell
+    from weft.ir.types import TensorType, dtypes
+
+    lines = []
+    for case in op.cases:
+        arrays = case.draw()
+        types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in arrays]
+        attrs = op.check_attrs(case.attrs)
+        operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
+        lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
+    return lines
+
+
+def _narrow(array: Any) -> Any:
+    return array.astype("float32") if array.dtype == "float64" else array
+
+
+@click.command("targets", short_help="List the targets of compile.")
+@click.argument("name", required=False, shell_complete=complete_targets)
+@click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
+@click.option(
+    "--pipeline", is_flag=True, help=f"The passes of the target for the preset {SHOWN}, and the forms it builds."
+)
+def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
+    """List the targets of `weft compile`, or show one of them with its facts and options.
+
+    \b
+    Examples:
+      weft targets
+      weft targets ort-cpu                     its facts, and the effect of each of its options
+      weft targets torch --pipeline            the passes of each form of a model that it is built from
+      weft targets --json | jq '.[].name'
+    """
+    from weft.backends.target import TARGETS
+
+    selected = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
+    if pipeline and wants_json:
+        raise WeftError("--pipeline is printed as text: leave out --json")
+    if pipeline:
+        echo("\n\n".join(map(_pipelines, selected)))
+    elif wants_json:
+        echo(as_json([target.describe() for target in selected]))
+    elif name is None:
+        rows = []
+        for target in selected:
+            flags = ", ".join(option.flag for option in target.options.listed().values())
+            rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), target.doc, flags))
+        table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
+    else:
+        _show_target(selected[0])
+
+
+def _pipelines(target: Backend) -> str:
+    """Return the passes of a target, phase by phase, and those of each form."""
+    from weft.passes import Pipeline, run_passes
+
+    from ... import load_source
+
+    graph = load_source(SHOWN).graph
+    pipeline = target.pipeline(graph, target.dtypes[0], max_length=graph.meta["context"])
+
+    def phases(pipeline: Pipeline) -> list[str]:
+        return [f"  {phase}" for phase in str(pipeline).split("; ") if phase]
+
+    lines = [f"{target.name}: {target.doc}", *phases(pipeline)]
+    try:
+        forms = target.forms(run_passes(graph, pipeline), target.options())
+    except WeftError as missing:  # a library is missing
+        return "\n".join([*lines, f"its forms are not listed: {missing}"])
+    for name, form in forms.items():
+        lines += [f"form {name}{f', of {form.of}' * bool(form.of)}:", *phases(form.pipeline)]
+    return "\n".join(lines)
+
+
+def _show_target(target: Backend) -> None:
+    from weft.ir.recipes.spelling import spell
+
+    facts = {
+        "runs on": f"{target.device}, by {target.runtime}",
+        "dtypes": ", ".join(target.dtypes),
+        "operators": f"ONNX opset {target.opset}" * bool(target.opset) + ", com.microsoft" * target.contrib,
+        "phases of the default pipeline": ", ".join(target.phases) or "all",
+        "passes that it leaves out": ", ".join(target.slower),
+    }
+    echo(f"{target.name}: {target.doc}\n")
+    for key, value in facts.items():
+        if value:
+            echo(f"{key}: {value}")
+    if options := target.options.listed().values():
+        echo()
+        rows = [(o.flag, o.type_text, spell(o.default) if o.default else "", o.help) for o in options]
+        table(("option", "type", "default", "what it does"), rows)
+
+
+@click.command("presets", short_help="List published architectures.")
+@click.argument("name", required=False, shell_complete=complete_presets)
+def presets_command(name: str | None) -> None:
+    """List the architectures that can be named as a SOURCE, or show one with its parameters.
+
+    A preset has no checkpoint: its weights get their declared random initialization.
+
+    \b
+    Examples:
+      weft presets
+      weft presets gpt2
+      weft inspect gpt2
+    """
+    from ... import PRESETS
+
+    _check_name(name, PRESETS, "preset", "presets")
+    selected = PRESETS if name is None else [name]
+    columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
+    table(columns, [_preset_row(n) for n in selected], right="parameters active KV/token state context")
+    if name is None:
+        echo("\nactive: without experts that a token is not routed to; KV/token and state: bytes in f16")
+    else:
+        echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
+
+
+def _preset_row(name: str) -> tuple[str, ...]:
+    from weft.passes.analysis.costs import active_count, cache_sizes, state_bytes
+
+    from ... import PRESETS
+
+    preset = PRESETS[name]
+    graph = preset.model().graph()
+    active, context = active_count(graph), graph.meta["context"]
+    per_token = 2 * sum(width for width, _ in cache_sizes(graph.nodes))
+    state = state_bytes(graph.nodes, 2)
+    return (
+        name,
+        count(preset.parameters),
+        "" if active == preset.parameters else count(active),
+        size(per_token) if per_token else "",
+        size(state) if state else "",
+        f"{context:,}" if context else "",
+        preset.about,
+    )
+
+
+@click.command("families", short_help="List supported checkpoint families.")
+@click.argument("name", required=False, shell_complete=complete_families)
+@click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
+def families_command(name: str | None, write_docs: str | None) -> None:
+    """List the families of Hugging Face folders (their model_type): libraries that load them, and their errors.
+
+    With a NAME, show its errors in every way of running, its GGUF architecture, and the formats for export.
+
+    The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
+    through the caches, in f32: the largest difference to transformers, relative to the largest value. Families from
+    outside weft have none.
+
+    \b
+    Examples:
+      weft families
+      weft families gemma2
+    """
+    from weft.ir.storage import whole_file
+
+    from ...models.families import FAMILIES
+    from ...models.tables.overview import WAYS, overview, page
+    from ...models.tables.verified import read_verified
+
+    if write_docs is not None:
+        with whole_file(Path(write_docs)) as file:
+            file.write_text(page(FAMILIES), encoding="utf-8")
+        return note(f"{write_docs}: {len(FAMILIES)} families")
+    _check_name(name, FAMILIES, "family", "families")
+    if name is None:
+        head, *rows = overview(FAMILIES)
+        return table(head, rows)
+    errors = read_verified().get(name, {})
+    rows = [(target, *(f"{ways[way]:.1e}" if way in ways else "" for way in WAYS)) for target, ways in errors.items()]
+    table(("target", *WAYS), rows)
+    gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
+    echo(f"\nHugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
+    if gguf is not None:
+        echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
+
+
+def _check_name(name: str | None, names: Collection[str], kind: str, command: str) -> None:
+    from weft.ir.errors import unknown
+
+    if name is not None and name not in names:
+        raise unknown(kind, name, names, f"see `weft {command}`")

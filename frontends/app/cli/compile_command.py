@@ -1,0 +1,181 @@
+"""`weft compile`."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.backends import DEFAULT_TARGET
+from weft.ir.errors import WeftError
+
+from .completion import complete_dtypes, complete_sources, complete_targets
+from .options import TargetOption, adapter_option, family_option, passes_option, seed_option, without_option
+from .terminal import echo, note, progress, size
+
+if TYPE_CHECKING:
+    from ..api.compile import CompileReport
+
+FOLDER = click.Path(file_okay=False)
+
+
+class TargetCommand(click.Command):
+    """A command with the options of all targets, plugins included, in addition to its own."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self.name not in ctx.meta:  # click calls this several times, and compares the parameters by identity
+            *params_of_command, help_option = super().get_params(ctx)
+            ctx.meta[str(self.name)] = [*params_of_command, *_target_options(), help_option]
+        params: list[click.Parameter] = ctx.meta[str(self.name)]
+        return params
+
+
+def _target_options() -> list[click.Option]:
+    from weft.backends.options import MOVED
+    from weft.backends.target import TARGETS, all_options
+
+    options = [click.Option([f"--{name.replace('_', '-')}"], hidden=True) for name in MOVED]
+    for option, targets in all_options().values():
+        text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
+        kind = click.Choice(option.choices) if option.choices else option.type
+        flag = click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text)
+        flag.callback = partial(_require_change, option.default)
+        options.append(flag)
+    explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
+    text = "List the kernel of each part of a decode step on a GPU and on this CPU, and the reasons for fallbacks"
+    return [*options, click.Option(["--explain"], is_flag=True, help=f"{text} (target {explaining}).")]
+
+
+def _require_change(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of a target's option; raise BadParameter if it is the `default`, which has no effect."""
+    if value is not None and value == default and not ctx.resilient_parsing:
+        raise click.BadParameter(f"{value!r} is the behaviour without the option: leave it out", ctx, option)
+    return value
+
+
+@click.command("compile", cls=TargetCommand, short_help="Compile a model to a folder for ONNX Runtime or PyTorch.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write (atomically).")
+@click.option(
+    "--target",
+    cls=TargetOption,
+    default=DEFAULT_TARGET,
+    show_default=True,
+    shell_complete=complete_targets,
+    help="The target: {targets}; see `weft targets`.",
+)
+@click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
+@passes_option(
+    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that contains it.",
+    default="default",
+    show_default=True,
+)
+@click.option(
+    "--weights",
+    metavar="int4 | int8 | …",
+    help="Store weights in fewer bits; short for passes, see `weft passes quantize`.",
+)
+@click.option(
+    "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
+)
+@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option(
+    "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name the pass that fails."
+)
+@adapter_option
+@family_option
+@click.option(
+    "--switch-adapter",
+    "switch_adapters",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="A LoRA adapter to store next to the model, for ONNX Runtime or genai to select at run time; may be repeated.",
+)
+@click.option(
+    "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
+)
+@without_option
+@seed_option
+def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, **options: Any) -> None:
+    """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
+
+    An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
+    files) get their declared random weights. With --as, the result is then compared with transformers, if that is
+    installed and knows the type.
+
+    \b
+    Examples:
+      weft compile model.gguf -o out/
+      weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
+      weft compile model.gguf --weights int4 -o small/
+      weft compile ./Qwen3-0.6B --adapter ./my-lora -o out/
+      weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
+      weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
+    """
+    from weft.backends.target import TARGETS, in_words
+
+    from ..api.compile import compile
+
+    backend = TARGETS.lookup(target)
+    if explain and not backend.explains:
+        explaining = in_words([other.name for other in TARGETS.values() if other.explains])
+        raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
+    with progress(f"reading {source}") as step:
+        options = {name: value for name, value in options.items() if value is not None}
+        report = compile(source, out, target=target, progress=step, **options)
+    tell_random(report)
+    for line in report.notes:
+        note(line)
+    if trace:
+        echo("\n".join([str(report.passes), *report.trace]), err=True)
+    if explain:
+        echo("\n".join(report.explain()))
+    echo(_summary(report, out))
+    if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
+        note(f"{out} reads images, so it was not compared with transformers")
+    elif report.model.family is not None and TARGETS.lookup(report.target).runs:
+        _compare(out, source, report.model.family)
+
+
+def _compare(out: str, source: str, family: str) -> None:
+    """Compare the folder `out`, whose `source` was read as `family` (--as), with transformers, and print the result.
+
+    Raises:
+        WeftError: if their outputs differ.
+    """
+    from ..api.verify.verification import verify_folder
+
+    try:
+        with progress(f"comparing {out} with transformers on {source}") as step:
+            result = verify_folder(out, against=source, trust=True, progress=step)
+    except WeftError as e:
+        reason = str(e).splitlines()[0]  # transformers' own errors have more lines
+        note(f"not checked whether {source} computes the same as a {family} model: {reason}")
+        return
+    if not result.passed:
+        raise WeftError(
+            f"{source} is not a {family} model: {out} differs from transformers by {result.max_relative:.1e} of the "
+            f"largest value, where rounding explains {result.tolerance:.1e}"
+        )
+    echo(f"equal to transformers on {source} within {result.max_relative:.1e}")
+
+
+def tell_random(report: CompileReport) -> None:
+    """Print a note if the weights are random, not a checkpoint's."""
+    if report.model.random_init:
+        note(f"{report.model.description} has no checkpoint: its weights are random (seed {report.model.seed})")
+
+
+def _summary(report: CompileReport, out: str) -> str:
+    from weft.backends.target import TARGETS
+
+    seconds = sum(report.seconds.values())
+    parts = ", ".join(f"{name} {s:.1f} s" for name, s in report.seconds.items())
+    runs = report.model.tokenizer and TARGETS.lookup(report.target).runs
+    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if runs else ""
+    subject = f"{report.model.description}, for {report.target} in {report.dtype}"
+    amount = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
+    return f"{out}: {subject}: {amount} in {seconds:.1f} s ({parts}){use}"

@@ -1,0 +1,161 @@
+"""`weft eval`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .completion import complete_sources
+from .open_model import check_trust
+from .options import device_option, passes_option
+from .terminal import as_json, count, echo, note, progress, size, table
+
+if TYPE_CHECKING:
+    from ..api.verify.evaluation import Evaluation, Score
+
+
+@click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
+@click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
+@click.option("--against", required=True, shell_complete=complete_sources, help="The original to compare with.")
+@click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
+@passes_option(
+    "NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
+    "pipelines",
+    multiple=True,
+)
+@click.option(
+    "--weights",
+    multiple=True,
+    metavar="WEIGHTS",
+    help='Also score the original with weights in fewer bits: int4, "int4{group=64}"; may be given several times.',
+)
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="Also score the original with this PEFT adapter merged; may be given several times.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Maximum number of tokens to predict."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Window length in tokens; default: 512, or the models' context if shorter.",
+)
+@click.option("--layers", is_flag=True, help="Also show the distance of each layer's output from the original's.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Also draw quality against size, and errors and bits by layer: .svg, .png or .pdf.",
+)
+@click.option(
+    "--theme",
+    type=click.Choice(["light", "dark"]),
+    default="light",
+    show_default=True,
+    help="The colours of the chart.",
+)
+@device_option
+@click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
+@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
+def eval_command(
+    models: tuple[str, ...],
+    pipelines: tuple[str, ...],
+    plot: str | None,
+    theme: str,
+    layers: bool,
+    wants_json: bool,
+    **options: Any,
+) -> None:
+    """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
+
+    Decoders: the negative log-likelihood (NLL) per token in nats, perplexity, KL divergence from the original, the
+    share of positions with the same most likely token. Encoders: the cosine between embeddings of the same lines. All:
+    the time per token, bytes of the weights and bits per value of linear layers, parameters, cache bytes per token.
+
+    \b
+    Examples:
+      weft eval out/ --against model.gguf --text notes.txt
+      weft eval --against model.gguf --text notes.txt -p "half=cast{dtype=f16}" -p "mha-to-gqa{kv_heads=1}"
+      weft eval --against ./Qwen3-0.6B --text notes.txt --weights int8 --weights int4 --weights "int4{group=64}"
+      weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
+      weft eval q4/ q8/ --against model.gguf --text notes.txt --plot quality.svg
+      weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
+    """
+    from weft.backends.viz.formats.chart import check_chart
+
+    from ..api.verify.evaluation import evaluate
+    from ..api.verify.plotting import plot_evaluation
+
+    if plot is not None:
+        check_chart(Path(plot))
+    if options["trust"]:
+        check_trust([options["against"], *models])
+    rewrites = _parse_variants(pipelines)
+    with progress("opening", "steps") as step:
+        measured = layers or plot is not None
+        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=note, **options)
+    if plot is not None:
+        plot_evaluation(evaluation, plot, theme == "dark")
+        note(f"{plot} written")
+    if wants_json:
+        echo(as_json(evaluation.json()))
+    else:
+        _show(evaluation, layers)
+
+
+def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
+    """Return pipelines by name: NAME of NAME=PIPELINE, else the pipeline itself."""
+    variants: dict[str, str] = {}
+    for text in pipelines:
+        match = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
+        name, pipeline = (match[1], match[2]) if match else (text, text)
+        if name in variants:
+            raise click.UsageError(f"the name {name!r} is given twice")
+        variants[name] = pipeline
+    return variants
+
+
+def _show(evaluation: Evaluation, with_layers: bool) -> None:
+    echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
+    columns = ("model", *_COLUMNS)
+    cells = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
+    used = [i for i in range(len(columns)) if any(row[i] for row in cells)]
+    rows = [[row[i] for i in used] for row in cells]
+    table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
+    if with_layers and (layers := evaluation.scores[0].layers):
+        echo("\nrelative error of the residual stream after each layer")
+        names = [score.name for score in evaluation.scores[1:]]
+        errors = [
+            [f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in evaluation.scores[1:]] for layer in layers
+        ]
+        table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
+
+
+_COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" if it does not apply
+    "NLL": lambda score: _number(score.nll, "{:.4f}"),
+    "ΔNLL": lambda score: _number(score.nll_loss, "{:+.4f}"),
+    "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
+    "KL": lambda score: _number(score.kl, "{:.3g}"),
+    "KL99": lambda score: _number(score.kl_99, "{:.3g}"),
+    "agreement": lambda score: _number(score.agreement, "{:.2%}"),
+    "cosine": lambda score: _number(score.cosine, "{:.4f}"),
+    "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "tokens/s": lambda score: f"{1 / score.seconds:.3g}" if score.seconds else "",
+    "weights": lambda score: size(score.weight_bytes),
+    "bits": lambda score: _number(score.bits, "{:.2f}"),
+    "parameters": lambda score: count(score.parameters) if score.parameters else "",
+    "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
+}
+
+
+def _number(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)

@@ -1,0 +1,63 @@
+"""`weft export`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .completion import complete_sources
+from .opt_command import report_passes
+from .options import adapter_option, passes_option, seed_option, without_option
+from .terminal import note, progress
+
+
+@click.command("export", short_help="Write a checkpoint for transformers or llama.cpp.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option(
+    "--format",
+    metavar="hf|safetensors|gguf",
+    help="The format; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
+)
+@click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
+@passes_option("A pipeline to rewrite it by, or @FILE that contains one.", default="")
+@click.option(
+    "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
+)
+@click.option(
+    "--weights",
+    metavar="auto|codes|float",
+    default="auto",
+    show_default=True,
+    help="Quantized weights: as codes, as floats, or as codes if the format supports all that a pass quantized.",
+)
+@adapter_option
+@click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
+@without_option
+@seed_option
+def export_command(source: str, out: str, passes: str, trace: bool, **options: Any) -> None:
+    """Write SOURCE, rewritten or not, as a checkpoint of another library.
+
+    hf: a folder for transformers' AutoModelForCausalLM; gguf: a file for llama.cpp. Both need a family with the same
+    graph; the graphs are compared to find it. safetensors: the parameters of any graph, by their names in it.
+
+    \b
+    Examples:
+      weft export model.gguf -o folder/
+      weft export model.gguf -p "mha-to-gqa{kv_heads=1}" --dtype bf16 -o smaller/
+      weft export smaller/ --dtype q8_0 -o smaller.gguf
+      weft export ./Qwen3-0.6B --adapter ./my-lora -o merged/
+      weft export model.py -o weights.safetensors
+    """
+    from weft.passes import Report
+
+    from ..api.export import export
+
+    report, notes = Report(priced=trace), list[str]()
+    with progress(f"reading {source}") as step:
+        family = export(source, out, passes=passes, report=report, progress=step, note=notes.append, **options)
+    report_passes(report, passes, trace)
+    for line in notes:
+        note(line)
+    if family:
+        note(f"{out} is a {family} model")

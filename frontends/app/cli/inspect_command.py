@@ -1,0 +1,176 @@
+"""`weft inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from weft.backends import DEFAULT_TARGET
+
+from .completion import complete_sources, complete_targets
+from .options import TargetOption, adapter_option
+from .terminal import count, echo, size, table
+
+if TYPE_CHECKING:
+    from weft.backends.torch.transformers.scale.estimate import Parallel
+
+    from ..api.inspect.breakdown import PartCost
+    from ..api.inspect.inspection import Inspection
+    from ..api.inspect.weight_sizes import WeightSizes
+
+DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
+
+
+@click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context.")
+@click.option("--parts", is_flag=True, help="Add one line per part: FLOPs and bytes of a prefill and of a decode step.")
+@click.option(
+    "--dtype",
+    type=click.Choice(sorted(DTYPES)),
+    default="f16",
+    show_default=True,
+    help="dtype for the byte counts of parts, and of weights that --weights does not quantize.",
+)
+@click.option(
+    "--weights",
+    metavar="WEIGHTS",
+    help='The size of a folder with weights in fewer bits: int4, "int4{group=64}", as `weft compile` takes them.',
+)
+@click.option(
+    "--target",
+    cls=TargetOption,
+    default=DEFAULT_TARGET,
+    show_default=True,
+    shell_complete=complete_targets,
+    help="The target of --weights: {targets}.",
+)
+@click.option(
+    "--parallel",
+    metavar="DEGREES",
+    help="Memory and messages of devices that share the model: tp=8,ep=8,pp=2; microbatches=8 for a pipeline.",
+)
+@adapter_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, including parts.")
+@click.pass_context
+def inspect_command(
+    ctx: click.Context,
+    /,
+    source: str,
+    tokens: int | None,
+    parts: bool,
+    dtype: str,
+    weights: str | None,
+    target: str,
+    parallel: str | None,
+    adapters: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
+
+    Also print one line per distinct block, and parts of the source that are left out. --weights adds the bytes of the
+    weights in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model like
+    folders of --target transformers: tp devices share linear layers, ep experts, pp layers.
+
+    \b
+    Examples:
+      weft inspect model.gguf
+      weft inspect llama3.1-8b --tokens 8192
+      weft inspect mixtral-8x7b --parts --dtype bf16
+      weft inspect ./Qwen3-0.6B --weights "int4{group=64}"
+      weft inspect deepseek-v3 --parallel tp=8,ep=8,pp=2 --dtype bf16
+      weft inspect ./Qwen3-0.6B --json | jq .parameters
+    """
+    import json
+
+    from ... import load_source
+    from ..api.inspect.breakdown import breakdown
+    from ..api.inspect.counting import inspect
+    from ..api.inspect.parallel import parallel as divide
+    from ..api.inspect.weight_sizes import weight_sizes
+
+    model = load_source(source, adapters=adapters)
+    inspection = inspect(model, tokens)
+    costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
+    has_dtype = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
+    sizes = weight_sizes(model, weights, target, dtype if has_dtype else None) if weights else None
+    parallel_costs = divide(model, parallel, inspection.tokens, dtype) if parallel else None
+    if as_json:
+        document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
+        if sizes is not None:
+            document["weights"] = sizes.json()
+        if parallel_costs is not None:
+            document["parallel"] = parallel_costs.json()
+        echo(json.dumps(document, indent=2))
+        return
+    _show(inspection)
+    if sizes is not None:
+        _show_sizes(sizes)
+    if parallel_costs is not None:
+        _show_parallel(parallel_costs)
+    if parts:
+        _show_parts(costs, inspection.tokens, dtype)
+
+
+def _show_sizes(sizes: WeightSizes) -> None:
+    """Print the bytes and bits per value of each kind of weight, with scales and zero points."""
+    from weft.backends.weights import OTHER
+
+    echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")
+    rows = [
+        (kind, count(part["numbers"]), size(part["bytes"]), _bits(part) if kind != OTHER else "")
+        for kind, part in sizes.kinds.items()
+    ]
+    total = {"numbers": sum(part["numbers"] for part in sizes.kinds.values()), "bytes": sizes.total}
+    rows.append(("total", count(total["numbers"]), size(total["bytes"]), _bits(total)))
+    table(("kind", "numbers", "bytes", "bits/weight"), rows, right="numbers bytes bits/weight")
+    if sizes.blocks:
+        echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
+    else:
+        echo(f"target {sizes.target} keeps no blocks of this model: it stores dequantized values")
+
+
+def _show_parallel(costs: Parallel) -> None:
+    """Print the memory of a device of each stage, and the collectives of one token."""
+    from ..api.inspect.parallel import DEVICES, TRAFFIC, device_rows, summary, traffic_rows
+
+    echo(f"\n{summary(costs)}")
+    table(DEVICES, device_rows(costs), right=" ".join(DEVICES[2:]))
+    if costs.collectives:
+        echo()
+        table(TRAFFIC, traffic_rows(costs), right="times message bytes/token sent/token")
+
+
+def _show(inspection: Inspection) -> None:
+    from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, named_lines, remarks, rows
+
+    echo("\n".join([*named_lines(facts(inspection)), ""]))
+    table(COLUMNS, rows(inspection), right=" ".join(NUMERIC))
+    for title, keys in remarks(inspection):
+        echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))
+
+
+def _bits(part: Mapping[str, int]) -> str:
+    return f"{8 * part['bytes'] / max(part['numbers'], 1):.2f}"
+
+
+def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
+    """Print one line per part: FLOPs and bytes of a prefill and of a decode step."""
+    steps = any(cost.step_flops is not None for cost in costs)
+    columns = ["part", "", "times", "parameters", "FLOPs", "read", "written"]
+    columns += ["+FLOPs", "+read", "+written", "kept"] if steps else []
+    rows = []
+    for cost in costs:
+        row = [cost.path or "all", cost.title, f"× {cost.times}" if cost.times > 1 else "", count(cost.parameters)]
+        row += [count(cost.flops), size(cost.read), size(cost.written)]
+        if steps:
+            row += [count(cost.step_flops or 0), size(cost.step_read or 0), size(cost.step_written or 0)]
+            row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
+        rows.append(row)
+    measure = f"{tokens} tokens in {dtype}"
+    echo(f"\nparts: {measure}{'; with +, of one decode step, the last of these tokens' if steps else ''}")
+    table(columns, rows, right=" ".join(columns[2:]))

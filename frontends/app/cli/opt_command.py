@@ -1,0 +1,187 @@
+"""`weft opt`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+from weft.ir.storage import check_free, whole_file
+
+from .compile_command import FOLDER
+from .completion import complete_sources
+from .options import adapter_option, passes_option, without_option
+from .passes_command import list_passes
+from .terminal import echo, note, progress
+
+if TYPE_CHECKING:
+    from weft.ir import Graph
+    from weft.passes import Report
+
+    from ...model import Model
+
+
+def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        list_passes()
+        ctx.exit()
+
+
+@click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
+@click.argument("source", shell_complete=complete_sources)
+@passes_option("The pipeline, or @FILE that contains it; without one the graph is unchanged.", default="")
+@click.option(
+    "-o",
+    "--out",
+    default="-",
+    show_default=True,
+    type=click.Path(),
+    help="A .weft file gets the graph's text, other paths become folders with text, weights, tokenizer; - is stdout.",
+)
+@click.option("--dtype", help="The dtype of weights in a folder: f32, f16 or bf16; default: without rounding.")
+@adapter_option
+@without_option
+@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option(
+    "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
+)
+@click.option(
+    "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and report each check."
+)
+@click.option("--trace", is_flag=True, help="Report on stderr: rewrites, skipped places, FLOPs, bytes, time.")
+@click.option(
+    "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
+)
+def opt_command(
+    source: str,
+    passes: str,
+    out: str,
+    dtype: str | None,
+    adapters: tuple[str, ...],
+    without: tuple[str, ...],
+    dump_ir: str | None,
+    viz: Path | None,
+    verify: bool,
+    trace: bool,
+) -> None:
+    """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
+
+    A folder is a separate model, which every command accepts as a SOURCE. Text refers to the checkpoint of its source.
+
+    \b
+    Examples:
+      weft opt model.gguf                                     the graph as it is read
+      weft opt model.gguf -p "pack-qkv,pack-gate-up,dce"      rewritten
+      weft opt model.gguf -p @smaller.pipeline -o smaller/    with its weights
+      weft opt model.py -p default --verify --trace -o optimized.weft
+      weft opt model.py -p default --verify -o optimized.weft --viz steps.html
+      weft opt a.weft -p cse | weft opt - -p dce
+    """
+    from weft.passes import Report
+
+    from ... import load_source
+    from ..api.rewrite import rewrite
+
+    folder = _is_folder(out)
+    if dtype is not None and not folder:
+        raise WeftError("--dtype is for the weights of a folder; name one with -o")
+    if without and not folder:
+        raise WeftError("--without accepts parts that a folder lacks; name one with -o")
+    if folder:
+        check_free(Path(out))
+    drawing: Any = None
+    if viz is not None:
+        from ..api.draw import comparing as drawing  # importing it takes longer than most pipelines run
+
+        drawing.check_page(viz)
+    report = Report(priced=trace)
+    with progress(f"reading {source}", "steps") as step:
+        piped = source == "-"
+        model = _read_stdin(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
+        notices = model.notices(strict=bool(folder))
+        steps = drawing.Steps(model) if drawing is not None else None
+        hooks = [steps.hook] if steps else []
+        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
+    for line in notices:
+        note(line)
+    report_passes(report, passes, trace)
+    if steps and viz is not None:
+        drawing.write_page(steps.page(report), viz)
+        note(f"{viz} written")
+    if folder:
+        from ...formats.weft.model_folder import write_model
+
+        with progress(f"reading {source}") as step:
+            write_model(model, out, dtype=dtype, progress=step)
+        return
+    text = _to_text(model.graph)
+    if out == "-":
+        echo(text.removesuffix("\n"))
+    else:
+        with whole_file(Path(out), model.files) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def report_passes(report: Report, passes: str, trace: bool) -> None:
+    """Print notes on the passes to stderr: all records with `trace`, else checks, and named passes without effect."""
+    from ..api.rewrite import pipeline_text
+
+    if trace and report.records:
+        echo(str(report), err=True)
+        return
+    names = re.findall(r"[\w.-]+", pipeline_text(passes))
+    for record in report.records:
+        for line in record.warnings:
+            note(line)
+        if record.idle and record.applied.name in names:
+            note(record.idle)
+        elif record.shown:
+            note(f"{record.applied} ({record.applied.effect}): {record.shown}")
+
+
+def _is_folder(out: str) -> bool:
+    """Return whether `out` names a folder: anything except a .weft file, a device or a pipe."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return False
+    return out.endswith(os.sep) or path.is_dir() or Path(os.path.realpath(path)).suffix != ".weft"
+
+
+def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
+    """Return the model whose IR text is on stdin; unless `complete`, its checkpoint may be missing."""
+    from weft.ir.storage.documents import decode_utf8
+    from weft.ir.text.parser import MOST_BYTES
+
+    from ...model import Model
+    from ..api.source.sources import graph_of_text
+
+    if adapters:
+        raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
+    text = decode_utf8(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
+    return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
+
+
+def _to_text(graph: Graph) -> str:
+    """Return `graph` as IR text.
+
+    Raises:
+        WeftError: if it reads tensors that passes have computed.
+    """
+    from weft.ir.recipes.readers import SpilledTensors
+
+    reader, computed = graph.reader, set[str]()
+    while isinstance(reader, SpilledTensors):
+        computed.update(reader.computed)
+        reader = reader.base
+    for param in graph.params.values():
+        if not computed.isdisjoint(param.recipe.sources()):
+            raise WeftError(
+                f"{param.name} was computed, which text cannot represent; name a folder, as -o {graph.name}/"
+            )
+    return str(graph)

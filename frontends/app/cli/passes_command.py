@@ -1,0 +1,92 @@
+"""`weft passes`, and the list that `weft opt --list` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .catalog_commands import first_sentence
+from .completion import complete_passes
+from .terminal import echo, note, table
+
+if TYPE_CHECKING:
+    from weft.passes import Pass
+
+
+@click.command("passes", short_help="List the passes.")
+@click.argument("name", required=False, shell_complete=complete_passes)
+@click.option("--write-docs", type=click.Path(file_okay=False), help="Write a page for every pass into this folder.")
+def passes_command(name: str | None, write_docs: str | None) -> None:
+    """List the passes and the default pipelines, or show one pass in full.
+
+    A pass is exact (same outputs), conditional (same outputs under a condition that it names), lossy, or changing.
+
+    \b
+    Examples:
+      weft passes                          all of them, by purpose
+      weft passes kv-cache                 effect, condition, arguments, reference, example
+      weft passes --write-docs pages/      the same for all, with the example before and after
+    """
+    if write_docs is not None:
+        from ..api.pass_pages import write_pages
+
+        note(f"{write_docs}: {write_pages(Path(write_docs))} pages")
+    elif name is None:
+        list_passes()
+    else:
+        from weft.passes import lookup
+
+        _show(lookup(name))
+
+
+def list_passes() -> None:
+    """Print every pass: effect, arguments, description, condition, and cost."""
+    from weft.ir import Graph
+    from weft.passes import all_passes, default_pipeline
+    from weft.passes.core.pipeline import PIPELINES
+
+    from ..api.pass_pages import by_purpose, signature
+
+    rows: list[tuple[str, str, str]] = []
+    for purpose, names in by_purpose().items():
+        rows.append((purpose.upper(), "", ""))
+        for pass_type in (all_passes()[name] for name in names):
+            parts = pass_type.documentation()
+            notes = {
+                "arguments": signature(pass_type),
+                "condition": first_sentence(parts.condition),
+                "trade-off": first_sentence(pass_type.tradeoff),
+            }
+            lines = [first_sentence(parts.summary), *(f"{title}: {text}" for title, text in notes.items() if text)]
+            rows.append((pass_type.name, pass_type.effect, "\n".join(lines)))
+    table(("pass", "effect", "what it does"), rows)
+    for kind in ("decoder", "encoder"):
+        graph = Graph()
+        graph.meta["kind"] = kind
+        echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
+    for name, pipeline in PIPELINES.items():
+        echo(f"\n{name}: {pipeline}")
+
+
+def _show(pass_type: type[Pass]) -> None:
+    from weft.ir.recipes.spelling import spell
+
+    parts = pass_type.documentation()
+    echo(f"{pass_type.name} ({pass_type.effect})\n\n{parts.summary}")
+    sections = {
+        "": parts.text,
+        "Condition: ": parts.condition,
+        "Trade-off: ": pass_type.tradeoff,
+        "Source: ": parts.source,
+    }
+    for title, text in sections.items():
+        if text:
+            echo(f"\n{title}{text}")
+    if arguments := pass_type.arguments():
+        echo()
+        rows = [(a.name, a.type_text, "" if a.required else spell(a.default)) for a in arguments]
+        table(("argument", "type", "default"), rows)
+    if parts.pipeline:
+        echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

@@ -1,0 +1,291 @@
+"""`weft run`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+
+from .completion import complete_sources
+from .guard import complain
+from .open_model import opened_model
+from .options import device_option, loading_options
+from .terminal import echo, note, printable
+
+if TYPE_CHECKING:
+    from weft.backends.runtime.core.generation import Conversation, Generator, Stream
+    from weft.backends.runtime.core.results import Result
+    from weft.backends.runtime.ort.ort_encoder import Encoder
+
+
+def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
+
+
+def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
+    """Return the array in the file at `path`; a batch of one array is unpacked."""
+    import numpy as np
+
+    if path is None:
+        return None
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError):
+        raise click.BadParameter(f"{path} is not a .npy file, or has no numbers: write it with numpy.save") from None
+    return array[0] if isinstance(array, np.ndarray) and array.ndim == 3 and len(array) == 1 else array
+
+
+@click.command("run", short_help="Generate text or chat.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
+@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; the answer is also ids.")
+@click.option(
+    "--sound",
+    callback=_load_sound,
+    metavar="FILE.npy",
+    help="The input of a model that reads sound: a waveform [samples], or a spectrogram [bins, frames].",
+)
+@click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation without a prompt.")
+@click.option("--system", help="System message (with --chat).")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per answer.")
+@click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 if a filter is given.")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
+@click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this total probability.")
+@click.option(
+    "--min-p", type=float, help="Sample from tokens with at least this probability relative to the most likely one."
+)
+@click.option("--repetition-penalty", type=float, help="Above 1: lower the probability of tokens that occurred before.")
+@click.option("--beams", type=click.IntRange(1), default=1, help="Beam search with this many beams.")
+@click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option(
+    "--prompt-lookup",
+    "prompt_lookup_num_tokens",
+    type=click.IntRange(1),
+    help="Draft up to this many tokens at a time from the text so far, and verify them in one call.",
+)
+@click.option("--assistant", help="A compiled folder of a smaller model that drafts tokens.")
+@click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "max", "last", "weighted"]),
+    help="Pooling of an encoder; default: the model's own.",
+)
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    help="A second text for a model with a head: the context of a question, a text to rank, a choice (several times).",
+)
+@click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's embedding to unit length or not.")
+@click.option("--prompt-name", help="Put an encoder's prompt of this name before the text; default: the model's own.")
+@click.option("--truncate-dim", type=click.IntRange(1), help="Truncate an encoder's embedding to this many features.")
+@device_option
+@click.option(
+    "--experts-on-device",
+    type=click.IntRange(1),
+    help="Keep this many experts of each mixture on the device, the others on the host (with target torch).",
+)
+@loading_options
+def run_command(
+    source: str,
+    prompt: str | None,
+    ids: list[int] | None,
+    sound: Any,
+    chat: bool,
+    system: str | None,
+    beams: int,
+    assistant: str | None,
+    pooling: str | None,
+    pairs: tuple[str, ...],
+    normalize: bool | None,
+    prompt_name: str | None,
+    truncate_dim: int | None,
+    device: str,
+    experts_on_device: int | None,
+    threads: int | None,
+    target: str | None,
+    trust: bool,
+    check: bool,
+    adapters: tuple[str, ...],
+    without: tuple[str, ...],
+    **generation: Any,
+) -> None:
+    """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
+
+    The answer streams to stdout, timings go to stderr. An encoder-decoder reads the prompt as its source text, or the
+    array of --sound (transformers' WhisperProcessor computes Whisper's spectrograms). An encoder prints the embedding
+    of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens for
+    masks, one per line.
+
+    \b
+    Examples:
+      weft run out/ --prompt "Once upon a time" --max-tokens 64
+      weft run out/ --chat                                       a conversation; Ctrl-D ends it
+      weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
+      echo "The sky is" | weft run model.gguf --stop "."
+      weft run out/ --prompt "The sky is" --beams 4              beam search
+      weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
+      weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
+      weft run reranker/ --prompt "Who wrote Faust?" --pair "Goethe did." --pair "In 1808."   scores of both texts
+      weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
+      weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
+      weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts larger than the device's memory
+    """
+    from weft.backends.runtime.ort.ort_encoder import Encoder
+    from weft.backends.runtime.text.tokenizer import check_text
+
+    talk = chat and prompt is None and sys.stdin.isatty()
+    if beams > 1 and talk:
+        raise click.UsageError("--beams goes with --prompt or --ids")
+    if prompt is None and ids is None and sound is None and not talk:
+        if sys.stdin.isatty():
+            raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
+        prompt = sys.stdin.read().removesuffix("\n")
+    for text in (prompt, system, *generation["stop"]):
+        check_text("the prompt" if text is prompt else repr(text), text or "")
+    options = {k: v for k, v in generation.items() if v is not None}
+    if options.keys() & {"top_k", "top_p", "min_p"}:
+        options.setdefault("temperature", 1.0)
+
+    embedding: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    embedding |= {"prompt_name": prompt_name, "truncate_dim": truncate_dim}
+    drafts = assistant is not None or "prompt_lookup_num_tokens" in options
+    requirements: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
+    requirements["trusted"] = [source, *filter(None, [assistant])] if trust else []
+    with opened_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
+        if isinstance(model, Encoder):
+            text = ids if prompt is None else prompt
+            assert text is not None  # opened_model rejects a sound for encoders
+            if model.task is not None and not any(v is not None for v in embedding.values()):
+                from .answers_output import print_task
+
+                print_task(model, text, pairs)
+                return
+            _print_embedding(model, text, source, **embedding)
+            return
+        if assistant is not None:
+            options["assistant"] = _load_assistant(assistant, device, threads, trust)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        if talk:
+            _run_conversation(model.conversation(messages), options)
+            return
+        if sound is not None:
+            _answer_sound(model, sound, beams, options)
+            return
+        if beams == 1 and (defaults := _list_defaults(model, options)):
+            note(f"greedy, as no option samples; the model's own defaults, which weft serve applies, are {defaults}")
+        if chat:
+            ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
+        if beams > 1 or (ids is not None and not chat):
+            (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
+            echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
+            echo(timing(result), err=True)
+        else:
+            _print_stream(model.stream(prompt if ids is None else ids, **options))
+
+
+def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
+    """Return the sampling defaults of the model's source, formatted as options; "" if `options` sets one of them."""
+    from weft.backends.runtime.core.sampler import DEFAULTS
+
+    defaults = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
+    stated = options.keys() & DEFAULTS.keys()
+    return "" if stated else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in defaults.items())
+
+
+def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
+    """Print the answer to a sound; token ids if there is no tokenizer."""
+    has_text = model.folder is not None and (model.folder / "tokenizer.json").is_file()
+    if has_text and beams == 1:
+        _print_stream(model.stream(sound, **options))
+        return
+    (result,) = model.generate([sound], beams=beams, **options)
+    echo(result.text if has_text else ",".join(map(str, result.tokens)))
+    echo(timing(result), err=True)
+
+
+def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
+    """Return the model in the compiled `folder`, which drafts tokens for another model."""
+    from weft.backends.runtime import load
+    from weft.backends.runtime.core import generation as generate
+
+    model = load(folder, device, threads, trust=trust)
+    if not isinstance(model, generate.Generator):
+        raise WeftError(f"{folder} is an encoder: an assistant must be a decoder")
+    return model
+
+
+def _print_embedding(model: Encoder, prompt: str | list[int], source: str, **options: Any) -> None:
+    import json
+
+    name = options["prompt_name"]
+    if name is not None and not model.prompt(name) and not model.prompt():
+        raise WeftError(f"{source} has no prompt called {name} to put before the input: leave out --prompt-name")
+    echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
+
+
+def _print_stream(stream: Stream) -> None:
+    """Print one answer as it is generated, and its timings after it."""
+    for piece in stream:
+        sys.stdout.write(printable(piece))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    echo(timing(stream.result), err=True)
+
+
+def timing(result: Result) -> str:
+    """Return the timings of an answer in one line."""
+    t = result.timings
+    unit = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
+    read = f"{t.prompt_tokens} {unit} in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
+    count = len(result.tokens)
+    rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
+    drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""
+    experts = ""
+    if t.experts.asked:
+        megabytes = t.experts.bytes / 1e6 / max(t.decoded_tokens, 1)
+        experts = (
+            f", {t.experts.found / t.experts.asked:.0%} of experts found on the device, "
+            f"{megabytes:.1f} MB moved per token"
+        )
+    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted + experts
+
+
+def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> None:
+    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends the conversation.
+
+    Raises WeftError for invalid options.
+    """
+    from weft.backends.runtime.core.sampler import Sampling, SamplingOptions
+
+    Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() line editing on platforms that have it
+    from weft.backends.runtime.text.tokenizer import check_text
+
+    note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            echo()
+            return
+        if not text:
+            continue
+        try:
+            check_text("the message", text)
+            _print_stream(conversation.say(text, **options))
+        except WeftError as error:  # most likely the conversation is too long: it goes on without this message
+            complain(str(error))
+        except KeyboardInterrupt:
+            echo()

@@ -1,0 +1,114 @@
+"""`weft serve`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from weft.ir.errors import WeftError
+
+from .completion import complete_sources
+from .open_model import opened_model
+from .options import device_option, loading_options
+from .terminal import echo, note
+
+KEY = "WEFT_API_KEY"
+
+
+@click.command("serve", short_help="Serve a model over HTTP, with OpenAI's API.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free one.")
+@click.option("--model-name", help="Name of the model in requests; default: the name of SOURCE.")
+@click.option("--api-key", help=f"Key that requests must carry; better set it as {KEY}, which other users cannot see.")
+@click.option(
+    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Answers decoded at the same time."
+)
+@click.option("--max-queue", type=click.IntRange(1), default=256, show_default=True, help="Answers that may wait.")
+@click.option("--max-body", type=click.IntRange(1), default=4, show_default=True, help="MiB of a request.")
+@click.option(
+    "--client-timeout",
+    type=click.FloatRange(0.1),
+    default=30,
+    show_default=True,
+    help="Seconds after which a client that neither sends nor reads is disconnected.",
+)
+@click.option(
+    "--drain",
+    type=click.FloatRange(0),
+    default=30,
+    show_default=True,
+    help="Seconds that running answers have to finish after Ctrl-C or SIGTERM.",
+)
+@device_option
+@loading_options
+def serve_command(
+    source: str,
+    host: str,
+    port: int,
+    model_name: str | None,
+    api_key: str | None,
+    max_batch: int,
+    max_queue: int,
+    max_body: int,
+    client_timeout: float,
+    drain: float,
+    device: str,
+    threads: int | None,
+    target: str | None,
+    trust: bool,
+    check: bool,
+    adapters: tuple[str, ...],
+    without: tuple[str, ...],
+) -> None:
+    """Serve a compiled folder, or any SOURCE, with OpenAI's HTTP API: chats, completions, embeddings.
+
+    Prints the address once it answers requests. Ctrl-C or SIGTERM lets running answers finish, for --drain seconds; a
+    second one ends them.
+
+    \b
+    Examples:
+      weft serve out/                                   http://127.0.0.1:8000/v1 for any OpenAI client
+      weft serve out/ --port 9000 --model-name smollm2
+      WEFT_API_KEY=secret weft serve out/ --host 0.0.0.0
+      weft serve model.gguf --max-batch 4               compiled for this run
+    """
+    try:
+        from ..serve.server import LOOPBACK, Server, is_loopback, listen
+        from ..serve.server_settings import Settings
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
+
+    key = api_key if api_key is not None else os.environ.get(KEY)
+    with listen(host, port) as listening:  # report all errors before a model is compiled
+        local = is_loopback(listening)
+        settings = Settings(
+            name=model_name or _model_name(source),
+            max_batch=max_batch,
+            max_queue=max_queue,
+            api_key=key,
+            max_body=max_body << 20,
+            client_timeout=client_timeout,
+            drain=drain,
+            hosts=LOOPBACK | {host.lower()} if local else None,
+        )
+        with opened_model(
+            source, device, threads, target, adapters, without, None, text=True, trusted=[source] * trust, check=check
+        ) as model:
+            server = Server(model, listening, settings)
+            if not local and key is None:
+                note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
+            address = f"[{host}]" if ":" in host else host
+            echo(f"weft: serving {settings.name} at http://{address}:{server.port}/v1; Ctrl-C ends", err=True)
+            server.run()
+    note("served")
+
+
+def _model_name(source: str) -> str:
+    """Return the name of a source: the last part of a path, without the suffix of a file."""
+    path = Path(source)
+    name = path.absolute().name if path.is_dir() else path.name
+    return name.removesuffix(".gguf").removesuffix(".py") or source

@@ -1,0 +1,102 @@
+"""`weft verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import device_option
+from .terminal import as_json, echo, progress
+
+if TYPE_CHECKING:
+    from ..api.verify.verification import Verification
+
+DIFFERENT = 1
+
+
+@click.command("verify", short_help="Compare a compiled folder with its source.")
+@click.argument("folder", type=click.Path())
+@click.option("--against", type=click.Path(), help="A Hugging Face folder to run by transformers as the reference.")
+@click.option("--prompt", help="The text to compare on; default: a stock sentence.")
+@click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decode steps after the prompt.")
+@device_option
+@click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
+@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
+@click.pass_context
+def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **options: Any) -> None:
+    """Compare the compiled model in FOLDER with its reference; exit status 1 if they differ beyond rounding.
+
+    The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
+    for large models), or a Hugging Face folder. The prompt is read in two chunks and continued token by token, so the
+    caches are also compared.
+
+    \b
+    Examples:
+      weft verify out/
+      weft verify out/ --prompt "In 1969" --tokens 64
+      weft verify tiny/ --trust                       compiled from an architecture file, which is code
+      weft verify out/ --against ./SmolLM2-135M-Instruct
+    """
+    from ..api.verify.verification import verify_folder
+
+    with progress("opening", "steps") as step:
+        verification = verify_folder(folder, progress=step, **options)
+    if wants_json:
+        from dataclasses import asdict
+
+        echo(as_json({**asdict(verification), "folder": folder, "passed": verification.passed}))
+    else:
+        _show(verification)
+    if not verification.passed:
+        ctx.exit(DIFFERENT)
+
+
+def _show(verification: Verification) -> None:
+    from ..api.inspect.inspection import named_lines
+
+    tolerance = f"(tolerance for {verification.dtype}: {verification.tolerance:.2g})"
+    rows = [
+        ("reference", verification.reference),
+        ("positions compared", str(verification.positions)),
+        ("largest error", f"{verification.max_absolute:.3g}"),
+        ("relative error", f"{verification.max_relative:.3g} {tolerance}"),
+    ]
+    rows += [(f"error of {name}", f"{error:.3g}") for name, error in verification.outputs.items()]
+    if verification.argmax_agreement is not None:
+        rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
+    if verification.kl_max is not None:
+        rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
+    rows.append(("first diverging layer", _describe_divergence(verification)))
+    if (weights := verification.weights) is not None:
+        rows.append(("weights", weights.wrong or f"{weights.tensors} tensors equal their recipes"))
+        if weights.fitted:
+            far = (
+                f"the largest relative distance from the original {weights.farthest:.3g}"
+                if weights.farthest
+                else "exact"
+            )
+            rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
+    echo("\n".join(named_lines(rows)))
+    without = f", without: {', '.join(verification.without)}" if verification.without else ""
+    echo(f"passed{without}" if verification.passed else f"FAILED: {_failure_reason(verification)}")
+
+
+def _failure_reason(verification: Verification) -> str:
+    if verification.weights is not None and not verification.weights.passed:
+        return "the weights are not those of the source"
+    return "the errors exceed the rounding tolerance"
+
+
+def _describe_divergence(verification: Verification) -> str:
+    divergence = verification.divergence
+    if divergence is None and not verification.layers:
+        return "unknown: the compiled model and the reference have no layer boundaries in common"
+    if divergence is None:
+        if not verification.passed:
+            layers = list(verification.layers)
+            return f"none of {len(layers)}: look after {layers[-1]}, in the last layer, norm or head"
+        worst, error = max(verification.layers.items(), key=lambda item: item[1])
+        return f"none of {len(verification.layers)} (largest relative error {error:.3g}, after {worst})"
+    value_text = f", first at {divergence.value} ({divergence.value_error:.3g})" if divergence.value is not None else ""
+    return f"{divergence.layer}, relative error {divergence.error:.3g}{value_text}"

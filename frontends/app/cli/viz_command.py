@@ -1,0 +1,124 @@
+"""`weft viz` and `weft gallery`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .completion import complete_sources
+from .terminal import note, progress, render
+
+if TYPE_CHECKING:
+    from ...model import Model
+
+PRINTED = (".svg", ".png")
+
+
+@click.command("viz", short_help="Draw a model.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The file to write: .html (a page to click through), .svg, .png, .mmd (Mermaid), .dot (Graphviz), .txt (a "
+    "tree), or - for the tree on the terminal; default: the name of SOURCE, as a page.",
+)
+@click.option(
+    "--depth", type=click.IntRange(0), help="Levels of parts that are open; default: layers, with their parts."
+)
+@click.option(
+    "--open", "parts", multiple=True, metavar="PART", help="Also open this part, such as attn or layers.0.attn."
+)
+@click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn next to SOURCE.")
+@click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    help="Resolution of a .png: pixels per unit of the picture; default: 2.",
+)
+@click.option("--trust", is_flag=True, help="Run the architecture file that a PyTorch folder names as its source.")
+@click.option(
+    "--prompt",
+    metavar="TEXT",
+    help="A text to run the model on: attention weights of every head, and predicted next tokens (.html).",
+)
+def viz_command(
+    source: str,
+    out: Path | None,
+    depth: int | None,
+    parts: tuple[str, ...],
+    other: str | None,
+    theme: str | None,
+    scale: float | None,
+    trust: bool,
+    prompt: str | None,
+) -> None:
+    """Draw SOURCE: repeated layers once, the residual stream as a straight line, parts open on a click.
+
+    SOURCE may also be an .onnx file of any exporter, or a compiled folder.
+
+    With --vs, SOURCE is on the left and the other model on the right; removed, new and changed parts are marked.
+
+    \b
+    Examples:
+      weft viz llama3.1-8b                              llama3-1-8b.html, a page
+      weft viz llama3.1-8b -o -                         a tree: parts, sizes, parameters
+      weft viz model.py:wide -o wide.svg --open attn    the picture with a fact sheet
+      weft viz model.gguf -o model.png --theme dark --scale 3
+      weft viz model.gguf --prompt "The capital of France is"
+      weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
+    """
+    from weft.backends.viz.formats.tree import tree
+
+    from ..api.draw.drawing import Look
+    from ..api.draw.pictures import check_format, draw, drawing
+
+    if prompt is not None and (other or (out and out.suffix != ".html")):
+        raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
+    if str(out) == "-":
+        picture = drawing(source, Look(depth, parts), other, trust)
+        render(tree(picture.placed, picture.sheet))
+        return
+    names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
+    out = out or Path("-vs-".join(names) + ".html")
+    check_format(out)
+    if theme and out.suffix not in PRINTED:
+        raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose")
+    if scale and out.suffix != ".png":
+        raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
+    subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
+    draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
+    note(f"{out} written")
+
+
+def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
+    """Return the model to draw, and page data with its attention and predictions for a prompt."""
+    from ... import load_source
+    from ..api.draw.prompting import run_prompt
+
+    model = load_source(source)
+    with progress("running the prompt", unit="operations") as step:
+        return model, {"prompt": run_prompt(model, prompt, lambda done, count: step("running the prompt", done, count))}
+
+
+@click.command("gallery", short_help="A page of models side by side.")
+@click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_sources)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="The page to write."
+)
+def gallery_command(sources: tuple[str, ...], out: Path) -> None:
+    """Draw each SOURCE, by default all presets, on one page: to filter, to sort, to compare, and to open each.
+
+    \b
+    Examples:
+      weft gallery
+      weft gallery llama3.1-8b model.gguf model.py:wide -o mine.html
+    """
+    from ..api.draw.galleries import write_gallery
+
+    with progress("reading", unit="models") as step:
+        count = write_gallery(out, sources, step)
+    note(f"{out} written: {count} models")

@@ -1,0 +1,43 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.backends.runtime.core.sampler import check_count
+from weft.ir.errors import WeftError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a server: the `name` of its model, its clients, its limits.
+
+    max_batch: answers decoded at the same time. max_queue: waiting requests. max_body: bytes of a request body.
+    client_timeout: seconds without data after which a client is disconnected.
+    drain: seconds that running answers have after a signal. api_key: key that requests must carry, if set.
+    hosts: host names that requests may use, if set.
+
+    Raises WeftError for a value outside its range.
+    """
+
+    name: str
+    max_batch: int = 16
+    max_queue: int = 256
+    api_key: str | None = None
+    max_body: int = 4 << 20
+    client_timeout: float = 30.0
+    drain: float = 30.0
+    hosts: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_batch", "max_queue", "max_body"):
+            check_count(field, getattr(self, field))
+        for field, minimum in (("client_timeout", 0.1), ("drain", 0.0)):
+            if not minimum <= (value := getattr(self, field)) < float("inf"):
+                raise WeftError(f"{field} is {value}, but it must be a number of seconds, of at least {minimum:g}")
+        if not (self.name and self.name.isprintable()):
+            raise WeftError(
+                f"the model's name is {self.name!r}, which is not a line of text: choose another (--model-name)"
+            )
+        if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
+            raise WeftError("the API key must be a string of printable ASCII characters, and not empty")

@@ -1,0 +1,181 @@
+"""A graph as a Hugging Face folder: config.json, safetensors and tokenizer that `AutoModelForCausalLM` loads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.backends.safetensors import Progress, Tensor, counted, parse_stored, write_shards
+from weft.backends.torch.transformers.embedding import write_embedding, write_json
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes import Source
+from weft.ir.recipes.blocks import BlockRecipe
+from weft.ir.recipes.streams import stream
+from weft.ir.storage import seal, whole_folder
+from weft.ir.types import dtypes
+
+from ...formats.hf import Folder, one_side
+from ...formats.weft.manifest import PROVENANCE, hashing, provenance
+from ...model import Model
+from ...models.families import FAMILIES, Family, describe
+from ...models.task_heads import GENERATES, base_class, head_config, suffix_of, with_head
+from ..fitting import Candidate, Fit, exact_dtype, fit
+from ..infer_settings import proposals
+from ..inversion import Shape, ShapedRecipe
+from ..stored_codes import choose_codes, counted_layouts, shortened
+from . import compressed
+from .checkpoint import CONFIG_NAMES, copy_generation
+from .configs import list_families, propose
+
+UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # their code reads `weight`, which quantized layers lack
+
+
+def write_huggingface(
+    model: Model,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    weights: str = "auto",
+    progress: Progress = lambda stage, done, total: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Fit:
+    """Write `model` as the Hugging Face folder `out`, in one step, and return the family that fits.
+
+    The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
+    they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in
+    the format of compressed-tensors (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written as
+    floats.
+
+    Raises:
+        WeftError: if no family expresses the graph, naming the nearest and the first difference; if `out` cannot be
+            written; or if a value exceeds the range of `dtype`.
+    """
+    requested = None if dtype is None else parse_stored(dtype)
+    try:
+        result = fit(model, partial(_candidates, model), "Hugging Face family")
+    except WeftError as none:
+        raise WeftError(f"{none}; `weft compile --target transformers` writes it with code of its own") from None
+    reader = model.graph.reader
+    aside = [key for key, kind in result.kinds.items() if kind not in compressed.MULTIPLIED]
+    if result.family in UNLOADABLE and weights == "auto":
+        weights = "float"
+        if any(tensor.recipe.has(BlockRecipe) for tensor in result.tensors.values()):
+            note(f"all weights are written as floats: transformers cannot load codes of {result.family} models")
+    codes = choose_codes(result.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
+    # `CompressedTensorsDequantize` of transformers 5 passes only group scales to the step that dequantizes experts.
+    if weights == "auto" and any(c.layout.tensor_scale and result.kinds[key] == "experts" for key, c in codes.items()):
+        weights, codes = "float", {}
+        note(
+            "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
+            "--weights codes keeps the codes, for loaders that do not"
+        )
+    kind = requested or exact_dtype(model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes))
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in result.tensors.items():
+        if key in codes:
+            tensors |= compressed.pack_weight(key, codes[key], kind, reader)
+        else:
+            tensors[key] = Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
+    config = {**result.config, "dtype": CONFIG_NAMES[kind]}
+    if codes:
+        config["quantization_config"] = compressed.config(codes, _matrix_modules(result))
+        note(f"weights that keep their codes: {counted_layouts(codes)}")
+        scales = {c.layout.scale for c in codes.values() if not c.layout.small_floats}
+        if scales and kind not in (dtypes.f32, *scales):
+            listed = ", ".join(sorted(map(str, scales)))
+            note(f"scales stay {listed}: a loader that rounds them to {kind} changes weights")
+    quantized = {key for key, tensor in result.tensors.items() if tensor.recipe.has(BlockRecipe)}
+    dequantized = [key for key in aside if key in quantized]
+    if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
+        note(f"{shortened(dequantized)}: dequantized values are written instead of codes, in {kind}")
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+        write_shards(folder, tensors, step=counted(progress, tensors))
+        write_json(folder / "config.json", config)
+        write_embedding(folder, model.graph, requested)
+        _write_generation(model, folder)
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        seal(folder, PROVENANCE, provenance(model, hashes()))
+    return result
+
+
+def _matrix_modules(result: Fit) -> list[str]:
+    """Return the modules with a matrix that is not a lookup table."""
+    matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
+    return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]
+
+
+def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
+    """Yield the source's config, then configs inferred from the graph for every family that can express it.
+
+    Raises:
+        WeftError: if no settings can be inferred from the graph.
+    """
+    dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
+    if (origin := model.origin("safetensors")) is not None:
+        source = Folder.open(origin)
+        config, weights = {key: value for key, value in source.config.items() if key not in dropped}, source.weights()
+        shapes = {key: weights.shape(key) for key in list(weights.keys())}
+        if config.get("model_type") in FAMILIES:
+            idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}
+            yield replace(_candidate(config["model_type"], config, shapes, source), besides=idle)
+        elif (side := one_side(source, model.family)) is not None:
+            with contextlib.suppress(WeftError):
+                text = {key: value for key, value in side[1].items() if key not in dropped}
+                yield _text_candidate(side[0], {**text, **_token_keys(model)}, shapes)
+    sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
+
+    def unlikely(name: str) -> tuple[bool, bool]:
+        return name != family, ("moe" in FAMILIES[name].settings) != sparse
+
+    for name, settings in proposals(model, graph, family, sorted(list_families(), key=unlikely)):
+        config = propose(name, settings) | head_config(FAMILIES[name], graph.meta)
+        with contextlib.suppress(WeftError):  # a family that cannot express these settings
+            yield _candidate(name, {**config, **_token_keys(model)}, {})
+
+
+def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
+    """Return a candidate for the language model of a multimodal model; tensors are named as in text-only ones."""
+    name, head = table.model_types[0], "lm_head."
+    begin = FAMILIES[name].prefix
+    text_shapes = {
+        begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)
+    }
+    text_shapes |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
+    return _candidate(name, {**text, "model_type": name}, text_shapes)
+
+
+def _candidate(
+    name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
+) -> Candidate:
+    keys, title = frozenset(shapes), f"the config of a {name} model"
+    table, _ = with_head(FAMILIES[name], config, keys, title)
+    if source is not None and source.sentence is not None:
+        table = source.sentence.table(FAMILIES[name], config)
+    loaded = describe(table, config, keys, title)
+    if (suffix := suffix_of(config)) and suffix not in GENERATES and "task" not in loaded.graph.meta:
+        config = {**config, "architectures": base_class(config)}  # the class had a head that is left out
+    return Candidate(name, config, loaded, shapes)
+
+
+def _token_keys(model: Model) -> dict[str, Any]:
+    """Return the config keys of special tokens; null values override the defaults of a class."""
+    meta = model.graph.meta
+    eos = meta.get("eos_token_ids") or [None]
+    return {
+        "bos_token_id": meta.get("bos_token_id"),
+        "eos_token_id": eos if len(eos) > 1 else eos[0],
+        "pad_token_id": meta.get("pad_token_id"),
+    }
+
+
+def _write_generation(model: Model, folder: Path) -> None:
+    origin = model.origin("safetensors")
+    if origin is None or not copy_generation(origin, folder):
+        token_keys = {key: value for key, value in _token_keys(model).items() if value is not None}
+        write_json(folder / "generation_config.json", token_keys)

@@ -1,0 +1,345 @@
+"""Relatives of BERT: other names, projected embeddings, norms before the sublayers, relative positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Add, Recipe, Take
+
+from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
+from ...tables.family import Config, Fetch, Rule, Template, key, required
+from ...tables.settings import ACTIVATIONS, Settings
+from ...task_heads import BASE, ROBERTA_HEADS, SPANS, Head, dense_first, labels_of, language_model
+from .bert import BERT, LAYER, ROBERTA
+
+_PRE = Head("text-classification", "classifier", "first", "pre_classifier", activation="relu")
+DISTILBERT = BERT.but(
+    "distilbert",
+    inert=("sinusoidal_pos_embds",),
+    names={
+        **{f"layers.{{i}}.attn.{x}": f"transformer.layer.{{i}}.attention.{x}_lin" for x in "qkv"},
+        "layers.{i}.attn.o": "transformer.layer.{i}.attention.out_lin",
+        "layers.{i}.attn_norm": "transformer.layer.{i}.sa_layer_norm",
+        "layers.{i}.ffn.up": "transformer.layer.{i}.ffn.lin1",
+        "layers.{i}.ffn.down": "transformer.layer.{i}.ffn.lin2",
+        "layers.{i}.ffn_norm": "transformer.layer.{i}.output_layer_norm",
+    },
+    prefix="distilbert.",
+    found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": _PRE,
+        "ForMultipleChoice": replace(_PRE, task="multiple-choice"),
+        "ForMaskedLM": Head(
+            *("fill-mask", "vocab_projector"),
+            dense="vocab_transform",
+            norm="vocab_layer_norm",
+            activation=BASE,
+            tied=key("tie_word_embeddings", default=True),
+        ),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
+    unused=("vocab_*", "*classifier.*", "qa_outputs.*", "*embeddings.position_ids"),
+    dim=key("dim"),
+    layers=key("n_layers"),
+    heads=key("n_heads"),
+    ffn=key("hidden_dim"),
+    token_types=0,
+    eps=1e-12,
+    activation=key("activation", default="gelu"),
+)
+
+
+def narrower(name: str, default: int | None) -> Rule:
+    """Return the rule for the width of embeddings that are projected to `dim`, in config key `name`; None if equal."""
+
+    def rule(config: Config) -> Any:
+        width = key(name, default=default)(config)
+        return None if width == key("hidden_size")(config) else width
+
+    return rule
+
+
+ELECTRA = BERT.but(
+    "electra",
+    names={"embed_proj": "embeddings_project"},
+    prefix="electra.",
+    found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": dense_first("gelu"),
+        "ForMultipleChoice": Head(
+            *("multiple-choice", "classifier", "first", "sequence_summary.summary"),
+            activation=key("summary_activation", default="gelu"),
+            refuse={"summary_type": ("first", None)},
+        ),
+        "ForMaskedLM": Head(
+            *("fill-mask", "generator_lm_head"),
+            dense="generator_predictions.dense",
+            norm="generator_predictions.LayerNorm",
+            activation="gelu",
+            tied=key("tie_word_embeddings", default=True),
+        ),
+        "ForPreTraining": Head(
+            *("replaced-token-detection", "discriminator_predictions.dense_prediction"),
+            dense="discriminator_predictions.dense",
+            activation=BASE,
+        ),
+        "ForNextSentencePrediction": None,
+    },
+    unused=("*embeddings.position_ids", "discriminator_predictions.*", "generator_*", "classifier.*"),
+    embed_dim=narrower("embedding_size", 128),
+)
+REMBERT = BERT.but(
+    "rembert",
+    names={"embed_proj": "encoder.embedding_hidden_mapping_in"},
+    prefix="rembert.",
+    tasks={
+        "ForMaskedLM": language_model(
+            "cls.predictions",
+            "dense",
+            "LayerNorm",
+            out_bias="",
+            activation=BASE,
+            tied=False,
+            width=key("output_embedding_size", default=1664),
+        ),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
+    embed_dim=key("input_embedding_size", default=256),
+)
+BERT_GENERATION = BERT.but("bert-generation", found={"pooler": None}, unused=("lm_head.*",), token_types=0)
+
+
+def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the rows of token types plus the row of task 0, transformers' default for models with tasks."""
+    types, tasks = (f"embeddings.{kind}_type_embeddings.{part}" for kind in ("token", "task"))
+    if not fetch.has(tasks):
+        return fetch(types)
+    return Add((fetch(types), Take(fetch(tasks), (0,) * settings.token_types, 0)))
+
+
+ERNIE = BERT.but("ernie", inert=("use_task_id",), names={"token_types": _with_task}, prefix="ernie.")
+
+MEGATRON = BERT.but(
+    "megatron-bert",
+    names={
+        "layers.{i}.attn_norm": f"{LAYER}.attention.ln",
+        "layers.{i}.ffn_norm": f"{LAYER}.ln",
+        "final_norm": "encoder.ln",
+    },
+    arrangement="pre",
+    embed_norm=False,
+)
+XLM_ROBERTA_XL = ROBERTA.but(
+    "xlm-roberta-xl",
+    names={
+        "layers.{i}.attn_norm": f"{LAYER}.attention.self_attn_layer_norm",
+        "layers.{i}.ffn_norm": f"{LAYER}.LayerNorm",
+        "final_norm": "encoder.LayerNorm",
+    },
+    arrangement="pre",
+    embed_norm=False,
+    eps=key("layer_norm_eps", default=1e-5),
+)
+ROBERTA_PRELAYERNORM = ROBERTA.but(
+    "roberta-prelayernorm",
+    names={
+        "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
+        "layers.{i}.ffn_norm": f"{LAYER}.intermediate.LayerNorm",
+        "final_norm": "LayerNorm",
+    },
+    prefix="roberta_prelayernorm.",
+    arrangement="pre",
+)
+
+
+def _mpnet_positions(config: Config) -> int:
+    return int(key("max_position_embeddings")(config)) - 2
+
+
+MPNET = BERT.but(
+    "mpnet",
+    names={
+        **{f"layers.{{i}}.attn.{x}": f"{LAYER}.attention.attn.{x}" for x in "qkvo"},
+        "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
+        "position_bias": "encoder.relative_attention_bias",
+    },
+    prefix="mpnet.",
+    tasks=ROBERTA_HEADS,
+    unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
+    refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32, whatever the config states
+    context=_mpnet_positions,
+    learned_positions=_mpnet_positions,
+    position_offset=2,
+    token_types=0,
+    position_bias=lambda c: T5Bias(heads=key("num_attention_heads")(c)),
+)
+
+
+# -- XLM
+
+
+def _check_language(config: Config) -> int:
+    """Return 0 token types; raise WeftError for embeddings of languages, which would be an additional input."""
+    if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
+        raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
+    return 0
+
+
+_SUMMARY = {
+    "summary_type": ("first", None),
+    "summary_activation": (None,),
+    **dict.fromkeys(("summary_use_proj", "summary_proj_to_labels"), (True, None)),
+}
+XLM = BERT.but(
+    "xlm",
+    names={
+        "embed": "embeddings",
+        "positions": "position_embeddings",
+        "embed_norm": "layer_norm_emb",
+        **{f"layers.{{i}}.attn.{x}": f"attentions.{{i}}.{x}_lin" for x in "qkv"},
+        "layers.{i}.attn.o": "attentions.{i}.out_lin",
+        "layers.{i}.attn_norm": "layer_norm1.{i}",
+        "layers.{i}.ffn.up": "ffns.{i}.lin1",
+        "layers.{i}.ffn.down": "ffns.{i}.lin2",
+        "layers.{i}.ffn_norm": "layer_norm2.{i}",
+    },
+    prefix="transformer.",
+    found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": Head("text-classification", "sequence_summary.summary", "first", refuse=_SUMMARY),
+        "ForQuestionAnsweringSimple": SPANS,
+        "ForQuestionAnswering": None,  # by beams of starts and ends
+        "ForMultipleChoice": Head(
+            *("multiple-choice", "logits_proj", "first", "sequence_summary.summary"),
+            activation=None,
+            refuse=_SUMMARY,
+            width=lambda c: len(found) if isinstance(found := labels_of(c), tuple) else found,
+        ),
+        "WithLMHeadModel": Head(
+            *("fill-mask", "pred_layer.proj"),
+            tied=key("tie_word_embeddings", default=True),
+            refuse={"asm": (False, None)},
+        ),
+        "ForMaskedLM": None,
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
+    unused=("*position_ids", "pred_layer.*", "qa_outputs.*", "sequence_summary.*", "*lang_embeddings.weight"),
+    refuse={"causal": (False, None), "is_encoder": (True, None)},
+    dim=key("emb_dim", "hidden_size", default=2048),
+    layers=key("n_layers", "num_hidden_layers", default=12),
+    heads=key("n_heads", "num_attention_heads", default=16),
+    ffn=lambda c: 4 * key("emb_dim", "hidden_size", default=2048)(c),
+    token_types=_check_language,
+    activation=lambda c: "gelu" if c.get("gelu_activation", True) else "relu",
+)
+# transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item that it does not have.
+FLAUBERT = XLM.but("flaubert", inert=("bos_index", "eos_index", "pad_index"), refuse={"pre_norm": (False, None)})
+
+
+# -- X-MOD: an adapter per language after each block, of which that of default_language is read
+
+
+def _xmod_block(config: Config) -> AdaptedBlock:
+    dim, heads, hidden = required(config, "hidden_size", "num_attention_heads", "intermediate_size")
+    eps, act, pre = (
+        key("layer_norm_eps", default=1e-12)(config),
+        ACTIVATIONS[config.get("hidden_act", "gelu")],
+        config.get("pre_norm"),
+    )
+    if not (config.get("adapter_layer_norm") or config.get("adapter_reuse_layer_norm", True)):
+        raise WeftError("adapter_reuse_layer_norm=False is not supported without adapter_layer_norm")
+    norm, attention = LayerNorm(eps), Attention(heads, qkv_bias=True, out_bias=True)
+    block = Block(attention, MLP(hidden, act, bias=True), norm, "pre" if pre else "post")
+    adapter = MLP(dim // config.get("adapter_reduction_factor", 2), act, bias=True)
+    return AdaptedBlock(block, adapter, norm, normed_residual=bool(pre))
+
+
+def _language(config: Config) -> dict[str, str]:
+    language = config.get("default_language")
+    if language is None:
+        raise WeftError("default_language=None: set the language whose adapters are to be read")
+    return {"language": language}
+
+
+def _adapter(which: str) -> Template:
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
+
+    return template
+
+
+def _before_adapter(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the norm before the adapter: a separate norm, or again that of the feed-forward."""
+    adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
+    return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
+
+
+def _feed_forward_norm(which: str) -> Template:
+    """Return a template for the norm `which`; in post-norm blocks the adapter's norm replaces BERT's."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        before = (which == "adapter") == (settings.arrangement == "pre")
+        return _before_adapter(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
+
+    return template
+
+
+XMOD = ROBERTA.but(
+    "xmod",
+    names={
+        **{name.replace("{i}.", "{i}.block."): of for name, of in BERT.names.items() if name.startswith("layers.")},
+        "layers.{i}.block.ffn_norm": _feed_forward_norm("ffn"),
+        "layers.{i}.adapter_norm": _feed_forward_norm("adapter"),
+        "layers.{i}.adapter.up": _adapter("dense1"),
+        "layers.{i}.adapter.down": _adapter("dense2"),
+        "final_norm": "encoder.LayerNorm",
+    },
+    unused=(*ROBERTA.unused, "*.adapter_modules.*"),
+    refuse={"ln_before_adapter": (True, None)},
+    arrangement=lambda c: "pre" if c.get("pre_norm") else "post",
+    block=_xmod_block,
+    multipliers=_language,
+)
+
+
+# -- ESM: proteins
+
+
+def _absolute(config: Config) -> bool:
+    return (config.get("position_embedding_type") or "absolute") == "absolute"
+
+
+def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the rotary frequencies: those of the checkpoint if it has them, as in transformers."""
+    rope = settings.rope
+    assert isinstance(rope, RoPE)
+    # The first layer's represent those of all; transformers 5 writes a star instead of its number.
+    owners = ("", *(f"encoder.layer.{i}.attention.self." for i in "*0"))
+    stored = (name for name in (f"{owner}rotary_embeddings.inv_freq" for owner in owners) if fetch.has(name))
+    return next((fetch(name) for name in stored), rope.recipe(settings.head_size))
+
+
+ESM = ROBERTA.but(
+    "esm",
+    names={
+        "embed_norm": "embeddings.layer_norm",
+        "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
+        "layers.{i}.ffn_norm": f"{LAYER}.LayerNorm",
+        "final_norm": "encoder.emb_layer_norm_after",
+        "rope.frequencies": _frequencies,
+    },
+    prefix="esm.",
+    idle=("*contact_head.*",),
+    unused=(*ROBERTA.unused, "*.inv_freq", "*.position_embeddings.weight"),
+    refuse={"position_embedding_type": ("absolute", "rotary", None), "is_folding_model": (False, None)},
+    learned_positions=lambda c: ROBERTA.settings["learned_positions"](c) if _absolute(c) else None,
+    context=lambda c: ROBERTA.settings["context"](c) if _absolute(c) else key("max_position_embeddings")(c),
+    rope=lambda c: None if _absolute(c) else RoPE(float(c.get("rope_theta") or 10_000.0)),
+    mask_scaling=lambda c: MaskScaling(key("mask_token_id")(c)) if c.get("token_dropout") else None,
+    token_types=0,
+    arrangement="pre",
+    embed_norm=lambda c: bool(c.get("emb_layer_norm_before")),
+    activation="gelu",
+)

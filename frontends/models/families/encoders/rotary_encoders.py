@@ -1,0 +1,296 @@
+"""Encoders with rotary positions: ModernBERT and its decoder, EuroBERT, RoFormer, NomicBERT, Jina Embeddings 3, GTE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.recipes import Full, Recipe
+
+from ....dsl import HeadTransform, LayerNorm, RoPE
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Rule, key
+from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
+from ...tables.settings import ACTIVATIONS, Settings
+from ...tables.templates import half, packed_parts
+from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
+from ..dense.llama import LLAMA, alternating
+from .bert import BERT
+from .bert_relatives import narrower
+
+EUROBERT = LLAMA.but(
+    "eurobert",
+    unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": Head(
+            "text-classification",
+            "classifier",
+            lambda c: {"bos": "first"}.get(pool := c.get("classifier_pooling", "late"), pool),
+            "dense",
+            activation="gelu",
+        ),
+        "ForTokenClassification": TOKENS,
+        "ForQuestionAnswering": None,
+        "ForMaskedLM": Head("fill-mask", "lm_head", bias=False, tied=key("tie_word_embeddings", default=False)),
+    },
+    kind="encoder",
+    eps=key("rms_norm_eps", default=1e-5),
+    gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": (False, None)}),
+)
+
+
+def _windows(config: Config) -> tuple[int | None, ...]:
+    """Return ModernBERT's window per layer: half of local_attention on each side, None in each third layer."""
+    near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
+    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+
+
+def _decoder_windows(config: Config) -> tuple[int | None, ...]:
+    """Return the window per layer of ModernBERT's decoder: half of local_attention, including the token itself."""
+    near = {"sliding_window": (config.get("local_attention", 128) or 0) // 2 or None, **config}
+    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+
+
+def _by_type(local: Rule) -> Rule:
+    bases = key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)
+    return ropes_by_type(local, bases=bases, near_scaled=True)
+
+
+def _gguf_local(config: Config) -> list[bool]:
+    """Return for each layer whether it is local: by the file's list, else all except the first of a period."""
+    every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
+    return every if isinstance(every, list) else [i % every != 0 for i in layers]
+
+
+def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
+    """Return half of the file's window (on each side) for local layers, None for global layers."""
+    window = config.get("attention.sliding_window")
+    return tuple(window // 2 + 1 if local else None for local in _gguf_local(config)) if window else None
+
+
+def _gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
+    wide = rope_of_gguf(config)
+    near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
+    if not config.get("attention.sliding_window"):
+        return wide
+    return tuple(near if local else wide for local in _gguf_local(config))
+
+
+def _transform(config: Config) -> HeadTransform:
+    norm = LayerNorm(key("norm_eps", default=1e-5)(config), bias=key("norm_bias", default=False)(config))
+    act = ACTIVATIONS[key("classifier_activation", default="gelu")(config)]
+    return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
+
+
+def _head(task: str, out: str = "classifier", **options: Any) -> Head:
+    return Head(
+        *(task, out),
+        dense="head.dense",
+        norm="head.norm",
+        dense_bias=key("classifier_bias", default=False),
+        activation=key("classifier_activation", default="gelu"),
+        **options,
+    )
+
+
+def _pool(config: Config) -> str:
+    return "mean" if config.get("classifier_pooling") == "mean" else "first"
+
+
+MODERNBERT = LLAMA.but(
+    "modernbert",
+    inert=("layer_types",),
+    names={
+        "embed": "embeddings.tok_embeddings",
+        "embed_norm": "embeddings.norm",
+        **packed_parts("layers.{i}.attn", "layers.{i}.attn.Wqkv"),
+        "layers.{i}.attn.o": "layers.{i}.attn.Wo",
+        "layers.{i}.attn_norm": "layers.{i}.attn_norm",
+        "layers.{i}.ffn_norm": "layers.{i}.mlp_norm",
+        "layers.{i}.ffn.gate": half("layers.{i}.mlp.Wi", 0),
+        "layers.{i}.ffn.up": half("layers.{i}.mlp.Wi", 1),
+        "layers.{i}.ffn.down": "layers.{i}.mlp.Wo",
+        "final_norm": "final_norm",
+    },
+    unused=("head.*", "decoder.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": _head("text-classification", pool=_pool),
+        "ForTokenClassification": _head("token-classification"),
+        "ForQuestionAnswering": _head("question-answering"),
+        "ForMultipleChoice": _head("multiple-choice", pool=_pool),
+        "ForMaskedLM": _head(
+            "fill-mask",
+            "decoder",
+            bias=key("decoder_bias", default=True),
+            tied=key("tie_word_embeddings", default=True),
+        ),
+    },
+    kind="encoder",
+    kv_heads=None,
+    head_dim=None,
+    context=key("max_position_embeddings"),
+    norm="layer",
+    norm_bias=key("norm_bias", default=False),
+    eps=key("norm_eps", default=1e-5),
+    arrangement=lambda c: ("pre_ffn", *["pre"] * (key("num_hidden_layers")(c) - 1)),
+    activation=key("hidden_activation", default="gelu"),
+    embed_norm=True,
+    rope=_by_type(_windows),
+    window=_windows,
+    gguf=gguf.BASE.but(
+        "modern-bert",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+        },
+        refuse={"attention.causal": (False, None)},
+        kind="encoder",
+        norm="layer",
+        arrangement=lambda c: ("pre_ffn", *["pre"] * (c["block_count"] - 1)),
+        activation=lambda c: "silu" if c.get("hidden_act") in ("silu", "swish") else "gelu",
+        embed_norm=True,
+        rope=_gguf_ropes,
+        window=_gguf_windows,
+    ),
+)
+MODERNBERT_DECODER = MODERNBERT.but(
+    "modernbert-decoder",
+    inert=("layer_types",),
+    names={
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.attn.{x}_proj" for x in "qkv"},
+        "head_transform.dense": "lm_head.dense",
+        "head_transform.norm": "lm_head.norm",
+        "lm_head": "decoder",
+    },
+    unused=("head.*", "classifier.*", "decoder.weight"),
+    tasks={
+        "ForSequenceClassification": _head(
+            "text-classification", pool="last", bias=key("classifier_bias", default=False)
+        ),
+        **dict.fromkeys(("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForMaskedLM")),
+    },
+    kind="decoder",
+    window=_decoder_windows,
+    rope=_by_type(_decoder_windows),
+    tie=key("tie_word_embeddings", default=True),
+    head_bias=key("decoder_bias", default=True),
+    head_transform=_transform,
+)
+ROFORMER = BERT.but(
+    "roformer",
+    names={"embed_proj": "embeddings_project"},
+    prefix="roformer.",
+    tasks={
+        "ForSequenceClassification": dense_first(BASE),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
+    found={"pooler": None},
+    idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
+    refuse={"rotary_value": (False, None)},
+    embed_dim=narrower("embedding_size", None),
+    learned_positions=None,
+    rope=lambda c: RoPE(interleaved=True),
+)
+NOMIC = "encoder.layers.{i}"  # transformers renames tensors when it loads, and back when it saves
+NOMIC_BERT = BERT.but(
+    "nomic_bert",
+    names={
+        "embed_norm": "emb_ln",
+        **packed_parts("layers.{i}.attn", f"{NOMIC}.attn.Wqkv"),
+        "layers.{i}.attn.o": f"{NOMIC}.attn.out_proj",
+        "layers.{i}.attn_norm": f"{NOMIC}.norm1",
+        "layers.{i}.ffn.gate": f"{NOMIC}.mlp.fc12",
+        "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc11",
+        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
+        "layers.{i}.ffn_norm": f"{NOMIC}.norm2",
+    },
+    prefix="nomic_bert.",
+    tasks={
+        "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.layer_norm", activation=BASE),
+        **dict.fromkeys(("ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")),
+    },
+    context=key("max_position_embeddings", default=2048),
+    head_dim=key("head_dim", default=None),
+    learned_positions=None,
+    rope=rope_with(rope_theta=1000.0),
+    activation=key("hidden_act", default="silu"),
+    gated=True,
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    gguf=gguf.BASE.but(
+        "nomic-bert",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.attn_norm": "blk.{i}.attn_output_norm",
+            "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm",
+        },
+        refuse={"attention.causal": (False, None)},
+        found={"qkv_bias": lambda keys: False},
+        kind="encoder",
+        norm="layer",
+        arrangement="post",
+        embed_norm=True,
+        token_types=lambda c: c["token_types"],
+    ),
+)
+JINA_V3 = NOMIC_BERT.but(
+    "jina_embeddings_v3",
+    names={
+        **packed_parts("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
+        "layers.{i}.attn.o": f"{NOMIC}.mixer.out_proj",
+        "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc1",
+        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
+    },
+    prefix="roberta.",
+    tasks={**BERT_HEADS, **ROBERTA_HEADS, "ForMultipleChoice": None},
+    context=key("max_position_embeddings", default=8194),
+    token_types=key("type_vocab_size", default=1),
+    eps=key("layer_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=20_000.0),
+    activation=key("hidden_act", default="gelu"),
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+)
+_pooled = Head("text-classification", "classifier", "pooler")
+GTE_LAYER = "encoder.layer.{i}"
+
+
+def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return zeros: only the last linear layer of the feed-forward has a bias."""
+    assert isinstance(settings.ffn, int)
+    return Full(0.0, (settings.ffn,))
+
+
+GTE = NOMIC_BERT.but(
+    "gte",
+    names={
+        "embed_norm": "embeddings.LayerNorm",
+        **packed_parts("layers.{i}.attn", f"{GTE_LAYER}.attention.qkv_proj"),
+        "layers.{i}.attn.o": f"{GTE_LAYER}.attention.o_proj",
+        "layers.{i}.attn_norm": f"{GTE_LAYER}.attn_ln",
+        "layers.{i}.ffn.gate.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
+        "layers.{i}.ffn.up.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
+        "layers.{i}.ffn.gate.bias": _no_bias,
+        "layers.{i}.ffn.up.bias": _no_bias,
+        "layers.{i}.ffn.down": f"{GTE_LAYER}.mlp.down_proj",
+        "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
+    },
+    prefix="new.",
+    tasks={  # published checkpoints are called new, transformers' class gte
+        "ForSequenceClassification": replace(_pooled, prefix="gte."),
+        "ForTokenClassification": replace(TOKENS, prefix="gte."),
+        "ForMaskedLM": language_model("lm_head", "dense", "norm", out_bias="", prefix="gte."),
+    },
+    context=key("max_position_embeddings", default=8192),
+    token_types=key("type_vocab_size", default=1),
+    rope=rope_with(rope_theta=160_000.0),
+    activation=key("hidden_act", default="gelu"),
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+)

@@ -1,0 +1,202 @@
+"""Recurrences fused with the step sizes, norms and decays before them and the gates and norms after them."""
+
+from __future__ import annotations
+
+from ...op import Trait, Value, case, normal
+from ..activation import swish
+from ..declaration import fused_op
+from ..elementwise import add, affine, exp, mul, neg
+from ..elementwise import softplus as soften
+from ..norm import rms_norm
+from ..recurrences import gated_delta_rule, gated_linear_attention
+from ..state_space import selective_scan, ssd
+from ..tensor import reshape
+from .norm_linear import norm_linear
+
+_X, _STATES = normal(2, 5, 4), (normal(2, 5, 3), normal(2, 5, 3))
+_HEADS = normal(2, 5, 8), normal(2, 5, 2), normal(2), normal(2, 5, 6), normal(2, 5, 6)
+_QKV = normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 8)
+
+
+def _decay_rate(a: Value, log_a: bool) -> Value:
+    return neg(exp(a)) if log_a else a
+
+
+def _norm_slices(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
+    """Emit an RMS norm of each of `parts` equal slices of y [batch, seq, width], weight [width / parts]."""
+    if parts == 1:
+        return rms_norm(y, weight, eps=eps)
+    slices = reshape(y, shape=(*y.shape[:2], parts, y.width // parts))
+    return reshape(rms_norm(slices, weight, eps=eps), shape=y.shape)
+
+
+@fused_op(
+    outputs="gated_selective_scan present",
+    traits=[Trait.RECURRENT],
+    cases=[
+        case(_X, _X, normal(4, 3), *_STATES, normal(4), None, None, normal(4), _X, softplus=True, log_a=True),
+        case(
+            *(_X, normal(2, 5, 2), normal(4, 3), *_STATES, None, normal(2, 3, 4), normal(4, 2), normal(4), _X),
+            *(normal(2), normal(3)),
+            **{"softplus": True, "log_a": True, "kind": "rms", "b_norm": True, "c_norm": True, "b_eps": 1e-2},
+        ),
+    ],
+)
+def gated_selective_scan(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    past: Value | None = None,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    b_weight: Value | None = None,
+    c_weight: Value | None = None,
+    *,
+    softplus: bool = False,
+    log_a: bool = False,
+    kind: str = "none",
+    eps: float = 1e-6,
+    b_norm: bool = False,
+    b_eps: float = 1e-6,
+    c_norm: bool = False,
+    c_eps: float = 1e-6,
+) -> tuple[Value, ...]:
+    """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
+
+    x and gate [batch, seq, channels]. Δ is `delta` [batch, seq, channels] + `bias` [channels]; with `weight`
+    [channels, rank] it is norm(delta) Wᵀ + bias of `delta` [batch, seq, rank], the norm of `kind` none or rms.
+    `softplus` applies softplus to Δ. With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states]
+    are RMS-normed. State and the other operands are those of `selective_scan`.
+    """
+    if weight is not None:
+        delta = norm_linear(delta, weight, bias, norm_weight, kind=kind, eps=eps)
+    elif bias is not None:
+        delta = add(delta, bias)
+    delta = soften(delta) if softplus else delta
+    b = rms_norm(b, b_weight, eps=b_eps) if b_norm else b
+    c = rms_norm(c, c_weight, eps=c_eps) if c_norm else c
+    y, *present = selective_scan.emit(x, delta, _decay_rate(a, log_a), b, c, d, past)
+    return (y if gate is None else mul(y, swish(gate)), *present)
+
+
+@fused_op(
+    outputs="gated_ssd present",
+    traits=[Trait.RECURRENT],
+    cases=[
+        case(*_HEADS, normal(2), None, normal(2), normal(2, 5, 8), heads=2, softplus=True, log_a=True),
+        case(
+            *(*_HEADS, None, normal(2, 2, 3, 4), None, normal(2, 5, 8), normal(8)),
+            **{"heads": 2, "groups": 2, "norm": True, "norm_groups": 2, "eps": 1e-2},
+        ),
+    ],
+)
+def gated_ssd(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    past: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    softplus: bool = False,
+    log_a: bool = False,
+    norm: bool = False,
+    eps: float = 1e-6,
+    norm_groups: int = 1,
+) -> tuple[Value, ...]:
+    """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
+
+    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] + `bias` [heads], with `softplus` the softplus of
+    that; with `log_a` A is −exp(a). The RMS norm is applied to each of `norm_groups` equal slices, norm_weight
+    [heads·p]. State and the other operands are those of `ssd`.
+    """
+    delta = delta if bias is None else add(delta, bias)
+    delta = soften(delta) if softplus else delta
+    y, *present = ssd.emit(x, delta, _decay_rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
+    y = y if gate is None else mul(y, swish(gate))
+    if norm and norm_groups > 1:
+        y = _norm_slices(y, None, norm_groups, eps)
+        y = y if norm_weight is None else mul(y, norm_weight)
+    elif norm:
+        y = rms_norm(y, norm_weight, eps=eps)
+    return (y, *present)
+
+
+@fused_op(
+    outputs="matrix_recurrence present",
+    traits=[Trait.RECURRENT],
+    cases=[
+        case(*_QKV, None, normal(2, 5, 2), heads=2, unit=True, q_scale=0.5),
+        case(
+            *_QKV,
+            normal(2, 5, 2),
+            None,
+            None,
+            normal(2),
+            normal(2),
+            _QKV[2],
+            normal(4),
+            heads=2,
+            norm=True,
+            norm_groups=2,
+        ),
+        case(*_QKV, normal(2, 5, 12, scale=0.1), None, normal(2, 2, 6, 4), heads=2, k_scale=0.5),
+    ],
+)
+def matrix_recurrence(
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value | None = None,
+    beta: Value | None = None,
+    past: Value | None = None,
+    a_log: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    unit: bool = False,
+    unit_eps: float = 1e-6,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    beta_scale: float = 1.0,
+    norm: bool = False,
+    eps: float = 1e-6,
+    norm_groups: int = 1,
+) -> tuple[Value, ...]:
+    """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
+
+    q, k and β are multiplied by their scales; with `unit` q and k are first RMS-normed on each of `groups` heads. With
+    a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
+    norm is applied to each of `norm_groups` equal slices of y, norm_weight to every slice; gate is shaped like v. State
+    and the other operands are those of `gated_delta_rule`.
+    """
+    if unit:
+        q, k = (_norm_slices(t, None, groups, unit_eps) for t in (q, k))
+    q, k = (t if scale == 1 else affine(t, by=scale) for t, scale in ((q, q_scale), (k, k_scale)))
+    if a_log is not None and decay is not None:
+        soft = soften(decay if bias is None else add(decay, bias))
+        count, width = a_log.width, decay.width
+        by_head = reshape(soft, shape=(*soft.shape[:2], count, width // count))
+        rate = reshape(neg(exp(a_log)), shape=(count, 1))
+        decay = reshape(mul(by_head, rate), shape=soft.shape)
+    if beta is None:
+        y, *present = gated_linear_attention.emit(q, k, v, decay, past, heads=heads, groups=groups)
+    else:
+        beta = beta if beta_scale == 1 else affine(beta, by=beta_scale)
+        y, *present = gated_delta_rule.emit(q, k, v, beta, decay, past, heads=heads, groups=groups)
+    y = _norm_slices(y, norm_weight, norm_groups, eps) if norm else y
+    return (y if gate is None else mul(y, gate), *present)
