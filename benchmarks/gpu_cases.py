@@ -206,17 +206,17 @@ def _prompts(large: bool) -> Iterator[Case]:
     shape = LLAMA_8B if large else TINY
     heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim}
     for rows in (2048, 8192) if large else (70,):
-        draw = partial(inputs.place_heads, batch=1, seq=rows, **heads)
+        draw = partial(inputs.norm_rope_cache, batch=1, seq=rows, **heads)
         size = 2 * BF16 * rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        yield Case("place_heads", f"8b_{rows}_rows", draw, size, rivals=("compiled",))
-        draw = partial(inputs.open_gates, rows=rows, hidden=out // 2)
-        yield Case("open_gates", f"8b_{rows}_rows", draw, 3 * BF16 * rows * out // 2, rivals=("compiled",))
+        yield Case("norm_rope_cache", f"8b_{rows}_rows", draw, size, rivals=("compiled",))
+        draw = partial(inputs.gated_activation, rows=rows, hidden=out // 2)
+        yield Case("gated_activation", f"8b_{rows}_rows", draw, 3 * BF16 * rows * out // 2, rivals=("compiled",))
     for name, bits, floats in (("4_bits", 4, False), ("fp8", 8, True)):
         draw = partial(inputs.widen, out=out, inner=inner, bits=bits, group=128, floats=floats)
         yield Case("widen", f"8b_gate_up_{name}", draw, out * inner * (bits + 16) // 8, rivals=("compiled",))
     for rows in (2048, 8192) if large else (4,):
-        draw = partial(inputs.to_float8, rows=rows, inner=inner, group=128)
-        yield Case("to_float8", f"{rows}_rows", draw, 3 * rows * inner, rivals=("compiled",))
+        draw = partial(inputs.quantize_float8, rows=rows, inner=inner, group=128)
+        yield Case("quantize_float8", f"{rows}_rows", draw, 3 * rows * inner, rivals=("compiled",))
 
 
 def _coded_tiles(rows: int, bits: int, group: int) -> Sequence[Any]:

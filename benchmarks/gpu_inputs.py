@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.backends.torch.kernels.shared.float8 import FLOAT8, as_bytes, rounded
-from weft.backends.torch.kernels.shared.quantized_gemv import Codes, words
+from weft.backends.torch.kernels.shared.float8 import FLOAT8, as_bytes, to_float8
+from weft.backends.torch.kernels.shared.quantized_gemv import Codes, words_per_row
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def norm_qkv(
     return Inputs((*args, *more), keywords, {"tickets": draw.tickets(heads + kv_heads)})
 
 
-def place_heads(
+def norm_rope_cache(
     draw: Draw, batch: int, seq: int, heads: int, kv_heads: int, d: int, head_norms: bool = False, **more: Any
 ) -> Inputs:
     """Projections of prompts of `seq` tokens, [batch · seq, heads and KV heads · d], and caches that hold these."""
@@ -159,7 +159,7 @@ def place_heads(
     return Inputs((projected, *given.args[2:4], positions), keywords | {"cos": angles.cos(), "sin": angles.sin()})
 
 
-def open_gates(draw: Draw, rows: int, hidden: int, **more: Any) -> Inputs:
+def gated_activation(draw: Draw, rows: int, hidden: int, **more: Any) -> Inputs:
     """Gates, and the ups behind them, [rows, 2 · hidden]."""
     return Inputs((draw.normal(rows, 2 * hidden),), more)
 
@@ -345,10 +345,10 @@ def coded(
     draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False, floats: bool = False
 ) -> Codes:
     """Weights [out, inner] in codes of 4 or 8 bits, or in floats of 8."""
-    shape = (out, words(inner, bits))
+    shape = (out, words_per_row(inner, bits))
     if floats:
         scales = draw.uniform(inner // group, out, low=0.8 / 64, high=1.2 / 64, dtype=torch.float32)
-        return Codes(rounded(draw.normal(out, 4 * shape[1], scale=64 * inner**-0.5)), scales, None, 8, inner)
+        return Codes(to_float8(draw.normal(out, 4 * shape[1], scale=64 * inner**-0.5)), scales, None, 8, inner)
     codes = torch.randint(-(1 << 31), 1 << 31, shape, generator=draw.generator, device=draw.device)
     step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
     scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
@@ -359,7 +359,7 @@ def small_floats(draw: Draw, out: int, inner: int, form: str) -> Codes:
     """Weights [out, inner] in floats of 4 bits, in the layout mxfp4 or nvfp4."""
     size = inner**-0.5 / 3  # of scales: codes that spread evenly are about 3
     more: dict[str, Any] = {"generator": draw.generator, "device": draw.device}
-    packed = torch.randint(0, 256, (out, 4 * words(inner, 4)), dtype=torch.uint8, **more)
+    packed = torch.randint(0, 256, (out, 4 * words_per_row(inner, 4)), dtype=torch.uint8, **more)
     if form == "mxfp4":
         power = 127 + round(math.log2(size))
         scales = torch.randint(power - 1, power + 2, (inner // 32, out), dtype=torch.uint8, **more)
@@ -389,7 +389,7 @@ def widen(draw: Draw, out: int, inner: int, **layout: Any) -> Inputs:
     return Inputs((coded(draw, out, inner, **layout), draw.dtype))
 
 
-def to_float8(draw: Draw, rows: int, inner: int, group: int) -> Inputs:
+def quantize_float8(draw: Draw, rows: int, inner: int, group: int) -> Inputs:
     """x [rows, inner], to be floats of 8 bits."""
     return Inputs((draw.normal(rows, inner), group))
 

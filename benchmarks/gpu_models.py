@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.backends.torch.kernels.shared.float8 import rounded
+from weft.backends.torch.kernels.shared.float8 import to_float8
 
 FLOATS = 128  # weights in FP8 that share a scale of 32 bits
 GROUP = 32  # weights of 4 bits that share a scale of 16 bits, as in GGUF's Q4_0 and in gpt-fast
@@ -132,7 +132,7 @@ def randomize(value: Tensor, name: str, seed: int, floats: bool = False) -> None
     generator = torch.Generator(value.device).manual_seed(seed)
     if name.endswith("codes") and floats:
         drawn = torch.randn(len(value), 4 * value.shape[1], generator=generator, device=value.device).mul_(64)
-        value.copy_(rounded(drawn).view(torch.int32))
+        value.copy_(to_float8(drawn).view(torch.int32))
         return
     if not value.is_floating_point():
         value.random_(-(1 << 31), (1 << 31) - 1, generator=generator)

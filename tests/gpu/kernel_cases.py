@@ -170,21 +170,24 @@ CASES = {
     },
     "widen": Odd("widen", _odd(inputs.widen, out=35, inner=96, group=32, offsets=True), 1, ()),
     "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, bits=8, floats=True), 1, ()),
-    "to_float8": Odd("to_float8", _odd(inputs.to_float8, rows=11, inner=384, group=128), 1),
-    "to_float8 rows": Odd("to_float8", _odd(inputs.to_float8, rows=3, inner=100, group=100), 1),
-    "place_heads": Odd(
-        "place_heads", _odd(inputs.place_heads, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
+    "quantize_float8": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=11, inner=384, group=128), 1),
+    "quantize_float8 rows": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=3, inner=100, group=100), 1),
+    "norm_rope_cache": Odd(
+        "norm_rope_cache", _odd(inputs.norm_rope_cache, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
     ),
-    "place_heads normed": Odd(
-        "place_heads",
-        _odd(inputs.place_heads, batch=1, seq=70, heads=4, kv_heads=2, d=24, head_norms=True),
+    "norm_rope_cache normed": Odd(
+        "norm_rope_cache",
+        _odd(inputs.norm_rope_cache, batch=1, seq=70, heads=4, kv_heads=2, d=24, head_norms=True),
         24,
         (0, 1, 2),
     ),
-    "place_heads fp8": Odd(
-        "place_heads", _odd(inputs.place_heads, batch=1, seq=9, heads=2, kv_heads=2, d=16, floats=True), 1, (0, 1, 2)
+    "norm_rope_cache fp8": Odd(
+        "norm_rope_cache",
+        _odd(inputs.norm_rope_cache, batch=1, seq=9, heads=2, kv_heads=2, d=16, floats=True),
+        1,
+        (0, 1, 2),
     ),
-    "open_gates": Odd("open_gates", _odd(inputs.open_gates, rows=70, hidden=1100), 1),
+    "gated_activation": Odd("gated_activation", _odd(inputs.gated_activation, rows=70, hidden=1100), 1),
     "latent_decode": Odd(
         "latent_decode",
         _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),

@@ -22,10 +22,10 @@ from .shared.launch import (
     tl,
     triton,
     uses_torch,
-    wait,
+    wait_for_previous,
 )
-from .shared.thresholds import LOWEST, NEAR, TOKENS, number_of, search, total, weights
-from .shared.tickets import counters, is_last
+from .shared.thresholds import LOWEST, NEAR, TOKENS, key_to_logit, search_key, token_weights, total_weight
+from .shared.tickets import is_last, zero_counters
 
 BLOCK = 2048  # logits of a program
 PARTS = 16  # into which it cuts them to find a bound on the k-th largest
@@ -46,7 +46,7 @@ def uniform(uniforms, spent, row, most, number):
 
 
 @jit
-def told(token, largest, row, chosen, ids, positions, active):
+def store_token(token, largest, row, chosen, ids, positions, active):
     """Store `token` in chosen[row], or -1, -2, -3 if the `largest` logit is NaN, ∞, −∞. If active[row], also store it
     in ids[row] (0 instead of -1, -2, -3), and increment positions[row]."""
     finite = tl.abs(largest) < float("inf")
@@ -59,14 +59,14 @@ def told(token, largest, row, chosen, ids, positions, active):
 
 
 @jit
-def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
+def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
     """Return a lower bound on the logits that the filters keep. A row is cut into `number` parts; `parts` holds the
     largest logit of each, and `whole` is the total weight of the row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
-            found, _ = search(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
-            bound = number_of(found)
+            found, _ = search_key(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
+            bound = key_to_logit(found)
     else:
         # Tokens with a probability below (1 - top_p) / vocab sum to less than 1 - top_p, so top-p drops all of them.
         rest = tl.maximum((1.0 - top_p) / vocab * whole.to(tl.float32), min_p)
@@ -75,7 +75,7 @@ def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min
 
 
 @jit
-def first_beyond(n, weight, aim, end):
+def find_crossing(n, weight, aim, end):
     """Return the first n where the cumulative weight exceeds `aim` (at most the last n with a positive weight), the
     weight at n, and the cumulative weight up to and including n."""
     after = tl.cumsum(weight, axis=0)
@@ -85,7 +85,7 @@ def first_beyond(n, weight, aim, end):
 
 
 @jit
-def end_scan(
+def finish_scan(
     logits, uniforms, spent, parts, firsts, tops, sums, numbers, bounds, totals, row, blocks, vocab, most,
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
@@ -102,12 +102,12 @@ def end_scan(
     largest = tl.where(wrong > 0, float("nan"), largest)
     if DRAW:
         finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
-        share = weights(top, finite, temperature)
+        share = token_weights(top, finite, temperature)
         weight = tl.load(sums + at, mask=i < blocks, other=0.0, cache_modifier=".cg") * share.to(tl.float64)
         whole = tl.sum(weight, axis=0)
         if FILTER:
             parts += row * blocks * PARTS
-            bound = bounded(parts, blocks * PARTS, finite, temperature, whole, vocab, top_k, top_p, min_p, CHUNK)
+            bound = lower_bound(parts, blocks * PARTS, finite, temperature, whole, vocab, top_k, top_p, min_p, CHUNK)
             tl.store(bounds + row, bound)
             tl.store(totals + row, whole)
         else:
@@ -115,14 +115,14 @@ def end_scan(
             alone = tl.sum(((share >= NEAR) & (i < blocks)).to(tl.int32), axis=0) == 1
             number = tl.where(alone, tl.max(tl.where(top == finite, number, 0), axis=0), 2)
             aim = uniform(uniforms, spent, row, most, number) * whole
-            block, here, after = first_beyond(i, weight, aim, PLACES)
+            block, here, after = find_crossing(i, weight, aim, PLACES)
             n = block * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(logits + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
-            weight_here = tl.where(n < vocab, weights(x, finite, temperature), 0.0).to(tl.float64)
+            weight_here = tl.where(n < vocab, token_weights(x, finite, temperature), 0.0).to(tl.float64)
             # The weight of a block was summed in f32, here in f64: scale the target by their ratio.
             ratio = tl.sum(weight_here, axis=0).to(tl.float32) / tl.maximum(here.to(tl.float32), 1e-30)
             aim_here = (aim - (after - here)) * ratio
-            token, _, _ = first_beyond(n, weight_here, aim_here, vocab)
+            token, _, _ = find_crossing(n, weight_here, aim_here, vocab)
     return token, largest
 
 
@@ -136,7 +136,7 @@ def scan_kernel(
     """Reduce BLOCK logits of a row; the last program of the row stores its token or, with FILTER, the bound for
     `keep_kernel`. Grid [blocks, rows]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     logits += row * row_stride
     WIDTH: tl.constexpr = BLOCK // PARTS
@@ -150,44 +150,46 @@ def scan_kernel(
     tl.store(tops + at, tl.where(wrong > 0, float("nan"), top))
     tl.store(firsts + at, first)
     if DRAW:
-        weight = weights(x, tl.where(tl.abs(top) < float("inf"), top, 0.0), temperature)
+        weight = token_weights(x, tl.where(tl.abs(top) < float("inf"), top, 0.0), temperature)
         tl.store(sums + at, tl.sum(tl.sum(weight, axis=1), axis=0).to(tl.float64))
         tl.store(numbers + at, tl.sum(tl.sum(tl.where(weight >= NEAR, 1.0, 0.0), axis=1), axis=0).to(tl.int32))
         if FILTER:
             tl.store(parts + at * PARTS + tl.arange(0, PARTS), by_part)
     if is_last(tickets + row, blocks):
-        token, largest = end_scan(
+        token, largest = finish_scan(
             logits, uniforms, spent, parts, firsts, tops, sums, numbers, bounds, totals, row, blocks, vocab, most,
             temperature, top_k, top_p, min_p, DRAW, FILTER, BLOCK, PARTS, PLACES, CHUNK,
         )  # fmt: skip
         if FILTER:
             tl.store(tops + row * blocks, largest)  # of all blocks
         else:
-            told(token, largest, row, chosen, ids, positions, active)
+            store_token(token, largest, row, chosen, ids, positions, active)
 
 
 @jit
-def end_keep(
+def finish_keep(
     values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Apply the filters to the `count` gathered candidates of a row; draw one that they keep, and return its token."""
     least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
     if top_k > 0:
-        least, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
-        whole, _, _ = total(values, tokens, count, largest, temperature, least, last, 0.0, CHUNK)
+        least, _ = search_key(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
+        whole, _, _ = total_weight(values, tokens, count, largest, temperature, least, last, 0.0, CHUNK)
     if top_p < 1:
         aim = whole * top_p * (1 - 2.0**-23)  # top_p is rounded
-        found, above = search(values, tokens, count, largest, temperature, least, last, 0.0, aim, False, False, CHUNK)
+        found, above = search_key(
+            values, tokens, count, largest, temperature, least, last, 0.0, aim, False, False, CHUNK
+        )
         if found > -(1 << 32):
             least = found
-            needed = (aim - above) / weights(number_of(found), largest, temperature).to(tl.float64)
+            needed = (aim - above) / token_weights(key_to_logit(found), largest, temperature).to(tl.float64)
             needed = tl.ceil(needed) - 1
-            at, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, needed, True, True, CHUNK)
+            at, _ = search_key(values, tokens, count, largest, temperature, least, last, 0.0, needed, True, True, CHUNK)
             last = -at
-    weight, number, end = total(values, tokens, count, largest, temperature, least, last, min_p, CHUNK)
+    weight, number, end = total_weight(values, tokens, count, largest, temperature, least, last, min_p, CHUNK)
     goal = uniform(uniforms, spent, row, most, number) * weight
-    key, _ = search(values, tokens, count, largest, temperature, least, last, min_p, goal, True, False, CHUNK)
+    key, _ = search_key(values, tokens, count, largest, temperature, least, last, min_p, goal, True, False, CHUNK)
     return tl.minimum(-key, end)
 
 
@@ -200,7 +202,7 @@ def keep_kernel(
     """Gather the logits of a row at or above its bound; the last program of the row filters them, and draws and stores
     a token. Grid [blocks, rows]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     gathered = tickets + 2 * rows + row  # counts what is gathered of a row
     values += row * vocab
@@ -219,11 +221,11 @@ def keep_kernel(
         tl.store(gathered, 0)
         largest, whole = tl.load(tops + row * blocks), tl.load(totals + row)
         finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
-        token = end_keep(
+        token = finish_keep(
             values, tokens, count, uniforms, spent, finite, whole, row, vocab, most, temperature, top_k, top_p, min_p,
             CHUNK,
         )  # fmt: skip
-        told(token, largest, row, chosen, ids, positions, active)
+        store_token(token, largest, row, chosen, ids, positions, active)
 
 
 def refusal(logits: torch.Tensor) -> str | None:
@@ -271,7 +273,7 @@ def choose_tokens(
         return _by_sorting(logits, uniforms, spent, drawn, divisor, top_k, top_p, min_p, begun)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     blocks = triton.cdiv(vocab, BLOCK)
-    tickets = counters(logits, TICKETS * batch) if tickets is None else tickets
+    tickets = zero_counters(logits, TICKETS * batch) if tickets is None else tickets
     chosen = torch.empty(batch, dtype=torch.int64, device=logits.device)
     new = partial(torch.empty, device=logits.device)
     parts = new(batch, blocks * PARTS if filters else 1, dtype=torch.float32)

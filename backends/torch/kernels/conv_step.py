@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
-from .shared.operands import check_step, contiguous, refusal, side_by_side
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
+from .shared.operands import check_step, contiguous, contiguous_rows, refusal
 
 BLOCK = 128  # channels of a program
 
@@ -32,7 +32,7 @@ def _conv_kernel(
     y = tl.zeros((BLOCK,), tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + channel, mask=mine, other=0.0).to(tl.float32)
-    wait(PDL)
+    wait_for_previous(PDL)
     state = batch * (WIDTH - 1) * CHANNELS + tap * CHANNELS + at
     before = tl.load(past_ptr + state, mask=mine[:, None] & (tap < WIDTH - 1), other=0.0)
     x = tl.load(x_ptr + batch * x_row + at, mask=mine[:, None], other=0.0)
@@ -77,7 +77,7 @@ def conv_step(
         y = (seen * weight.T.to(wide)).sum(1)
         y = ACTIVATIONS[activation](y if bias is None else y + bias.to(wide)).to(x.dtype)
         return y, target.copy_(seen[:, 1:])
-    x, weight, bias = side_by_side(x), weight.contiguous(), contiguous(bias)
+    x, weight, bias = contiguous_rows(x), weight.contiguous(), contiguous(bias)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _conv_kernel[(triton.cdiv(channels, BLOCK), batch)](
         x, weight, bias, past, y, target, x.stride(0), CHANNELS=channels, WIDTH=width,

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from .prefill.prefill_attention import attend_text
+from .prefill.prefill_attention import prefill_attention
 from .shared import launch, split_keys
-from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
-from .shared.float8 import FLOAT8, check_scales, from_bytes, widened
-from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
-from .shared.online_softmax import attend, base2, check_heads, mixed_in, scaled
+from .shared.cached_keys import Mask, check_positions, key_slots, prefetch_cache, visible_range
+from .shared.float8 import FLOAT8, check_scales, float8_to, from_bytes
+from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait_for_previous
+from .shared.online_softmax import attend, check_heads, scale_scores, to_base2, update_softmax
 from .shared.operands import gradient_refusal, power_of_2
-from .shared.split_keys import finish, per_split
+from .shared.split_keys import keys_per_split, store_split
 
 HEADS = 64  # query heads that a program takes at most
 WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
@@ -57,14 +57,14 @@ def decode_kernel(
     if PDL:
         start_next(PDL)
         kept, first, keys = visible_range(tl.load(newest, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
-        at, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
-        prefetch(k, slot, k_slot, capacity, D, D_PADDED)
-        prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
-        wait(PDL)
+        at, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
+        prefetch_cache(k, slot, k_slot, capacity, D, D_PADDED)
+        prefetch_cache(v, slot, v_slot, capacity, DV, DV_PADDED)
+        wait_for_previous(PDL)
 
     position = tl.load(newest, cache_modifier=".cg")
     kept, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
-    share = per_split(keys, splits, KEYS)
+    share = keys_per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
         return
@@ -83,10 +83,10 @@ def decode_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DV_PADDED], tl.float32)
     if sinks is not None:  # a key of split 0, with value 0
-        m = tl.where(split == 0, base2(tl.load(sinks + head, real, other=0.0)), m)
+        m = tl.where(split == 0, to_base2(tl.load(sinks + head, real, other=0.0)), m)
         total = tl.where(split == 0, 1.0, total)
     if slopes is not None:
-        slope = base2(tl.load(slopes + head, real, other=0.0))
+        slope = to_base2(tl.load(slopes + head, real, other=0.0))
     if k_scale is not None:
         scale *= tl.load(k_scale + kv_head)
         if query.dtype == tl.bfloat16:  # the hardware takes floats of 8 bits to fp16, which holds all of them
@@ -96,15 +96,15 @@ def decode_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS):
         i = start + n
-        at, slot = slots(i, kept, first, KEEP, RING, STEP)
+        at, slot = key_slots(i, kept, first, KEEP, RING, STEP)
         held = slot.to(tl.int64)[:, None]
         key = tl.load(k + held * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
         value = tl.load(v + held * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if k_scale is not None:
-            key, value = widened(key, query.dtype), widened(value, query.dtype)
+            key, value = float8_to(key, query.dtype), float8_to(value, query.dtype)
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
-        score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
+        score = scale_scores(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
         distance = (at - position)[None, :]
         if QUERIES > 1:
             distance += (QUERIES - 1 - number)[:, None]
@@ -112,12 +112,12 @@ def decode_kernel(
         if slopes is not None:
             score += slope[:, None] * distance.to(tl.float32)
         score = tl.where((i < end)[None, :], score, -float("inf"))
-        m, total, acc = mixed_in(m, total, acc, score, value)
+        m, total, acc = update_softmax(m, total, acc, score, value)
 
     if v_scale is not None:
         acc *= tl.load(v_scale + kv_head)
     group = batch * tl.num_programs(1) + tl.program_id(1)
-    finish(
+    store_split(
         out, partial, state, tickets, acc, m, total, group, split, splits, used,
         GROUP, TAKEN, DV, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP, INSIDE,
     )  # fmt: skip
@@ -160,7 +160,8 @@ def decode_attention(
     positions i64 [batch] or [batch, 1] of the new tokens → like q, with dv instead of d. Positions are below capacity
     unless `rolling`; a row at a negative position has no keys, and its result is 0. Several consecutive tokens, q
     [batch, seq, heads, d], are at positions from `start` on; up to 16 are one launch if all earlier keys are visible,
-    else `attend_text` is used. `kernel`: see `uses_torch`; the kernel is for inference, gradients come from torch.
+    else `prefill_attention` is used. `kernel`: see `uses_torch`; the kernel is for inference, gradients come from
+    torch.
 
     - scale: 1/√d by default
     - window: the last `window` keys and the first `keep_first` are visible
@@ -191,7 +192,7 @@ def decode_attention(
             if rolling:
                 raise ValueError("a rolling cache takes one token at a time: the first of several may be gone")
             if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, **seen):
-                return attend_text(q, k, v, start, **seen, **score, kernel=kernel)
+                return prefill_attention(q, k, v, start, **seen, **score, kernel=kernel)
             return _launched(q, k, v, positions, Mask(k.shape[2]), 1, 0, splits, tickets, **score)
         seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
         return decode_attention(q[:, 0], k, v, positions, **seen, **score, kernel=kernel)[:, None]
@@ -310,5 +311,5 @@ def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
         **{"D": d, "D_PADDED": d_padded, "DV": dv, "DV_PADDED": dv_padded},
         **{"GROUP": group, "TAKEN": taken, "ROWS": power_of_2(taken, 16)},
         "KEYS": min(128, max(16, power_of_2(keys + 1) // 2)),
-        **split_keys.merging(power_of_2(taken), dv_padded),
+        **split_keys.merge_constants(power_of_2(taken), dv_padded),
     }

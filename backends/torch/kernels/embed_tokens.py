@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from .shared import operands
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 
 BLOCK = 512  # numbers, or pairs, of a program
 MOST_TABLES = 2
@@ -48,7 +48,7 @@ def embed_kernel(
     """Store BLOCK elements of the embedding of a token; one more block per token stores its sines and cosines. Grid
     [blocks of D + 1, tokens]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     position = tl.load(positions + row)
     if tl.program_id(0) < tl.cdiv(D, BLOCK):

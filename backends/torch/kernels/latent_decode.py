@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from .shared import launch, split_keys
-from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
-from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
-from .shared.online_softmax import HOPPER, attend, base2, mixed_in, scaled, shared_memory
+from .shared.cached_keys import Mask, check_positions, key_slots, prefetch_cache, visible_range
+from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait_for_previous
+from .shared.online_softmax import HOPPER, attend, scale_scores, shared_memory, to_base2, update_softmax
 from .shared.operands import gradient_refusal, power_of_2
-from .shared.split_keys import finish, per_split
+from .shared.split_keys import keys_per_split, store_split
 
 HEADS = 64  # that a program takes at most
 WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warps
@@ -39,12 +39,12 @@ def latent_kernel(
     if PDL:
         start_next(PDL)
         kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
-        _, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
-        prefetch(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
-        wait(PDL)
+        _, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        prefetch_cache(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
+        wait_for_previous(PDL)
 
     kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
-    share = per_split(keys, splits, KEYS)
+    share = keys_per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
         return
@@ -60,14 +60,14 @@ def latent_kernel(
     acc = tl.zeros([TAKEN, RANK_PADDED], tl.float32)
     if sinks is not None:  # a key of split 0, with value 0
         sink = tl.load(sinks + block * TAKEN + r, block * TAKEN + r < GROUP, other=0.0)
-        m = tl.where(split == 0, base2(sink), m)
+        m = tl.where(split == 0, to_base2(sink), m)
         total = tl.where(split == 0, 1.0, total)
     if INTERP:
         latent_query, rope_query = latent_query.to(tl.float32), rope_query.to(tl.float32)
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS, disable_licm=LEAN):
         i = start + n
-        _, slot = slots(i, kept, first, KEEP, RING)
+        _, slot = key_slots(i, kept, first, KEEP, RING)
         key = cache + slot.to(tl.int64)[:, None] * (RANK + ROPE)
         latent_there = (i < end)[:, None] if RANK == RANK_PADDED else (i < end)[:, None] & (c < RANK)[None, :]
         rope_there = (i < end)[:, None] if ROPE == ROPE_PADDED else (i < end)[:, None] & (p < ROPE)[None, :]
@@ -77,11 +77,11 @@ def latent_kernel(
             latent, rope = latent.to(tl.float32), rope.to(tl.float32)
         product = tl.dot(latent_query, tl.trans(latent), input_precision="tf32x3")
         product = tl.dot(rope_query, tl.trans(rope), product, input_precision="tf32x3")
-        score = tl.where((i < end)[None, :], scaled(product, scale, SOFTCAP), -float("inf"))
-        m, total, acc = mixed_in(m, total, acc, score, latent)
+        score = tl.where((i < end)[None, :], scale_scores(product, scale, SOFTCAP), -float("inf"))
+        m, total, acc = update_softmax(m, total, acc, score, latent)
 
     group = batch * tl.num_programs(1) + block
-    finish(
+    store_split(
         out, partial, state, tickets, acc, m, total, group, split, splits, used,
         GROUP, TAKEN, RANK, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP, INSIDE,
     )  # fmt: skip
@@ -180,6 +180,6 @@ def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict
     shape = {
         **{"RANK": rank, "RANK_PADDED": power_of_2(rank, 16), "ROPE": rope, "ROPE_PADDED": power_of_2(rope, 16)},
         **{"GROUP": heads, "TAKEN": taken, "KEYS": min(64, max(16, keys)), "LEAN": taken == 64},
-        **split_keys.merging(taken, power_of_2(rank, 16)),
+        **split_keys.merge_constants(taken, power_of_2(rank, 16)),
     }
     return shape, 4 if taken == 16 and size == 2 else 8

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from .shared import gemv
-from .shared.cached_keys import own_slot, write
-from .shared.gemv import flat
+from .shared.cached_keys import own_slot, write_cache
+from .shared.gemv import flatten_rows
 from .shared.launch import (
     DTYPES,
     jit,
@@ -23,21 +23,21 @@ from .shared.launch import (
     tl,
     triton,
     uses_torch,
-    wait,
+    wait_for_previous,
 )
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
-from .shared.rotary import element, turned
+from .shared.rotary import pair_element, rotate_heads
 
 NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
 WARPS = 4
 
 
 @jit
-def store_turned(source, target, m, pair, cos, sin, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
+def store_rotated(source, target, m, pair, cos, sin, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Rotate the pairs of ROPE elements at `source` by the angles of row m, and store them at `target`."""
     there = pair < ROPE // 2
-    first, second = element(pair, 0, ROPE, INTERLEAVED), element(pair, 1, ROPE, INTERLEAVED)
+    first, second = pair_element(pair, 0, ROPE, INTERLEAVED), pair_element(pair, 1, ROPE, INTERLEAVED)
     c = tl.load(cos + m * (ROPE // 2) + pair, mask=there, other=1.0)
     s = tl.load(sin + m * (ROPE // 2) + pair, mask=there, other=0.0)
     a = tl.load(source + first, mask=there, other=0.0).to(tl.float32)
@@ -63,7 +63,7 @@ def latent_qk_kernel(
         at = weight + (head.to(tl.int64) * PLAIN + o)[:, None] * RANK + i[None, :]
         inside = (o < PLAIN)[:, None] & (i < RANK)[None, :]
         w = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-        wait(PDL)
+        wait_for_previous(PDL)
         for m in range(M):
             given = q + m * q_row + head * (PLAIN + ROPE)
             made = out + (m * heads + head) * (RANK + ROPE)
@@ -71,9 +71,9 @@ def latent_qk_kernel(
             y = tl.sum(w.to(tl.float32) * x[:, None], axis=0)
             tl.store(made + i, y.to(out.dtype.element_ty), mask=i < RANK)
             if block == 0:
-                store_turned(given + PLAIN, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+                store_rotated(given + PLAIN, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
     else:
-        wait(PDL)
+        wait_for_previous(PDL)
         if block == 0:
             i = tl.arange(0, BLOCK_I)
             for m in range(M):
@@ -87,7 +87,7 @@ def latent_qk_kernel(
                     if gain is not None:
                         v *= tl.load(gain + i, mask=i < RANK, other=0.0).to(tl.float32)
                     tl.store(made + i, v.to(cache.dtype.element_ty), mask=i < RANK)
-                    store_turned(given + RANK, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+                    store_rotated(given + RANK, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
 
 
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
@@ -149,12 +149,12 @@ def latent_qk(
     if uses_torch(kernel, refused):
         own, rotary = q.reshape(batch, heads, -1).split([plain, rope], -1)
         absorbed = torch.einsum("bho,hoi->bhi", own, weight.unflatten(0, (heads, -1)))
-        queries = torch.cat([absorbed, turned(rotary, cos, sin, interleaved)], -1)
+        queries = torch.cat([absorbed, rotate_heads(rotary, cos, sin, interleaved)], -1)
         compressed, shared = latent.reshape(batch, 1, -1).split([rank, rope], -1)
-        row = torch.cat([norm(compressed), turned(shared, cos, sin, interleaved)], -1)
-        write(cache, row, positions, rolling, keep_first)
+        row = torch.cat([norm(compressed), rotate_heads(shared, cos, sin, interleaved)], -1)
+        write_cache(cache, row, positions, rolling, keep_first)
         return queries
-    q, latent = flat(q), flat(latent)
+    q, latent = flatten_rows(q), flatten_rows(latent)
     out = q.new_empty(batch, heads, rank + rope)
     sizes = _sizes(rank, plain, rope, q.element_size())
     latent_qk_kernel[(triton.cdiv(rank, sizes["BLOCK_R"]), heads + 1)](

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from .shared.gemv import first_weights, flat, products, refusal, tile
-from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
+from .shared.gemv import choose_tile, flatten_rows, load_first_weights, norm_product, refusal
+from .shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 
 
 @jit
@@ -24,9 +24,9 @@ def linear_by_head_kernel(
     head, heads = tl.program_id(1), tl.num_programs(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = head * N + tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
-    wait(PDL)
-    out = products(
+    first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
+    wait_for_previous(PDL)
+    out = norm_product(
         first, x + head * K, x_row, weight, None, None, None, None, rows, M, heads * N, K, 0, K, 0.0,
         "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
@@ -47,9 +47,9 @@ def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel:
     if uses_torch(kernel, refusal, x, weight):
         parts = x.unflatten(-1, (heads, -1)), weight.unflatten(0, (heads, -1))
         return torch.einsum("...hi,hoi->...ho", *parts).flatten(-2)
-    (outputs, K), rows = weight.shape, flat(x)
+    (outputs, K), rows = weight.shape, flatten_rows(x)
     y = x.new_empty(*x.shape[:-1], outputs)
-    plan = tile(len(rows), outputs, K, x.dtype).within(outputs // heads)
+    plan = choose_tile(len(rows), outputs, K, x.dtype).within(outputs // heads)
     linear_by_head_kernel[(triton.cdiv(outputs // heads, plan.rows), heads)](
         rows, weight, y, len(rows), outputs // heads, K, rows.stride(0), **plan.options(x),
     )  # fmt: skip

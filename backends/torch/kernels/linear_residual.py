@@ -12,16 +12,16 @@ from functools import partial
 import torch
 
 from .shared import gemv, launch
-from .shared.gemv import Tile, Weight, check, first_weights, parts, products, refusal, tile
-from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
+from .shared.gemv import Tile, Weight, check, choose_tile, load_first_weights, norm_product, refusal, weight_operands
+from .shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.small_batch_linear import linear
-from .shared.tickets import counters, is_last
+from .shared.tickets import is_last, zero_counters
 
 
 @jit
-def gathered(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
+def sum_splits(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
     """Sum the partial products of SPLITS blocks: return x Wᵀ + b at rows m and outputs n (broadcast); 0 outside."""
     there = (m < M) & (n < N)
     total = tl.load(partial + m * N + n, mask=there, other=0.0, cache_modifier=".cg")
@@ -42,16 +42,16 @@ def store_normed(
     mean = tl.zeros([BLOCK_M, 1], tl.float32)
     if NORM == "layer":
         for start in range(0, N, BLOCK_H):
-            mean += tl.sum(gathered(partial, bias, m, start + h, M, N, SPLITS), axis=1)[:, None] / N
+            mean += tl.sum(sum_splits(partial, bias, m, start + h, M, N, SPLITS), axis=1)[:, None] / N
     squares = tl.zeros([BLOCK_M, 1], tl.float32)
     for start in range(0, N, BLOCK_H):
-        centred = gathered(partial, bias, m, start + h, M, N, SPLITS) - mean
+        centred = sum_splits(partial, bias, m, start + h, M, N, SPLITS) - mean
         squares += tl.sum(tl.where(start + h < N, centred * centred, 0.0), axis=1)[:, None]
     rstd = tl.rsqrt(squares / N + eps)
     for start in range(0, N, BLOCK_H):
         n = start + h
         there = (m < M) & (n < N)
-        out = (gathered(partial, bias, m, n, M, N, SPLITS) - mean) * rstd
+        out = (sum_splits(partial, bias, m, n, M, N, SPLITS) - mean) * rstd
         if gain is not None:
             out *= tl.load(gain + n, mask=n < N, other=0.0).to(tl.float32)
         if shift is not None:
@@ -73,12 +73,12 @@ def linear_residual_kernel(
     begin, end = split * each, tl.minimum(split * each + each, K)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, begin, end, BLOCK_K, STAGES, BITS, PDL)
-    wait(PDL)
+    first = load_first_weights(weight, rows, K, begin, end, BLOCK_K, STAGES, BITS, PDL)
+    wait_for_previous(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], n[None, :]
     at, there = m * N + n, (m < M) & (n < N)
     before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-    out = products(
+    out = norm_product(
         first, x, K, weight, scales, offsets, None, None, rows, M, N, K, begin, end, 0.0,
         "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def linear_residual_kernel(
         tl.store(partial + split * M * N + at, out, mask=there)
         if NORM == "none":
             if is_last(tickets + block, SPLITS):
-                tl.store(y + at, before + scale * gathered(partial, bias, m, n, M, N, SPLITS), mask=there)
+                tl.store(y + at, before + scale * sum_splits(partial, bias, m, n, M, N, SPLITS), mask=there)
         else:
             if is_last(tickets, SPLITS * tl.num_programs(0)):
                 store_normed(
@@ -123,22 +123,23 @@ def linear_residual(
     if residual.shape != (*x.shape[:-1], len(weight)):
         raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
     if uses_torch(kernel, refusal, x, weight, residual, bias, norm.gain, norm.shift):
-        if isinstance(weight, torch.Tensor) and adds(x, weight, residual, bias, norm):
+        if isinstance(weight, torch.Tensor) and is_addmm(x, weight, residual, bias, norm):
             both = torch.addmm(residual.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T, alpha=scale)
             return both.view(residual.shape)
         return torch.add(residual, norm(linear(x, weight, bias)), alpha=scale)
     N, K = weight.shape
     flat = x.reshape(-1, K).contiguous()
-    M, plan = len(flat), tile(len(flat), N, K, x.dtype, weight=weight)
-    splits, each = columns(N, K, plan)
+    M, plan = len(flat), choose_tile(len(flat), N, K, x.dtype, weight=weight)
+    splits, each = split_columns(N, K, plan)
     y = torch.empty_like(residual)
     partial = None
     if splits > 1 or norm.kind != "none":
         partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-        tickets = counters(x, N) if tickets is None else tickets
+        tickets = zero_counters(x, N) if tickets is None else tickets
     linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
-        flat, *parts(weight), bias, residual, norm.gain, norm.shift, y, partial, tickets,
-        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=at_once(N, plan), **plan.options(x),
+        flat, *weight_operands(weight), bias, residual, norm.gain, norm.shift, y, partial, tickets,
+        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits,
+        BLOCK_H=outputs_per_step(N, plan), **plan.options(x),
     )  # fmt: skip
     return y
 
@@ -146,13 +147,15 @@ def linear_residual(
 reference = partial(linear_residual, kernel=False)
 
 
-def adds(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None, norm: Norm) -> bool:
+def is_addmm(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None, norm: Norm
+) -> bool:
     """Return whether the fallback is one `addmm`: on devices where kernels run, without bias and norm, in one dtype."""
     plain = bias is None and norm.kind == "none" and x.dtype == weight.dtype == residual.dtype
     return plain and launch.refusal(x) is None
 
 
-def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
+def split_columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
     """Return the number of blocks that the columns of W [outputs, inputs] are split between, and the columns per block.
 
     Columns are split only if there would be less than two blocks per multiprocessor. Then there are up to four blocks
@@ -165,6 +168,6 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
     return -(-steps // each), each * plan.columns
 
 
-def at_once(outputs: int, plan: Tile) -> int:
+def outputs_per_step(outputs: int, plan: Tile) -> int:
     """Return the number of outputs that the last block normalizes at a time: all, or 64 elements per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)

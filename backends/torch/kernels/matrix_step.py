@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional as F
 
 from .shared import operands
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
-from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import MOST, rates, softplus, store_normed
-from .shared.tickets import counters, is_last
+from .shared.operands import check_step, contiguous, contiguous_rows, power_of_2, row_stride
+from .shared.recurrence import MOST, decay_rates, softplus, store_normed
+from .shared.tickets import is_last, zero_counters
 
 WIDTH = 32  # columns of the state that a block has
 TILE = 8192  # numbers of the state that a block has: with longer keys it has fewer columns
@@ -30,7 +30,7 @@ WARPS = 4
 
 
 @jit
-def scaled(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
+def scale_head(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
     """Return x · scale for one head, divided by √(mean square + ε) if UNIT."""
     if UNIT:
         scale *= tl.rsqrt(tl.sum(x * x, axis=0) / KEYS + eps)
@@ -38,7 +38,7 @@ def scaled(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
 
 
 @jit
-def fading(step, rate, offset, STEP: tl.constexpr):
+def decay_factor(step, rate, offset, STEP: tl.constexpr):
     """Return the decay factor of a state: e^step; or, with STEP, e^(rate · softplus(step + offset))."""
     if STEP:
         step = rate * softplus(step + offset)
@@ -68,26 +68,26 @@ def matrix_step_kernel(
             offset = tl.load(bias + head * KEYS + n, mask=known, other=0.0).to(tl.float32)
         else:
             offset = tl.load(bias + head).to(tl.float32)
-    wait(PDL)
+    wait_for_previous(PDL)
     cell = ((batch * heads + head) * KEYS + n)[:, None] * WIDTH + p[None, :]
     state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
     group = (head // SHARE) * KEYS + n
     query = tl.load(q + batch * q_row + group, mask=known, other=0.0).to(tl.float32)
     key = tl.load(k + batch * k_row + group, mask=known, other=0.0).to(tl.float32)
     written = tl.load(v + batch * v_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
-    key = scaled(key, k_scale, head_eps, KEYS, UNIT)
+    key = scale_head(key, k_scale, head_eps, KEYS, UNIT)
     if decay is not None:
         if BY_KEY:
             step = tl.load(decay + batch * decay_row + head * KEYS + n, mask=known, other=0.0).to(tl.float32)
-            state *= fading(step, rate, offset, a_log is not None)[:, None]
+            state *= decay_factor(step, rate, offset, a_log is not None)[:, None]
         else:
             step = tl.load(decay + batch * decay_row + head).to(tl.float32)
-            state *= fading(step, rate, offset, a_log is not None)
+            state *= decay_factor(step, rate, offset, a_log is not None)
     if beta is not None:
         share = tl.load(beta + batch * beta_row + head).to(tl.float32) * beta_scale
         written = share * (written - tl.sum(state * key[:, None], axis=0))
     state += key[:, None] * written[None, :]
-    made = tl.sum(state * scaled(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
+    made = tl.sum(state * scale_head(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
     tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
     row = (batch * heads + head) * WIDTH
@@ -225,7 +225,7 @@ def matrix_step(
             fade = decay.to(wide).unflatten(1, (heads, -1))
             if a_log is not None:
                 step = fade if bias is None else fade + bias.to(wide).unflatten(0, (heads, -1))
-                fade = rates(a_log.to(wide))[:, None] * F.softplus(step)
+                fade = decay_rates(a_log.to(wide))[:, None] * F.softplus(step)
             after = fade.exp()[..., None] * after
         if beta is not None:
             written = beta_scale * beta.to(wide)[..., None, None] * (written - key.mT @ after)
@@ -237,13 +237,13 @@ def matrix_step(
         y = (y if gate is None else y * gate.to(wide)).to(v.dtype)
         return y, after.to(past.dtype) if present is None else present.copy_(after)
     present = torch.empty_like(past) if present is None else present
-    q, k, v = map(side_by_side, (q, k, v))
-    decay, beta, gate = side_by_side(decay), side_by_side(beta), side_by_side(gate)
+    q, k, v = map(contiguous_rows, (q, k, v))
+    decay, beta, gate = contiguous_rows(decay), contiguous_rows(beta), contiguous_rows(gate)
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     raw = None
     if norm.kind != "none":
         raw = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-        tickets = counters(v, len(v) * norm_groups) if tickets is None else tickets
+        tickets = zero_counters(v, len(v) * norm_groups) if tickets is None else tickets
     sizes = _sizes(heads, groups, keys, width, decay is not None and decay.shape[1] > heads, norm_groups)
     matrix_step_kernel[(triton.cdiv(width, sizes["BLOCK_P"]), heads, len(v))](
         q, k, v, decay, beta, contiguous(a_log), contiguous(bias), gate, contiguous(norm.gain),

@@ -15,9 +15,9 @@ import torch
 
 from . import moe_grouped
 from .shared import gemv
-from .shared.activation import ACTIVATIONS, activate, check_activation, gated, open_gate
-from .shared.gemv import DOT_ROWS, Tile, fold, moments, tile, weights_at
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from .shared.activation import ACTIVATIONS, activate, apply_gate, apply_glu, check_activation
+from .shared.gemv import DOT_ROWS, Tile, choose_tile, load_weights, moments, sum_vectors
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import gradient_refusal
 
@@ -30,7 +30,7 @@ def _open_kernel(
 ):  # fmt: skip
     """Compute BLOCK_N of the H hidden features of one choice of one token; x [tokens, K], up and gate [experts, H, K].
     Grid [tokens · CHOICES, blocks of H]."""
-    wait(PDL)
+    wait_for_previous(PDL)
     start_next(PDL)
     slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.load(chosen + slot).to(tl.int64) * H + tl.minimum(n, H - 1)
@@ -41,21 +41,21 @@ def _open_kernel(
     gates = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for start in range(0, K, BLOCK_K):
         at = k + start
-        some = weights_at(up, row, at, K, K)
+        some = load_weights(up, row, at, K, K)
         if gate is not None:
-            others = weights_at(gate, row, at, K, K)
+            others = load_weights(gate, row, at, K, K)
         v = tl.load(from_x + at, mask=at < K, other=0.0).to(tl.float32)
         if NORM == "rms":
-            squares += fold(v * v, VECTOR)
+            squares += sum_vectors(v * v, VECTOR)
         if NORM == "layer":
             v = (v - mean) * rstd
         if gain is not None:
             v *= tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
         if shift is not None:
             v += tl.load(shift + at, mask=at < K, other=0.0).to(tl.float32)
-        ups += fold(some.to(tl.float32) * v, VECTOR)
+        ups += sum_vectors(some.to(tl.float32) * v, VECTOR)
         if gate is not None:
-            gates += fold(others.to(tl.float32) * v, VECTOR)
+            gates += sum_vectors(others.to(tl.float32) * v, VECTOR)
     whole = tl.rsqrt(tl.sum(tl.sum(squares, axis=2), axis=0) / K + eps) if NORM == "rms" else 1.0
     hidden = tl.sum(tl.sum(ups, axis=2), axis=0) * whole
     if up_bias is not None:
@@ -64,7 +64,7 @@ def _open_kernel(
         opening = tl.sum(tl.sum(gates, axis=2), axis=0) * whole
         if gate_bias is not None:
             opening += tl.load(gate_bias + row).to(tl.float32)
-        hidden = open_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
+        hidden = apply_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
     else:
         hidden = activate(hidden, ACTIVATION)
     tl.store(opened + slot * H + n, hidden.to(opened.dtype.element_ty), mask=n < H)
@@ -82,16 +82,16 @@ def _close_kernel(
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
     expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
-    some = weights_at(down, expert * N + rows, k, K, K)
-    wait(PDL)
+    some = load_weights(down, expert * N + rows, k, K, K)
+    wait_for_previous(PDL)
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for step in range(CHOICES * each):
         ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
         at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
-        more = weights_at(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
+        more = load_weights(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
         slot, at = first + step // each, k + step % each * BLOCK_K
         h = tl.load(opened + slot * K + at, mask=at < K, other=0.0).to(tl.float32)
-        total += fold(some.to(tl.float32) * (h * tl.load(weights + slot).to(tl.float32)), VECTOR)
+        total += sum_vectors(some.to(tl.float32) * (h * tl.load(weights + slot).to(tl.float32)), VECTOR)
         some = more
     out = tl.sum(tl.sum(total, axis=2), axis=0)
     if down_bias is not None:
@@ -168,13 +168,13 @@ def moe_decode(
             if gate is None:
                 inner = ACTIVATIONS[activation](inner)
             else:
-                inner = gated(project(x[row].to(wide), gate, gate_bias, expert), inner, activation, limit, shift)
+                inner = apply_glu(project(x[row].to(wide), gate, gate_bias, expert), inner, activation, limit, shift)
             total = total.index_add(0, row, share[row, None] * project(inner, down, down_bias, expert))
         return total.to(x.dtype)
     tokens, choices = chosen.shape
     x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
     if tokens >= DOT_ROWS:
-        return moe_grouped.grouped(
+        return moe_grouped.grouped_moe(
             x, chosen, weights, up, down, gate, up_bias, down_bias, gate_bias, residual, norm, activation, limit, shift,
             tickets,
         )  # fmt: skip
@@ -198,7 +198,7 @@ reference = partial(moe_decode, kernel=False)
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
     """Return the tiles of the two kernels: those for one row of x and a W with as many rows as the outputs of all
     tokens and choices together."""
-    return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
+    return choose_tile(1, tokens * choices * hidden, dim, dtype), choose_tile(1, tokens * dim, hidden, dtype)
 
 
 def _constants(plan: Tile) -> dict[str, int]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import torch
 
-from .shared.activation import activate, open_gate
+from .shared.activation import activate, apply_gate
 from .shared.dots import dot_products, prefetch_rows
-from .shared.expert_tokens import AT_ONCE, count_of, slots_of
-from .shared.gemv import PROCESSORS, staged
-from .shared.launch import jit, options, start_next, tl, triton, wait
+from .shared.expert_tokens import AT_ONCE, count_tokens, token_slots
+from .shared.gemv import PROCESSORS, pipeline_stages
+from .shared.launch import jit, options, start_next, tl, triton, wait_for_previous
 from .shared.norm import Norm
 from .shared.operands import power_of_2
-from .shared.tickets import counters, is_last
+from .shared.tickets import is_last, zero_counters
 
 LEAST_ROWS = 32  # of a stack that a block multiplies; as many outputs at least have one counter
 ADDED = 4096  # numbers that the last block adds up at a time
@@ -36,14 +36,14 @@ def grouped_open_kernel(
 ):  # fmt: skip
     """Compute BLOCK_N of the H hidden features of all slots of one expert; x [tokens, K], up and gate [experts, H, K],
     opened [slots, H]. Grid [blocks of H, experts]."""
-    wait(PDL)
+    wait_for_previous(PDL)
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    count = count_of(chosen, expert, slots, AT_ONCE)
+    count = count_tokens(chosen, expert, slots, AT_ONCE)
     row = expert.to(tl.int64) * H + tl.minimum(n, H - 1)
     opens = None if gate is None else gate + row * K
     for first in range(0, count, BLOCK_M):
-        slot = slots_of(chosen, expert, slots, first, BLOCK_M, AT_ONCE)
+        slot = token_slots(chosen, expert, slots, first, BLOCK_M, AT_ONCE)
         token = tl.maximum(slot, 0) // CHOICES
         hidden, opening = dot_products(
             x + token.to(tl.int64) * K, up + row * K, opens, gain, shift, K, 0, K, eps,
@@ -56,7 +56,7 @@ def grouped_open_kernel(
         else:
             if gate_bias is not None:
                 opening += tl.load(gate_bias + row).to(tl.float32)[None, :]
-            hidden = open_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
+            hidden = apply_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
         at = opened + slot.to(tl.int64)[:, None] * H + n[None, :]
         tl.store(at, hidden.to(opened.dtype.element_ty), mask=(slot >= 0)[:, None] & (n < H)[None, :])
 
@@ -72,13 +72,13 @@ def grouped_close_kernel(
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
-    count = count_of(chosen, expert, slots, AT_ONCE)
+    count = count_tokens(chosen, expert, slots, AT_ONCE)
     if PDL:  # noqa: SIM102 - decided when it is compiled
         if count > 0:
             prefetch_rows(down, row, K, 0, K, 2 * BLOCK_K)
-    wait(PDL)
+    wait_for_previous(PDL)
     for first in range(0, count, BLOCK_M):
-        slot = slots_of(chosen, expert, slots, first, BLOCK_M, AT_ONCE)
+        slot = token_slots(chosen, expert, slots, first, BLOCK_M, AT_ONCE)
         known = tl.maximum(slot, 0)
         out, _ = dot_products(
             opened + known.to(tl.int64) * K, down + row * K, None, None, None, K, 0, K, 0.0,
@@ -104,7 +104,7 @@ def grouped_close_kernel(
             tl.store(y + at, total.to(y.dtype.element_ty), mask=there)
 
 
-def grouped(
+def grouped_moe(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
@@ -135,7 +135,7 @@ def grouped(
     )  # fmt: skip
     grouped_close_kernel[(tiles, experts)](
         opened, chosen, weights, down, down_bias, residual, y, partial,
-        counters(x, tiles) if tickets is None else tickets, tokens, slots, dim, hidden,
+        zero_counters(x, tiles) if tickets is None else tickets, tokens, slots, dim, hidden,
         CHOICES=choices, ADDED=ADDED, **closes, **options(x, closes["BLOCK_N"] // 16, 1),
     )  # fmt: skip
     return y
@@ -154,7 +154,7 @@ def _shapes(
         wide = 2 * LEAST_ROWS if asked * outputs >= 2 * LEAST_ROWS * PROCESSORS else LEAST_ROWS
         columns = min({1: 256, 2: 128, 4: 32}[dtype.itemsize], power_of_2(inputs, 32))
         weights, numbers = stacks * wide * columns * dtype.itemsize, rows * columns * dtype.itemsize
-        stages = staged(weights, numbers, asked * outputs // wide)
+        stages = pipeline_stages(weights, numbers, asked * outputs // wide)
         return {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": columns, "STAGES": stages, "AT_ONCE": AT_ONCE}
 
     return shape(hidden, dim, 1 + gated), shape(dim, hidden)

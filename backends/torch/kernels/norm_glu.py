@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from .prefill.gated_activation import open_gates
-from .shared.activation import check_activation, open_gate
-from .shared.gemv import Weight, affine, check, parts, refusal, tile
+from .prefill.gated_activation import gated_activation
+from .shared.activation import apply_gate, check_activation
+from .shared.gemv import Weight, check, choose_tile, norm_affine, refusal, weight_operands
 from .shared.launch import jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.small_batch_linear import linear
@@ -31,13 +31,13 @@ def norm_glu_kernel(
     begin = tl.program_id(0) * HALF
     both = tl.arange(0, BLOCK_N)
     rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
-    out = affine(
+    out = norm_affine(
         x, K, weight, scales, offsets, gain, shift, bias, rows, M, 2 * N, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
     )  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
     m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
-    tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))
+    tl.store(y + m * N + n, apply_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))
 
 
 def norm_glu(
@@ -55,7 +55,7 @@ def norm_glu(
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, gate is first capped at
     `limit`, and up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`:
-    see `uses_torch`. For more than 64 rows, torch computes the product x Wᵀ, and `open_gates` the activation.
+    see `uses_torch`. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the activation.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.
@@ -66,13 +66,13 @@ def norm_glu(
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
         both = linear(norm(x), weight, bias)
-        return open_gates(both, activation=activation, limit=limit, shift=shift, kernel=kernel)
+        return gated_activation(both, activation=activation, limit=limit, shift=shift, kernel=kernel)
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)
-    plan = tile(len(flat), 2 * N, K, x.dtype, 2, weight)
+    plan = choose_tile(len(flat), 2 * N, K, x.dtype, 2, weight)
     norm_glu_kernel[(triton.cdiv(N, plan.rows // 2),)](
-        flat, *parts(weight), norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
+        flat, *weight_operands(weight), norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
         NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **plan.options(x),
     )  # fmt: skip
     return y

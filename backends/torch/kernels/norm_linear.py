@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.gemv import Weight, affine, check, flat, parts, refusal, tile
-from .shared.launch import jit, operator, start_next, tl, triton, uses_torch
+from .shared.gemv import Weight, check, choose_tile, flatten_rows, norm_affine, refusal, weight_operands
+from .shared.launch import custom_operator, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.quantized_gemv import Codes
 from .shared.small_batch_linear import linear
@@ -26,7 +26,7 @@ def norm_linear_kernel(
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    out = affine(
+    out = norm_affine(
         x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
     )  # fmt: skip
@@ -56,15 +56,15 @@ def norm_linear(
         return ACTIVATIONS[activation](linear(norm(x), weight, bias))
     bits = weight.bits if isinstance(weight, Codes) else 0
     gain, shift = norm.gain, norm.shift
-    return normed_product(x, *parts(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation)
+    return launch_norm_linear(x, *weight_operands(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation)
 
 
 def _empty(x: torch.Tensor, weight: torch.Tensor, *more: Any) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-@operator(_empty)
-def normed_product(
+@custom_operator(_empty)
+def launch_norm_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     scales: torch.Tensor | None,
@@ -79,9 +79,11 @@ def normed_product(
 ) -> torch.Tensor:
     """Compute `norm_linear` with the kernel. `weight` is a matrix (`bits` 0), or the codes, in `bits`, of a `Codes`
     with these `scales` and `offsets`; `norm` is the kind of the norm."""
-    rows, N, K = flat(x), len(weight), x.shape[-1]
+    rows, N, K = flatten_rows(x), len(weight), x.shape[-1]
     y = _empty(x, weight)
-    plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))
+    plan = choose_tile(
+        len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K)
+    )
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
         rows, weight, scales, offsets, gain, shift, bias, y, len(rows), N, K, rows.stride(0), eps,
         NORM=norm, ACTIVATION=activation, **plan.options(x),

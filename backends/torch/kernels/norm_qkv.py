@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from .prefill.norm_rope_cache import check_places, heads_refusal, place_heads, sizes
+from .prefill.norm_rope_cache import check_operands, head_constants, heads_refusal, norm_rope_cache
 from .shared import gemv, launch
 from .shared.float8 import FLOAT8
-from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
-from .shared.heads import normed_pairs, store_head
-from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
+from .shared.gemv import Tile, Weight, check, choose_tile, load_first_weights, norm_product, weight_operands
+from .shared.heads import norm_pairs, store_head
+from .shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
-from .shared.rotary import angles, element
+from .shared.rotary import angles, pair_element
 from .shared.small_batch_linear import linear
-from .shared.tickets import counters, is_last
+from .shared.tickets import is_last, zero_counters
 
 
 @jit
@@ -33,10 +33,10 @@ def store_normed_head(
     pair = tl.arange(0, HALF)[None, :]
     there = (m < M) & (pair < HEAD_DIM // 2)
     at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
-    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    first, second = pair_element(pair, 0, ROTARY, INTERLEAVED), pair_element(pair, 1, ROTARY, INTERLEAVED)
     a = tl.load(at + first, mask=there, other=0.0, cache_modifier=".cg")
     b = tl.load(at + second, mask=there, other=0.0, cache_modifier=".cg")
-    a, b = normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, head_eps, HEAD_DIM)
+    a, b = norm_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, head_eps, HEAD_DIM)
     c, s = angles(cos, sin, m, pair, M, True, ROTARY) if ROTARY > 0 else (1.0, 0.0)
     store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, seq, heads, kv_heads,
                capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
@@ -57,13 +57,13 @@ def norm_qkv_kernel(
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
     both = tl.arange(0, BLOCK_N)
     owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
-    rows = head * HEAD_DIM + element(owned, both // PAIRS, ROTARY, INTERLEAVED)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
-    wait(PDL)
+    rows = head * HEAD_DIM + pair_element(owned, both // PAIRS, ROTARY, INTERLEAVED)
+    first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
+    wait_for_previous(PDL)
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
     is_value = head >= heads + kv_heads
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
-    out = products(
+    out = norm_product(
         first, x, K, weight, scales, offsets, gain, shift, rows, M, (heads + 2 * kv_heads) * HEAD_DIM, K, 0, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
@@ -76,8 +76,8 @@ def norm_qkv_kernel(
     else:
         there = (m < M) & (pair < HEAD_DIM // 2)
         at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
-        tl.store(at + element(pair, 0, ROTARY, INTERLEAVED), a, mask=there)
-        tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b, mask=there)
+        tl.store(at + pair_element(pair, 0, ROTARY, INTERLEAVED), a, mask=there)
+        tl.store(at + pair_element(pair, 1, ROTARY, INTERLEAVED), b, mask=there)
         if is_last(tickets + head, tl.num_programs(1)):
             store_normed_head(
                 raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M,
@@ -135,7 +135,7 @@ def norm_qkv(
     else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens whose slot is outside the cache are not
     written. With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values are
     divided by their scales and rounded. `tickets`: as in `linear_residual`; heads + kv_heads suffice. `kernel`: see
-    `uses_torch`. For more than 64 tokens, torch computes the products, and `place_heads` norms, rotates and writes.
+    `uses_torch`. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates and writes.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
@@ -149,14 +149,14 @@ def norm_qkv(
     if x.ndim not in (2, 3) or positions.numel() * x.shape[-1] != x.numel():
         raise ValueError(f"x {[*x.shape]} and positions {[*positions.shape]} are not those of the same tokens")
     rows = positions.numel()
-    check_places(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
+    check_operands(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
     shape = (*x.shape[:-1], heads, head_dim)
     if uses_torch(kernel, refusal, x, weight, k_cache, v_cache, bias, **norms):
         projected = linear(norm(x.reshape(rows, -1)), weight, bias)
         how: dict[str, Any] = {"cos": cos, "sin": sin, "interleaved": interleaved, "k_scale": k_scale}
         how |= {"v_scale": v_scale, "rolling": rolling, "keep_first": keep_first, "kernel": kernel}
-        return place_heads(projected, k_cache, v_cache, positions, q_norm, k_norm, **how).view(shape)
+        return norm_rope_cache(projected, k_cache, v_cache, positions, q_norm, k_norm, **how).view(shape)
     batch, capacity = len(k_cache), k_cache.shape[2]
     plan, normed = _tile(rows, weight, x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
     raw = x.new_empty(rows, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
@@ -164,12 +164,12 @@ def norm_qkv(
     if k_scale is not None:
         k_cache, v_cache = k_cache.view(FLOAT8), v_cache.view(FLOAT8)
     norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
-        x.reshape(rows, -1).contiguous(), *parts(weight), norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain,
-        cos, sin, positions.contiguous(), q, k_cache, v_cache, k_scale, v_scale, raw,
-        counters(x, heads + kv_heads) if normed and tickets is None else tickets,
+        x.reshape(rows, -1).contiguous(), *weight_operands(weight), norm.gain, norm.shift, bias, q_norm.gain,
+        k_norm.gain, cos, sin, positions.contiguous(), q, k_cache, v_cache, k_scale, v_scale, raw,
+        zero_counters(x, heads + kv_heads) if normed and tickets is None else tickets,
         rows, x.shape[-1], rows // batch, heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps,
-        q_norm.eps, NORM=norm.kind, **sizes(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
-        ROLLING=rolling, HEAD_NORM=normed, **plan.options(x),
+        q_norm.eps, NORM=norm.kind, **head_constants(head_dim, 0 if cos is None else 2 * cos.shape[1]),
+        INTERLEAVED=interleaved, ROLLING=rolling, HEAD_NORM=normed, **plan.options(x),
     )  # fmt: skip
     return q
 
@@ -181,4 +181,4 @@ def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: t
     """Return the tile for `batch` tokens: its rows of W are within one head and hold both elements of each pair.
     `weight` is W, or the number of its rows."""
     outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
-    return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)
+    return choose_tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)

@@ -13,11 +13,11 @@ import torch
 from . import route as routing
 from .shared import gemv
 from .shared import top_k as choice
-from .shared.gemv import Tile, Weight, affine, check, flat, parts, tile
+from .shared.gemv import Tile, Weight, check, choose_tile, flatten_rows, norm_affine, weight_operands
 from .shared.launch import jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.small_batch_linear import linear
-from .shared.tickets import counters, is_last
+from .shared.tickets import is_last, zero_counters
 
 AT_ONCE = 1024  # logits that each warp of the last block has in registers
 
@@ -35,14 +35,14 @@ def norm_route_kernel(
     start_next(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    out = affine(
+    out = norm_affine(
         x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
     )  # fmt: skip
     tl.store(logits + m * N + n[None, :], out, mask=(m < M) & (n[None, :] < N))
     if is_last(tickets, tl.num_programs(0)):
         slot = tl.arange(0, SLOTS)[None, :]
-        expert, there = choice.places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
+        expert, there = choice.expert_places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
         push = tl.zeros([GROUP_SLOTS * WIDE], tl.float32)
         if correction is not None:
             push = tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
@@ -50,7 +50,7 @@ def norm_route_kernel(
             token = first + tl.arange(0, ROWS)[:, None]
             known = (token < M) & there[None, :]
             of_token = tl.load(logits + token * N + expert[None, :], mask=known, other=0.0, cache_modifier=".cg")
-            experts, kept = choice.choose(
+            experts, kept = choice.choose_experts(
                 tl.where(there[None, :], of_token, float("-inf")), push, expert, there, scale,
                 CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS,
             )  # fmt: skip
@@ -99,16 +99,16 @@ def norm_route(
     if uses_torch(kernel, refusal, x, weight, k, norm.gain, norm.shift, bias):
         logits = linear(norm(x), weight, bias)
         return routing.route(logits, correction, k=k, renormalize=renormalize, scale=scale, kernel=False, **how)
-    rows = flat(x)
+    rows = flatten_rows(x)
     tokens = len(rows)
     logits = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
     weights = torch.empty(tokens, k, dtype=torch.float32, device=x.device)
-    plan = tile(tokens, experts, rows.shape[1], x.dtype, weight=weight)
+    plan = choose_tile(tokens, experts, rows.shape[1], x.dtype, weight=weight)
     norm_route_kernel[(triton.cdiv(experts, plan.rows),)](
-        rows, *parts(weight), norm.gain, norm.shift, bias, correction, logits, chosen, weights,
-        counters(x, 1) if tickets is None else tickets, tokens, experts, rows.shape[1], rows.stride(0), norm.eps, scale,
-        NORM=norm.kind, **_constants(choice.constants(experts, k, renormalize=renormalize, **how), plan),
+        rows, *weight_operands(weight), norm.gain, norm.shift, bias, correction, logits, chosen, weights,
+        zero_counters(x, 1) if tickets is None else tickets, tokens, experts, rows.shape[1], rows.stride(0), norm.eps,
+        scale, NORM=norm.kind, **_constants(choice.constants(experts, k, renormalize=renormalize, **how), plan),
         **plan.options(x),
     )  # fmt: skip
     return chosen, weights

@@ -10,7 +10,7 @@ import torch
 
 from .shared import operands
 from .shared import top_k as choice
-from .shared.launch import jit, options, start_next, tl, uses_torch, wait
+from .shared.launch import jit, options, start_next, tl, uses_torch, wait_for_previous
 
 
 @jit
@@ -22,14 +22,14 @@ def route_kernel(
     """Choose the experts of one token. Grid [tokens]."""
     start_next(PDL)
     token, slot = tl.program_id(0) + tl.arange(0, 1)[:, None], tl.arange(0, SLOTS)[None, :]
-    expert, there = choice.places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
+    expert, there = choice.expert_places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
     push = tl.zeros([GROUP_SLOTS * WIDE], tl.float32)
     if bias is not None:
         push = tl.load(bias + expert, mask=there, other=0.0).to(tl.float32)
-    wait(PDL)
+    wait_for_previous(PDL)
     at = logits + token.to(tl.int64) * row_stride + expert[None, :]
     x = tl.load(at, mask=there[None, :], other=float("-inf")).to(tl.float32)
-    experts, kept = choice.choose(
+    experts, kept = choice.choose_experts(
         x, push, expert, there, scale, CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS
     )  # fmt: skip
     tl.store(chosen + token * CHOICES + slot, experts, mask=slot < CHOICES)

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from .prefill import mamba_scan
 from .prefill.mamba_scan import refusal
 from .shared.gemv import PROCESSORS
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
-from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import advance, rates, silu_gated, softplus
+from .shared.operands import check_step, contiguous, contiguous_rows, power_of_2, row_stride
+from .shared.recurrence import decay_rates, silu_gated, softplus, update_state
 from .shared.small_batch_linear import linear
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
@@ -28,7 +28,7 @@ WARPS = 4
 
 
 @jit
-def vector(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
+def load_normed(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
     """Load `size` elements of the token (B or C) at offsets `at`, RMS-normed if NORM is rms: fp32 [at]."""
     x = tl.load(ptr + at, mask=known, other=0.0).to(tl.float32)
     if NORM == "rms":
@@ -39,7 +39,7 @@ def vector(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
 
 
 @jit
-def projected(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
+def project_step(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     """Return norm(step) Wᵀ for `channel`, fp32 [channel]; `first` are the weights of the first BLOCK_R columns."""
@@ -87,21 +87,21 @@ def selective_step_kernel(
         skip = tl.load(d + channel, mask=mine, other=0.0).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + channel, mask=mine, other=0.0).to(tl.float32)
-    wait(PDL)
+    wait_for_previous(PDL)
     cell = (batch * STATES + n)[:, None] * CHANNELS + channel[None, :]
     state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
     if weight is not None:
-        step = projected(first, delta + batch * delta_row, weight, gain, channel, mine, eps, RANK, BLOCK_R, NORM)
+        step = project_step(first, delta + batch * delta_row, weight, gain, channel, mine, eps, RANK, BLOCK_R, NORM)
     else:
         step = tl.load(delta + batch * delta_row + channel, mask=mine, other=0.0).to(tl.float32)
     step += offset
     if SOFTPLUS:
         step = softplus(step)
     driven = tl.load(x + batch * x_row + channel, mask=mine, other=0.0).to(tl.float32)
-    into = vector(b + batch * b_row, b_gain, n, known, STATES, b_eps, B_NORM)
-    out = vector(c + batch * c_row, c_gain, n, known, STATES, c_eps, C_NORM)
+    into = load_normed(b + batch * b_row, b_gain, n, known, STATES, b_eps, B_NORM)
+    out = load_normed(c + batch * c_row, c_gain, n, known, STATES, c_eps, C_NORM)
     power = rate * 1.4426950408889634 * step[None, :]
-    made = advance(state, power, into, step, driven, out, skip, present, cell, both)
+    made = update_state(state, power, into, step, driven, out, skip, present, cell, both)
     made = silu_gated(made, gate, batch * gate_row + channel, mine)
     tl.store(y + batch * CHANNELS + channel, made.to(y.dtype.element_ty), mask=mine)
 
@@ -156,14 +156,14 @@ def selective_step(
         elif bias is not None:
             delta = delta + bias
         delta = F.softplus(delta) if softplus else delta
-        a, b, c = rates(a) if log_a else a, b_norm(b), c_norm(c)
+        a, b, c = decay_rates(a) if log_a else a, b_norm(b), c_norm(c)
         y, after = mamba_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         return y, after if present is None else present.copy_(after)
     (batch, channels), states = x.shape, a.shape[1]
     present = torch.empty_like(past) if present is None else present
-    x, delta, b, c = map(side_by_side, (x, delta, b, c))
-    gate, d, weight, bias = side_by_side(gate), contiguous(d), contiguous(weight), contiguous(bias)
+    x, delta, b, c = map(contiguous_rows, (x, delta, b, c))
+    gate, d, weight, bias = contiguous_rows(gate), contiguous(d), contiguous(weight), contiguous(bias)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sizes = _sizes(channels, states, 0 if weight is None else weight.shape[1])
     kinds = {"NORM": norm.kind, "B_NORM": b_norm.kind, "C_NORM": c_norm.kind}

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from .prefill import mamba2_scan
 from .prefill.mamba2_scan import refusal
-from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
-from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import MOST, advance, rates, silu_gated, softplus, store_normed
-from .shared.tickets import counters, is_last
+from .shared.operands import check_step, contiguous, contiguous_rows, power_of_2, row_stride
+from .shared.recurrence import MOST, decay_rates, silu_gated, softplus, store_normed, update_state
+from .shared.tickets import is_last, zero_counters
 
 WIDTH = 32  # columns of the state that a block has
 WARPS = 4
@@ -46,7 +46,7 @@ def ssd_step_kernel(
         skip = tl.load(d + head).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + head).to(tl.float32)
-    wait(PDL)
+    wait_for_previous(PDL)
     cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
     state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
     step = tl.load(delta + batch * delta_row + head).to(tl.float32) + offset
@@ -57,7 +57,7 @@ def ssd_step_kernel(
     into = tl.load(b + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
     out = tl.load(c + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
     power = step * rate * 1.4426950408889634
-    made = advance(state, power, into, step, driven, out, skip, present, cell, both)
+    made = update_state(state, power, into, step, driven, out, skip, present, cell, both)
     made = silu_gated(made, gate, batch * gate_row + head * WIDTH + p, wide)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
@@ -117,7 +117,7 @@ def ssd_step(
     if uses_torch(kernel, refusal, *operands, heads=heads, groups=groups):
         delta = delta if bias is None else delta + bias
         delta = F.softplus(delta) if softplus else delta
-        a = rates(a) if log_a else a
+        a = decay_rates(a) if log_a else a
         x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
         y, after = mamba2_scan.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
@@ -126,13 +126,13 @@ def ssd_step(
             y = y if norm.gain is None else y * norm.gain
         return y, after if present is None else present.copy_(after)
     present = torch.empty_like(past) if present is None else present
-    x, delta, b, c = map(side_by_side, (x, delta, b, c))
-    gate, a, d = side_by_side(gate), a.contiguous(), contiguous(d)
+    x, delta, b, c = map(contiguous_rows, (x, delta, b, c))
+    gate, a, d = contiguous_rows(gate), a.contiguous(), contiguous(d)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     raw = None
     if norm.kind != "none":
         raw = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        tickets = counters(x, len(x) * norm_groups) if tickets is None else tickets
+        tickets = zero_counters(x, len(x) * norm_groups) if tickets is None else tickets
     ssd_step_kernel[(triton.cdiv(width, WIDTH), heads, len(x))](
         x, delta, a, b, c, d, contiguous(bias), gate, contiguous(norm.gain), past, y, present, raw, tickets,
         x.stride(0), delta.stride(0), b.stride(0), c.stride(0), row_stride(gate), norm.eps,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ..kernels.cpu.packed import packed_linear
 from ..kernels.norm_linear import norm_linear
-from ..kernels.prefill.dequantize_weights import widen, widens
-from ..kernels.prefill.quantize_float8 import to_float8
-from ..kernels.shared.gemv import few_rows
+from ..kernels.prefill.dequantize_weights import can_dequantize, dequantize_weights
+from ..kernels.prefill.quantize_float8 import quantize_float8
+from ..kernels.shared.gemv import has_few_rows
 from ..kernels.shared.quantized_gemv import Codes, dequantize
 from .constant_tables import restore
 
@@ -46,12 +46,14 @@ def block_linear(
     if packed is not None:
         return packed if bias is None else packed + bias
     whole = Codes(codes, scales, offsets, bits, width)
-    by_kernel = widens(whole, dtype)
+    by_kernel = can_dequantize(whole, dtype)
     rows = max(1, (1 << 26 if by_kernel else 1 << 19) // width)
     parts = []
     for first in range(0, len(codes), rows):
         part = whole.rows(slice(first, first + rows))
-        parts.append(F.linear(x, widen(part, dtype) if by_kernel else widened(*part.parts, bits, width).to(dtype)))
+        parts.append(
+            F.linear(x, dequantize_weights(part, dtype) if by_kernel else widened(*part.parts, bits, width).to(dtype))
+        )
     y = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
     return y if bias is None else y + bias
 
@@ -63,10 +65,10 @@ def float8_linear(
     groups (arXiv 2412.19437, 3.3), unless a model is exported with a symbolic number of rows. FP8 tensor cores are used
     where torch has an operator for them."""
     rows, width = x.flatten(0, -2), x.shape[-1]
-    few = few_rows(x)
+    few = has_few_rows(x)
     if few is None or few:
         return block_linear(x, codes, scales, None, bias, bits)
-    numbers, own = to_float8(rows, width // len(scales))
+    numbers, own = quantize_float8(rows, width // len(scales))
     if multiplies_float8(x, width // len(scales), codes):
         recipe = F.ScalingType.RowWise if len(scales) == 1 else F.ScalingType.BlockWise1x128
         others = scales if len(scales) == 1 else scales.T

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from ..kernels.prefill.window_attention import has_window_kernel, window_attention
 from ..kernels.shared.launch import refusal
-from ..kernels.shared.online_softmax import learns, shared_memory
+from ..kernels.shared.online_softmax import requires_grad, shared_memory
 from .indexing import wide
 from .softmax_attention import attention
 
@@ -124,7 +124,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 
     It is never used in an exported program, which must run on all devices.
     """
-    if not learns(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
+    if not requires_grad(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
         return False
     widest = max(q.shape[-1], v.shape[-1])
     if min(q.shape[-1], v.shape[-1]) < 16 or widest > 256 or q.dtype == torch.float64:

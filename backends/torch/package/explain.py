@@ -16,7 +16,7 @@ from weft.passes.default import FUSE_DECODE
 from ..decode.lower_step import Step, explain_refusal
 from ..decode.step_emitter import Choice
 from ..kernels.shared import small_batch_linear as rows
-from ..kernels.shared.launch import assumed
+from ..kernels.shared.launch import assume_capability
 
 HOPPER = (9, 0)  # the default compute capability
 
@@ -100,7 +100,7 @@ def _explain_choice(choice: Choice, unfused: str, dtype: torch.dtype, capability
     """Return the entry of one choice, without the node's name; `unfused`: why its node is not fused further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
-        with assumed(capability):
+        with assume_capability(capability):
             reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
     if choice.kernel and not reasons:
         return Explained("", op, 1, choice.kernel, unfused)

@@ -18,7 +18,7 @@ from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...block_weights import NOT_ASKED, is_quantized, kept_layout
-from ..kernels.shared.quantized_gemv import TILE, words
+from ..kernels.shared.quantized_gemv import TILE, words_per_row
 
 # Ops that multiply by a weight, also in a decode step.
 MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
@@ -62,7 +62,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, kernel_bits(layout)))),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words_per_row(width, kernel_bits(layout)))),
         "scales": (Permute(Stored(weight.recipe, steps), (1, 0)), dtype, (groups, out)),
     }
     if layout.tensor_scale:

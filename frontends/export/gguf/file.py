@@ -57,8 +57,9 @@ def write_gguf(
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
     nearest), or in the smallest dtype that represents all of them exactly; vectors in f32. They are evaluated a block
-    at a time. `weights` selects whether quantized weights store codes (`weft.frontends.export.stored_codes.choose_codes`);
-    `note` reports weights written as floats, and the rounding errors of minima.
+    at a time. `weights` selects whether quantized weights store codes
+    (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written as floats, and the rounding
+    errors of minima.
 
     Raises:
         WeftError: if no architecture expresses the graph, naming the nearest and the first difference; if `out` cannot

@@ -48,8 +48,8 @@ def write_huggingface(
 
     The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
     they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in
-    the format of compressed-tensors (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written as
-    floats.
+    the format of compressed-tensors (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written
+    as floats.
 
     Raises:
         WeftError: if no family expresses the graph, naming the nearest and the first difference; if `out` cannot be

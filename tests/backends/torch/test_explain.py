@@ -148,9 +148,9 @@ def test_an_assumed_device_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(launch, "INTERPRETED", False)
     x = torch.empty(1)
     before = launch.refusal(x)
-    with launch.assumed((9, 0)):
+    with launch.assume_capability((9, 0)):
         assert launch.refusal(x) is None
-        with launch.assumed((7, 0)):
+        with launch.assume_capability((7, 0)):
             assert launch.refusal(x) == "compute capability 7.0 is older than 8.0"
         assert launch.refusal(x) is None
     assert launch.refusal(x) == before and before is not None

@@ -26,7 +26,7 @@ from ...lowered import build_module, build_step, write_step
 from ...passes.zoo_variants import BIASED, attends, decoder
 from ...sampling import each
 from .generated import assert_close, call, tolerance
-from .kernels.test_codes import EIGHT, NUMBERS
+from .kernels.test_quantized_gemv import EIGHT, NUMBERS
 
 LENGTH = 9
 MODELS: dict[str, Decoder] = {

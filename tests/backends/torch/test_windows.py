@@ -247,7 +247,7 @@ CHOSEN = {
 def test_flex_attention_is_for_training_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changed, wanted = CHOSEN[name]
     monkeypatch.setattr(kernels_attend, "capability", lambda _: (9, 0))
-    with launch.assumed((9, 0)):
+    with launch.assume_capability((9, 0)):
         assert in_blocks(*operands(**changed)) == wanted
         with torch.no_grad():
             assert not in_blocks(*operands(**changed))
@@ -256,7 +256,7 @@ def test_flex_attention_is_for_training_on_a_gpu(name: str, monkeypatch: pytest.
 @pytest.mark.parametrize(("capability", "widest"), [((7, 5), 0), ((8, 0), 256), ((8, 6), 128), ((12, 0), 128)])
 def test_heads_must_fit_the_gpu(capability: tuple[int, int], widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_attend, "capability", lambda _: capability)
-    with launch.assumed(capability):
+    with launch.assume_capability(capability):
         fits = [d for d in (64, 128, 256) if in_blocks(*operands(shape=(1, 2, 128, d)))]
     assert max(fits, default=0) == widest
 

@@ -175,7 +175,7 @@ def test_every_recipe_is_tried() -> None:
         "part",
         "quantize",
         "dequantize",
-        "to_float8",
+        "quantize_float8",
         "float8",
         "to_float4",
         "float4",

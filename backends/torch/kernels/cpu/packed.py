@@ -3,8 +3,8 @@
 | x | W is packed as | and rounded to | for |
 |---|---|---|---|
 | bf16 | 4-bit codes, scales and offsets: `CodePlanes` | exact codes, scales and offsets in bf16 | few rows of x |
-| f16 | f16 values: `HalfNumbers` | f16 | any number of rows |
-| f32 | two f16 values per weight: `HalfNumbers` | 22 bits; most layouts need fewer | few rows of x |
+| f16 | f16 values: `HalfPrecision` | f16 | any number of rows |
+| f32 | two f16 values per weight: `HalfPrecision` | 22 bits; most layouts need fewer | few rows of x |
 
 The 4-bit operator also takes x in f32 and f16, but is vectorized only for bf16: in f32 one row takes five times as long
 as with a W of f32. FBGEMM's f32 × f16 product widens W in registers and sums in f32, and one row is limited by reading
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..shared.operands import learns
+from ..shared.operands import requires_grad
 from ..shared.quantized_gemv import Codes, dequantize, unpack
 
 GROUPS = (256, 128, 64, 32)  # group sizes that the 4-bit operator supports
@@ -97,7 +97,7 @@ class CodePlanes:
         return y if self.codes.shape[0] == self.rows else y[:, : self.rows]
 
 
-class HalfNumbers:
+class HalfPrecision:
     """W dequantized to f16; or, if `exact`, to pairs of f16 values h, l with W = h + 2^{−11} l to 22 bits.
 
     W is first scaled by a power of 2, so that its largest value is far from overflow and underflow in f16.
@@ -134,7 +134,7 @@ def packed_linear(
     if the CPU lacks the operator, or if memory is short."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
-    if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):
+    if codes.dtype != torch.int32 or refusal(x.dtype) is not None or requires_grad(x, scales, offsets):
         return None
     *lead, width = x.shape
     rows = x.numel() // width
@@ -184,17 +184,17 @@ def refusal(dtype: torch.dtype) -> str | None:
     return None
 
 
-def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
+def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfPrecision | None:
     """Return `weight` packed for x of `dtype`; None if packed weights would take more than their share of memory, or if
     scales are not finite, which f16 would hide."""
-    kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
+    kind = CodePlanes if dtype == torch.bfloat16 else HalfPrecision
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
     taken = sum(form.nbytes for _, known in _packed.values() for _, form in known.values() if form is not None)
     if taken + size > memory() * SHARE or not all(bool(p.isfinite().all()) for p in weight.parts[1:] if p is not None):
         return None
     with torch.no_grad():
-        return CodePlanes(weight) if kind is CodePlanes else HalfNumbers(weight, exact)
+        return CodePlanes(weight) if kind is CodePlanes else HalfPrecision(weight, exact)
 
 
 @functools.cache

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 
 from ..shared import launch
-from ..shared.float8 import FLOAT8, power_of_byte, two_floats, two_small_floats, widened
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
+from ..shared.float8 import FLOAT8, float8_to, power_of_byte, unpack_float4, unpack_float8
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
-from ..shared.quantized_gemv import Codes, as_words, chunk, dequantize, two_numbers
+from ..shared.quantized_gemv import Codes, as_words, chunk_size, dequantize, unpack_int4
 
 ROWS, CHUNKS = 32, 2  # of a program
 
 
 @jit
-def widen_kernel(
+def dequantize_kernel(
     y, codes, scales, offsets, N, K,
     BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize CHUNKS chunks (see `shared.quantized_gemv`) of ROWS rows into y [N, K]. Grid [blocks of rows, of chunks]."""
+    """Dequantize CHUNKS chunks (see `shared.quantized_gemv`) of ROWS rows into y [N, K]. Grid [row blocks, chunks]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     CHUNK: tl.constexpr = 512 // BITS
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
     SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
@@ -40,23 +40,23 @@ def widen_kernel(
         for t in tl.static_range(CHUNK // 32):
             k = at * CHUNK + t * 32
             if FLOATS:
-                numbers = two_floats(some, t, HALF).to(tl.float32)
+                numbers = unpack_float8(some, t, HALF).to(tl.float32)
                 if tl.float16 == HALF:
                     numbers *= 256
             elif SMALL:
-                numbers = two_small_floats(some, None, t, HALF).to(tl.float32)
+                numbers = unpack_float4(some, None, t, HALF).to(tl.float32)
                 if tl.float16 == HALF:
                     numbers *= 16384
             elif BITS == 8:
-                low = two_numbers(some, 8 * t, EXPONENT, ADDED, HALF)
-                high = two_numbers(some, 8 * t + 4, EXPONENT, ADDED + 8, HALF)
+                low = unpack_int4(some, 8 * t, EXPONENT, ADDED, HALF)
+                high = unpack_int4(some, 8 * t + 4, EXPONENT, ADDED + 8, HALF)
                 numbers = low.to(tl.float32) + 16 * high.to(tl.float32)
             else:
-                numbers = two_numbers(some, 4 * t, EXPONENT, ADDED + 8, HALF).to(tl.float32)
+                numbers = unpack_int4(some, 4 * t, EXPONENT, ADDED + 8, HALF).to(tl.float32)
             if SMALL and GROUP == 16:
                 groups = tl.minimum(k + j, K - 1) // 16
                 each = tl.load(scales + groups[None, :] * N + row[:, None], mask=(row < N)[:, None], other=0.0)
-                numbers *= widened(each, tl.float32)
+                numbers *= float8_to(each, tl.float32)
             else:
                 group = tl.minimum(k, K - 1) // GROUP
                 scale = tl.load(scales + group * N + row, mask=row < N, other=0)
@@ -82,18 +82,18 @@ def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     return gradient_refusal(*given)
 
 
-def widens(weight: Codes, dtype: torch.dtype) -> bool:
+def can_dequantize(weight: Codes, dtype: torch.dtype) -> bool:
     """Return whether the kernel can dequantize `weight` to `dtype`."""
     return refusal(weight, dtype) is None
 
 
-def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
+def dequantize_weights(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
     """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
         return dequantize(packed, scales, offsets, bits=weight.bits, width=K).to(dtype)
-    return widened_codes(packed, scales, offsets, weight.bits, K, dtype)
+    return dequantize_codes(packed, scales, offsets, weight.bits, K, dtype)
 
 
 def _empty(packed: torch.Tensor, *more: Any) -> torch.Tensor:
@@ -101,16 +101,16 @@ def _empty(packed: torch.Tensor, *more: Any) -> torch.Tensor:
     return packed.new_empty(len(packed), width, dtype=dtype)
 
 
-@launch.operator(_empty)
-def widened_codes(
+@launch.custom_operator(_empty)
+def dequantize_codes(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the dequantized W [out, width], in `dtype`, of the fields of a `Codes`, computed with the kernel."""
     y = _empty(packed, width, dtype)
-    grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk(bits)))
+    grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk_size(bits)))
     constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}
-    widen_kernel[grid](y, packed, scales, offsets, *y.shape, **constants, **launch.options(packed, 4, 1))
+    dequantize_kernel[grid](y, packed, scales, offsets, *y.shape, **constants, **launch.options(packed, 4, 1))
     return y
 
 
-reference = partial(widen, kernel=False)
+reference = partial(dequantize_weights, kernel=False)

@@ -7,28 +7,28 @@ from functools import partial
 import torch
 
 from ..shared import launch
-from ..shared.activation import check_activation, gated, open_gate
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
+from ..shared.activation import apply_gate, apply_glu, check_activation
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
 
 ROWS, COLUMNS = 4, 1024  # of a program
 
 
 @jit
-def open_gates_kernel(
+def gated_activation_kernel(
     both, y, M, N,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute COLUMNS gated features of ROWS tokens. Grid [blocks of tokens, blocks of features]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there, at = (m < M) & (n < N), both + m * (2 * N) + n
     gate = tl.load(at, mask=there, other=0.0).to(tl.float32)
     up = tl.load(at + N, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=there)
+    tl.store(y + m * N + n, apply_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=there)
 
 
 def refusal(both: torch.Tensor) -> str | None:
@@ -42,7 +42,7 @@ def refusal(both: torch.Tensor) -> str | None:
     return gradient_refusal(both)
 
 
-def open_gates(
+def gated_activation(
     both: torch.Tensor,
     *,
     activation: str = "silu",
@@ -60,15 +60,15 @@ def open_gates(
     check_activation(activation)
     if uses_torch(kernel, refusal, both):
         gate, up = both.chunk(2, -1)
-        return gated(gate, up, activation, limit, shift)
+        return apply_glu(gate, up, activation, limit, shift)
     N = both.shape[-1] // 2
     y = both.new_empty(*both.shape[:-1], N)
     M = y.numel() // N
-    open_gates_kernel[(triton.cdiv(M, ROWS), triton.cdiv(N, COLUMNS))](
+    gated_activation_kernel[(triton.cdiv(M, ROWS), triton.cdiv(N, COLUMNS))](
         both, y, M, N,
         ACTIVATION=activation, LIMIT=limit, SHIFT=shift, ROWS=ROWS, COLUMNS=COLUMNS, **launch.options(both, 4, 1),
     )  # fmt: skip
     return y
 
 
-reference = partial(open_gates, kernel=False)
+reference = partial(gated_activation, kernel=False)

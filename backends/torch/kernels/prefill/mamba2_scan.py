@@ -16,8 +16,8 @@ from functools import partial
 import torch
 
 from ..shared import operands
-from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
-from ..shared.operands import contiguous, power_of_2, rows
+from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
+from ..shared.operands import contiguous, contiguous_tokens, power_of_2
 
 CHUNK = 256  # tokens: longer chunks write fewer states, shorter ones have more programs
 MOST_STATES, MOST_WIDTH = 256, 128
@@ -47,7 +47,7 @@ def _end_kernel(
 
     SHARE heads read one B."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     SPLITS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head, heads, batch = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS, tl.program_id(2)
     part, n, p = tl.program_id(1), tl.arange(0, BLOCK_N), (tl.program_id(0) % SPLITS) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -76,7 +76,7 @@ def _start_kernel(
 ):
     """Replace the final states of chunks (from zero) by their initial states; store the last state in `present`."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine, own = cell < SIZE, (batch * heads + head).to(tl.int64) * SIZE
@@ -117,7 +117,7 @@ def _scan_kernel(
 ):  # fmt: skip
     """Compute y of one block of tokens of one head. Grid [heads, blocks, batch]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     p, within = tl.arange(0, BLOCK_P), tl.arange(0, TOKENS)
     wide, group = p < WIDTH, (head // SHARE) * STATES
@@ -248,7 +248,7 @@ def mamba2_scan(
         y = (y if d is None else y + d.to(wide)[:, None] * xs).to(x.dtype).flatten(2)
         return y, state if past is None else state.to(past.dtype)
     batch, seq, _ = x.shape
-    x, delta, b, c = (rows(t) for t in (x, delta, b, c))
+    x, delta, b, c = (contiguous_tokens(t) for t in (x, delta, b, c))
     a, d, past = a.contiguous(), contiguous(d), contiguous(past)
     parts = triton.cdiv(seq, CHUNK)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -266,7 +266,7 @@ def mamba2_scan(
         starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, **options(x)
     )
     _scan_kernel[(heads, triton.cdiv(seq, scan["TOKENS"]), batch)](
-        x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, stages=2)
+        x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, 2)
     )
     return y, present
 

@@ -17,8 +17,8 @@ from functools import partial
 import torch
 
 from ..shared import operands
-from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
-from ..shared.operands import contiguous, rows
+from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
+from ..shared.operands import contiguous, contiguous_tokens
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
@@ -45,7 +45,7 @@ def _end_kernel(
     """Store a chunk's final state for a zero initial state, and ΣΔ (not the last chunk); a is A log₂ e [states,
     channels]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
     mine, known = channel < CHANNELS, n < STATES
@@ -75,7 +75,7 @@ def _scan_kernel(
 ):  # fmt: skip
     """Compute y of one chunk; store the state after the last chunk."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
     mine, known = channel < CHANNELS, n < STATES
@@ -182,7 +182,7 @@ def mamba_scan(
     wanted = max(1, min(seq // SHORTEST, PROGRAMS // (blocks * batch)))
     chunk = triton.cdiv(seq, wanted) if chunk is None else min(chunk, seq)
     parts = triton.cdiv(seq, chunk)
-    x, delta, b, c = (rows(t) for t in (x, delta, b, c))
+    x, delta, b, c = (contiguous_tokens(t) for t in (x, delta, b, c))
     rates = (a.T.float() * math.log2(math.e)).contiguous()
     d, past = contiguous(d), contiguous(past)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -10,19 +10,19 @@ from functools import partial
 import torch
 
 from ..shared import launch
-from ..shared.cached_keys import write
+from ..shared.cached_keys import write_cache
 from ..shared.float8 import FLOAT8, as_bytes, check_scales
-from ..shared.heads import normed_pairs, store_head
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
+from ..shared.heads import norm_pairs, store_head
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.norm import NO_NORM, Norm
 from ..shared.operands import gradient_refusal, power_of_2
-from ..shared.rotary import angles, element, turned
+from ..shared.rotary import angles, pair_element, rotate_heads
 
 NUMBERS = 2048  # of a program
 
 
 @jit
-def place_heads_kernel(
+def norm_rope_cache_kernel(
     projected, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, k_scale, v_scale,
     M, width, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, head_eps,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -31,24 +31,24 @@ def place_heads_kernel(
     """Norm, rotate and store one head of ROWS tokens. Grid [blocks of ROWS tokens, heads]; the second axis counts query
     heads first, then key heads, then value heads."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     head = tl.program_id(1)
     m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     pair = tl.arange(0, HALF)[None, :]
     there = (m < M) & (pair < HEAD_DIM // 2)
-    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    first, second = pair_element(pair, 0, ROTARY, INTERLEAVED), pair_element(pair, 1, ROTARY, INTERLEAVED)
     at = projected + m * width + head * HEAD_DIM
     a = tl.load(at + first, mask=there, other=0.0).to(tl.float32)
     b = tl.load(at + second, mask=there, other=0.0).to(tl.float32)
     is_value = head >= heads + kv_heads
     if HEAD_NORM and not is_value:
-        a, b = normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, head_eps, HEAD_DIM)
+        a, b = norm_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, head_eps, HEAD_DIM)
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
     store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, seq, heads, kv_heads,
                capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
 
 
-def check_places(
+def check_operands(
     rows: int,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -111,7 +111,7 @@ def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_
     return None
 
 
-def place_heads(
+def norm_rope_cache(
     projected: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -138,36 +138,36 @@ def place_heads(
         ValueError: if shapes do not fit, or a norm is unknown.
     """
     rows, (batch, kv_heads, capacity, head_dim) = len(projected), k_cache.shape
-    check_places(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
+    check_operands(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     heads = projected.shape[1] // head_dim - 2 * kv_heads
     if uses_torch(kernel, refusal, projected, k_cache, v_cache, q_norm, k_norm):
         q_and_k, v = projected.view(rows, -1, head_dim).split_with_sizes([heads + kv_heads, kv_heads], 1)
         if q_norm.kind != "none" or k_norm.kind != "none":
             q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
         if cos is not None and sin is not None:
-            q_and_k = turned(q_and_k, cos, sin, interleaved)
+            q_and_k = rotate_heads(q_and_k, cos, sin, interleaved)
         for cache, new, scale in ((k_cache, q_and_k[:, heads:], k_scale), (v_cache, v, v_scale)):
             kept = new if scale is None else as_bytes(new[:, :, None], scale)[:, :, 0]
-            write(cache, kept, positions, rolling, keep_first)
+            write_cache(cache, kept, positions, rolling, keep_first)
         queries: torch.Tensor = q_and_k[:, :heads]
         return queries
     q = projected.new_empty(rows, heads, head_dim)
     if k_scale is not None:
         k_cache, v_cache = k_cache.view(FLOAT8), v_cache.view(FLOAT8)
     block = _rows(head_dim)
-    place_heads_kernel[(triton.cdiv(rows, block), heads + 2 * kv_heads)](
+    norm_rope_cache_kernel[(triton.cdiv(rows, block), heads + 2 * kv_heads)](
         projected, q_norm.gain, k_norm.gain, cos, sin, positions.contiguous(), q, k_cache, v_cache, k_scale, v_scale,
         rows, projected.shape[1], rows // batch, heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3],
-        q_norm.eps, **sizes(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
+        q_norm.eps, **head_constants(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
         ROLLING=rolling, HEAD_NORM=q_norm.kind != "none", ROWS=block, **launch.options(projected, 4, 1),
     )  # fmt: skip
     return q
 
 
-reference = partial(place_heads, kernel=False)
+reference = partial(norm_rope_cache, kernel=False)
 
 
-def sizes(head_dim: int, rotary: int) -> dict[str, int]:
+def head_constants(head_dim: int, rotary: int) -> dict[str, int]:
     """Return the constexpr arguments for the sizes of a head."""
     return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 

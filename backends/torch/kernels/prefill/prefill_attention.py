@@ -14,7 +14,7 @@ from ..shared.online_softmax import attend
 from .window_attention import window_attention
 
 
-def attend_text(
+def prefill_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

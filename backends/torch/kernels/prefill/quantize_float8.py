@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from ..shared import launch
-from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
+from ..shared.float8 import FLOAT8, LARGEST, round_float8, to_float8
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
 
 ROWS = 8  # of a program
@@ -20,13 +20,13 @@ STEP = 128  # columns at a time
 
 
 @jit
-def to_float8_kernel(
+def quantize_float8_kernel(
     x, y, scales, M, K, x_row, width,
     GROUP: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Quantize one group of ROWS rows of x [M, K] into y [M, width]. Grid [blocks of ROWS rows, groups]."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     m, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     at = tl.arange(0, STEP)
     # Byte b of word i holds element 2i + b // 2 of tile b % 2; a tile has 32 elements.
@@ -42,7 +42,7 @@ def to_float8_kernel(
     for start in range(group * GROUP, tl.minimum(group * GROUP + GROUP, width), STEP):
         source = start + column
         some = tl.load(from_x + source[None, :], mask=there & (source < end)[None, :], other=0.0)
-        numbers = nearest(some.to(tl.float32) / scale[:, None])
+        numbers = round_float8(some.to(tl.float32) / scale[:, None])
         inside = there & (start + at < width)[None, :]
         tl.store(y + m.to(tl.int64)[:, None] * width + (start + at)[None, :], numbers, mask=inside)
 
@@ -56,12 +56,12 @@ def refusal(x: torch.Tensor) -> str | None:
     return gradient_refusal(x)
 
 
-def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x [rows, in] as FP8 values, float8_e4m3fn [rows, bytes], and their scales, f32 [rows, groups] with strides
     [1, rows], one per `group` elements of a row: x ≈ scale · value.
 
-    The bytes of a row are ordered and zero-padded like a row of packed weights (`shared.quantized_gemv`). `group` is a multiple
-    of 64, or `in`. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
+    The bytes of a row are ordered and zero-padded like a row of packed weights (`shared.quantized_gemv`). `group` is a
+    multiple of 64, or `in`. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if `group` is not `in`, and is not a multiple of 64 or does not divide `in`.
@@ -74,8 +74,8 @@ def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tup
         largest = padded.abs().amax(2)
         scales = torch.where(largest > 0, largest / LARGEST, 1.0)
         tiles = (padded / scales[..., None]).flatten(1).unflatten(1, (-1, 2, 16, 2))
-        return rounded(tiles.permute(0, 1, 3, 4, 2).flatten(1)), scales.T.contiguous().T
-    return rounded_rows(x, group)
+        return to_float8(tiles.permute(0, 1, 3, 4, 2).flatten(1)), scales.T.contiguous().T
+    return launch_quantize(x, group)
 
 
 def padded_width(x: torch.Tensor) -> int:
@@ -88,17 +88,17 @@ def _empty(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     return floats, x.new_empty(x.shape[1] // group, len(x), dtype=torch.float32).T
 
 
-@launch.operator(_empty)
-def rounded_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `to_float8` with the kernel."""
+@launch.custom_operator(_empty)
+def launch_quantize(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `quantize_float8` with the kernel."""
     y, scales = _empty(x, group)
     (M, K), width = x.shape, y.shape[1]
     rows = x if x.stride(1) == 1 else x.contiguous()
     size = {"GROUP": group if group != K else width, "ROWS": ROWS, "STEP": min(STEP, group if group != K else STEP)}
-    to_float8_kernel[(triton.cdiv(M, ROWS), K // group)](
+    quantize_float8_kernel[(triton.cdiv(M, ROWS), K // group)](
         rows, y, scales, M, K, rows.stride(0), width, **size, **launch.options(x, 4, 1)
     )
     return y, scales
 
 
-reference = partial(to_float8, kernel=False)
+reference = partial(quantize_float8, kernel=False)

@@ -20,15 +20,15 @@ import torch
 from ..shared import launch
 from ..shared.launch import (
     DTYPES,
+    custom_operator,
     jit,
-    operator,
     options,
     start_next,
     tl,
     uses_torch,
-    wait,
+    wait_for_previous,
 )
-from ..shared.online_softmax import attend, base2, check_heads, mixed_in, scaled, shared_memory
+from ..shared.online_softmax import attend, check_heads, scale_scores, shared_memory, to_base2, update_softmax
 from ..shared.operands import gradient_refusal, power_of_2
 
 WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
@@ -36,7 +36,7 @@ MARGIN = 2048  # bytes of shared memory for all but tiles
 
 
 @jit
-def through(
+def attend_range(
     m, total, acc, query, k, v, head, lo, hi, distance, scale,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
@@ -54,14 +54,14 @@ def through(
         value = v.load([batch, head, start, 0]).reshape(KEYS, acc.shape[1])
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
-        score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
+        score = scale_scores(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
         if MASKED:
             newest = distance - start  # numbers of keys of this tile
             seen = (n[None, :] <= newest[:, None]) & (n < hi - start)[None, :]
             if WINDOW > 0:
                 seen &= n[None, :] > newest[:, None] - WINDOW
             score = tl.where(seen, score, -float("inf"))
-        m, total, acc = mixed_in(m, total, acc, score, value)
+        m, total, acc = update_softmax(m, total, acc, score, value)
     return m, total, acc
 
 
@@ -75,7 +75,7 @@ def window_kernel(
     """Attend a tile of queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch]. Query i
     is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
     r, d, dv = tl.arange(0, QUERIES), tl.arange(0, D_PADDED), tl.arange(0, DV_PADDED)
     real = (begin + r < queries)[:, None]
@@ -87,7 +87,7 @@ def window_kernel(
     total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, DV_PADDED], tl.float32)
     if sinks is not None:  # a key with value 0
-        m = tl.zeros([QUERIES], tl.float32) + base2(tl.load(sinks + head))
+        m = tl.zeros([QUERIES], tl.float32) + to_base2(tl.load(sinks + head))
         total += 1.0
 
     kv = head // GROUP
@@ -96,7 +96,7 @@ def window_kernel(
     at = first + r
     if KEEP > 0:
         hi = tl.minimum(tl.minimum(KEEP, keys), last + 1)
-        m, total, acc = through(m, total, acc, query, k, v, kv, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
+        m, total, acc = attend_range(m, total, acc, query, k, v, kv, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
     lo = tl.maximum(first - WINDOW + 1 - shift, KEEP)
     hi = tl.minimum(last + 1 - shift, keys)
     # Tiles of keys: in [lo, inner) some are before the window of later queries, in [inner, edge) all queries attend to
@@ -105,11 +105,15 @@ def window_kernel(
     edge = inner + tl.maximum(tl.minimum(first + 1 - shift, hi) - inner, 0) // KEYS * KEYS
     at -= shift
     stop = tl.minimum(inner, hi)
-    m, total, acc = through(m, total, acc, query, k, v, kv, lo, stop, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP)
-    m, total, acc = through(
+    m, total, acc = attend_range(
+        m, total, acc, query, k, v, kv, lo, stop, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP
+    )
+    m, total, acc = attend_range(
         m, total, acc, query, k, v, kv, inner, edge, at, scale, KEYS, WINDOW, SOFTCAP, False, INTERP
     )
-    m, total, acc = through(m, total, acc, query, k, v, kv, edge, hi, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP)
+    m, total, acc = attend_range(
+        m, total, acc, query, k, v, kv, edge, hi, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP
+    )
     y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row = (batch * queries + begin + r) * tl.num_programs(1) + head
     tl.store(out + row[:, None] * DV + dv[None, :], y.to(out.dtype.element_ty), real & (dv < DV)[None, :])
@@ -176,15 +180,15 @@ def window_attention(
         seen = (distance >= 0) & ((distance < window) | (key < keep_first))
         return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
     given = (start, shift, keep_first, 1 / math.sqrt(d) if scale is None else scale, softcap or 0.0)
-    return attend_in_window(q, k[:, :, :known], v[:, :, :known], sinks, window, *given).transpose(1, 2)
+    return launch_window_attention(q, k[:, :, :known], v[:, :, :known], sinks, window, *given).transpose(1, 2)
 
 
 def _empty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
-@operator(_empty)
-def attend_in_window(
+@custom_operator(_empty)
+def launch_window_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -204,7 +208,7 @@ def attend_in_window(
     q = q if q.stride(3) == 1 else q.contiguous()
     out = q.new_empty(batch, queries, heads, dv)
     window_kernel[-(-queries // tile.queries), heads, batch](
-        q, _described(k, tile.keys), _described(v, tile.keys), sinks, out,
+        q, _descriptor(k, tile.keys), _descriptor(v, tile.keys), sinks, out,
         *q.stride()[:3], queries, keys, start, shift, scale,
         **_constants(d, dv, heads // kv_heads, tile), WINDOW=window, KEEP=keep_first, SOFTCAP=softcap,
         INTERP=not q.is_cuda, **options(q, tile.warps, tile.stages),
@@ -240,7 +244,7 @@ def _tile(wide: int, window: int, size: int, room: int) -> Tile:
     return next((t for t, needed in zip(tiles, sizes, strict=True) if needed <= room), tiles[-1])
 
 
-def _described(x: torch.Tensor, rows: int) -> Any:
+def _descriptor(x: torch.Tensor, rows: int) -> Any:
     """Return a tensor descriptor of x [batch, heads, keys, d] that loads `rows` keys at a time, with d padded to a
     power of 2 (at least 16); copy x if it is not aligned to 16 bytes."""
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -32,7 +32,7 @@ def check_activation(name: str) -> None:
         raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
 
 
-def gated(
+def apply_glu(
     gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None = None, shift: float = 0.0
 ) -> torch.Tensor:
     """Return act(gate) ⊙ (up + shift); with `limit`, first cap the gate at `limit` and clip `up` to ±limit."""
@@ -66,8 +66,8 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @jit
-def open_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """Return act(gate) ⊙ (up + SHIFT) as `gated` does, in fp32 of any shape."""
+def apply_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
+    """Return act(gate) ⊙ (up + SHIFT) as `apply_glu` does, in fp32 of any shape."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

@@ -35,7 +35,7 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
 
 
 @jit
-def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
+def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
     """Return the positions and the cache slots of the visible keys with indices i, given `kept` and `first` of
     `visible_range`. RING is the number of slots after the first KEEP that roll; 0: the cache does not roll."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
@@ -53,7 +53,7 @@ def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
 
 
 @jit
-def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def prefetch_cache(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Prefetch the cache rows at `slot` [n], WIDTH elements each, into L2, in lines of 128 bytes.
 
     A prefetch reads no value, and all writes of the device go through L2. So this may run before `gdc_wait`, with a
@@ -99,7 +99,7 @@ class Mask:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return the constexpr arguments of `visible_range` and `slots`, except CHUNK and STEP."""
+        """Return the constexpr arguments of `visible_range` and `key_slots`, except CHUNK and STEP."""
         window, keep = self.window or 0, 0 if self.window is None else self.keep_first
         ring = self.capacity - keep if self.rolling else 0
         return {"WINDOW": min(window, ring) if self.rolling else window, "KEEP": keep, "RING": ring}
@@ -130,7 +130,9 @@ class Mask:
         return there, at - newest
 
 
-def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
+def write_cache(
+    cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int
+) -> None:
     """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place.
     `own_slot` describes the slots; tokens whose slot is outside the cache are skipped. Among tokens of one slot the
     last wins."""

@@ -25,7 +25,7 @@ def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 
 @jit
-def operand(x):
+def dot_operand(x):
     """Return x as an operand of `tl.dot`; Triton's interpreter multiplies 16-bit floats in f32 only."""
     if INTERPRETER:
         return x.to(tl.float32)
@@ -33,7 +33,7 @@ def operand(x):
 
 
 @jit
-def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
     """Return mean and 1/√(variance + ε) [BLOCK_M, 1] over the K columns of rows at pointers x. The pointers include the
     first columns, k [1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
@@ -48,7 +48,7 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @jit
-def scaled(x, gain, shift, k, there):
+def apply_gain(x, gain, shift, k, there):
     """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; without gain or shift, leave it out. `there` masks
     the loads (None: no mask)."""
     if gain is not None:
@@ -70,7 +70,7 @@ def dot_products(
     from_x, from_weight = x[:, None] + k[None, :], weight[:, None] + k[None, :]
     if other is not None:
         from_other = other[:, None] + k[None, :]
-    mean, rstd = moments(from_x, k[None, :], K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
+    mean, rstd = row_moments(from_x, k[None, :], K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     others = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
@@ -86,9 +86,9 @@ def dot_products(
                 squares += exact * exact
             else:
                 exact = (exact - mean) * rstd
-            v = scaled(exact, gain, shift, k + start, there).to(v.dtype)
-        total = tl.dot(operand(w), tl.trans(operand(v)), total, input_precision="tf32x3")
+            v = apply_gain(exact, gain, shift, k + start, there).to(v.dtype)
+        total = tl.dot(dot_operand(w), tl.trans(dot_operand(v)), total, input_precision="tf32x3")
         if other is not None:
-            others = tl.dot(operand(w_other), tl.trans(operand(v)), others, input_precision="tf32x3")
+            others = tl.dot(dot_operand(w_other), tl.trans(dot_operand(v)), others, input_precision="tf32x3")
     share = tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else 1.0
     return tl.trans(total) * share, tl.trans(others) * share

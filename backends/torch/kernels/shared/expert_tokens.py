@@ -12,7 +12,7 @@ AT_ONCE = 128  # slots that a block compares at a time
 
 
 @jit
-def count_of(chosen, expert, slots, AT_ONCE: tl.constexpr):
+def count_tokens(chosen, expert, slots, AT_ONCE: tl.constexpr):
     """Return the number of the first `slots` entries of `chosen` that equal `expert`; AT_ONCE are read at a time."""
     s = tl.arange(0, AT_ONCE)
     found = tl.zeros([AT_ONCE], tl.int32)
@@ -22,7 +22,7 @@ def count_of(chosen, expert, slots, AT_ONCE: tl.constexpr):
 
 
 @jit
-def slots_of(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+def token_slots(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
     """Return the next ROWS indices below `slots` at which `chosen` equals `expert`, after skipping `first` of them: i32
     [ROWS], −1 after the last."""
     s, wanted = tl.arange(0, AT_ONCE), first + tl.arange(0, ROWS)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from .dots import operand
+from .dots import dot_operand
 from .launch import INTERPRETER, constant, fixed, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
@@ -40,7 +40,7 @@ def float_assembly(tile: int, half: bool) -> str:
 
 
 @jit
-def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
+def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
     """Return the FP8 values of tile TILE (0 or 1) of words [n, 16] in DTYPE [n, 32]; in fp16 times 2⁻⁸."""
     if INTERPRETER:
         shifted = words if TILE == 1 else words << 8
@@ -58,7 +58,7 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
         )
     low = both.to(tl.int16).to(DTYPE, bitcast=True)
     high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    return operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+    return dot_operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
 
 
 @constant
@@ -75,7 +75,7 @@ def float4_assembly(tile: int, half: bool) -> str:
 
 
 @jit
-def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
+def unpack_float4(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
     """Return the FP4 values of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, in DTYPE [n, 32]. Without
     factors, fp16 results are multiplied by 2⁻¹⁴."""
     if INTERPRETER:
@@ -99,7 +99,7 @@ def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
         if tl.float16 == DTYPE:
             low, high = low * 16384, high * 16384
         low, high = low * factors, high * factors
-    return operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+    return dot_operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
 
 
 @jit
@@ -119,7 +119,7 @@ def power_of_byte(x):
 
 
 @jit
-def nearest(x):
+def round_float8(x):
     """Round x, fp32, to the nearest FP8 value, ties to even; clamp to ±448."""
     x = tl.clamp(x, -_LARGEST, _LARGEST)
     if INTERPRETER:  # it loses the carry of a fraction that is rounded up to the next power of 2
@@ -130,7 +130,7 @@ def nearest(x):
 
 
 @jit
-def widened(x, DTYPE: tl.constexpr):
+def float8_to(x, DTYPE: tl.constexpr):
     """Convert FP8 to DTYPE (to fp32 in the interpreter), exactly."""
     if INTERPRETER:
         bits = x.to(tl.int8, bitcast=True).to(tl.int32)
@@ -138,14 +138,14 @@ def widened(x, DTYPE: tl.constexpr):
     return x.to(DTYPE)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Round x to float8_e4m3fn with torch, as `nearest` does."""
+def to_float8(x: torch.Tensor) -> torch.Tensor:
+    """Round x to float8_e4m3fn with torch, as `round_float8` does."""
     return x.float().clamp(-LARGEST, LARGEST).to(FLOAT8)
 
 
 def as_bytes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Quantize x [batch, heads, seq, width] for a cache: u8, the bytes of x / `scale` [heads] rounded to FP8."""
-    return rounded(x.float() / scale[:, None, None]).view(torch.uint8)
+    return to_float8(x.float() / scale[:, None, None]).view(torch.uint8)
 
 
 def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -154,14 +154,14 @@ def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> t
     return (held.view(FLOAT8).to(wide) * scale[:, None, None].to(wide)).to(dtype)
 
 
-def two_float4(words: torch.Tensor) -> torch.Tensor:
+def decode_float4(words: torch.Tensor) -> torch.Tensor:
     """Return the FP4 values in the low 4 bits of the two 16-bit halves of `words` i32 [..., n], as f32 [..., 2·n]."""
     halves = (words & 0x00080008) << 12 | (words & 0x00070007) << 9
     numbers: torch.Tensor = halves.view(torch.float16).float().mul_(2.0**14)
     return numbers
 
 
-def scale_numbers(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
+def decode_scales(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
     """Return FP4 scales (float8_e4m3fn, or e8m0 as uint8) as f32, times the tensor scale `whole` [1, out] if given."""
     exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     numbers: torch.Tensor = exact.float()

@@ -19,10 +19,10 @@ import torch
 from . import launch
 from .dots import dot_products, prefetch_rows
 from .float8 import FLOAT4, FLOAT8, SHORT
-from .launch import DTYPES, jit, options, tl, wait
+from .launch import DTYPES, jit, options, tl, wait_for_previous
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
-from .quantized_gemv import TILE, Codes, as_words, chunk, code_products
+from .quantized_gemv import TILE, Codes, as_words, chunk_size, code_products
 
 PROCESSORS = 132  # streaming multiprocessors of an H200
 MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
@@ -71,12 +71,12 @@ class Tile:
 Weight = torch.Tensor | Codes
 
 
-def parts(weight: Weight) -> tuple[Any, Any, Any]:
+def weight_operands(weight: Weight) -> tuple[Any, Any, Any]:
     """Return the operands that kernels read for `weight`: (values, None, None), or (codes, scales, offsets or None)."""
     return weight.parts if isinstance(weight, Codes) else (weight, None, None)
 
 
-def tile(
+def choose_tile(
     batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1, weight: Weight | None = None
 ) -> Tile:
     """Return the tile for `batch` rows of x and W [outputs, inputs]; `least` is the smallest number of rows per block.
@@ -88,9 +88,9 @@ def tile(
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
         small = weight.packed.dtype == FLOAT4
-        return coded(batch, outputs, inputs, weight.bits, weight.group, dtype.itemsize, small)
+        return choose_code_tile(batch, outputs, inputs, weight.bits, weight.group, dtype.itemsize, small)
     if batch >= DOT_ROWS:
-        return _dots(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
+        return _dot_tile(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
     rows = next(r for r in (8, 4, 2, 1) if r == least or outputs // r >= (16 if r == 8 else 4) * PROCESSORS)
     rows, wide = (rows, max(1, 4 // rows)) if batch <= 2 else (min(rows, 4), 1)
@@ -100,18 +100,20 @@ def tile(
     return Tile(power_of_2(batch), rows, columns, vector, warps)
 
 
-def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
+def _dot_tile(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     """Return the tile for tensor cores, with a warp for each 16 rows of W. Every multiprocessor gets a block, but a
     block has no fewer rows of W than of x, because every block reads all x."""
     least = max(16, min(batch, 64))
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16
     columns = min({1: 256, 2: 128, 4: 32}[size] * (1 + wide), power_of_2(inputs, 32))
-    stages = staged(rows * columns * size, batch * columns * size, outputs // rows)
+    stages = pipeline_stages(rows * columns * size, batch * columns * size, outputs // rows)
     return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
 
 
-def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False) -> Tile:
+def choose_code_tile(
+    batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False
+) -> Tile:
     """Return the tile for W in codes of `bits` (FP4 if `small`) and x with elements of `size` bytes. A warp takes 32
     rows of W. A block has two warps, or one if that gives every multiprocessor a block, or four for many rows of x,
     because every block reads all x. A step is two chunks, or one where two do not divide the columns or the registers
@@ -121,7 +123,7 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
     prepared half as often.
     """
     many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
-    batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
+    batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk_size(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
     held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
@@ -132,11 +134,11 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
     step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
     if group % TILE and not (small and group == SHORT):
         group = -(-group // step) * step  # of all columns, which may be any number
-    stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
+    stages = pipeline_stages(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // (64 if double else 32), stages, bits, group, inputs % step == 0)
 
 
-def staged(weights: int, others: int, blocks: int) -> int:
+def pipeline_stages(weights: int, others: int, blocks: int) -> int:
     """Return the pipeline stages of a loop in `blocks` blocks whose steps load `weights` bytes of W, `others` of x."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
@@ -155,13 +157,13 @@ def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None
     norm.check(x.shape[-1])
 
 
-def flat(x: torch.Tensor) -> torch.Tensor:
+def flatten_rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., in] as rows [n, in] with stride 1 along a row; a slice of wider rows is not copied."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def few_rows(x: torch.Tensor) -> bool | None:
+def has_few_rows(x: torch.Tensor) -> bool | None:
     """Return whether x [..., in] has 1 to MOST_ROWS rows; None in an export with a symbolic number of rows."""
     if torch.compiler.is_exporting() and not isinstance(x.numel(), int):
         return None
@@ -180,7 +182,7 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
     if any(tensor.dtype != x.dtype for tensor in given):
         return f"not all is {x.dtype} as x is"
-    if not few_rows(x):
+    if not has_few_rows(x):
         return f"not 1 to {MOST_ROWS} rows"
     if not all(tensor.is_contiguous() for tensor in (*given, *coded)):
         return "not all is contiguous"
@@ -188,7 +190,7 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
 
 
 @jit
-def fold(x, VECTOR: tl.constexpr):
+def sum_vectors(x, VECTOR: tl.constexpr):
     """Return the sums of each VECTOR adjacent elements of the last axis: [a, b, c] → [a, b, c / VECTOR]. One thread
     holds all of them: no shuffles."""
     return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // VECTOR, VECTOR]), axis=3)
@@ -210,31 +212,31 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @jit
-def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
+def multiply_step(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
     """Return the partial products [BLOCK_M, BLOCK_N, …] and partial Σx² [BLOCK_M, 1, …] of one step of columns."""
     v = tl.load(x, mask=k < end, other=0.0).to(tl.float32)
-    squares = fold(v * v, VECTOR) if NORM == "rms" else 0.0
+    squares = sum_vectors(v * v, VECTOR) if NORM == "rms" else 0.0
     if NORM == "layer":
         v = (v - mean) * rstd
     if gain is not None:
         v *= tl.load(gain + k, mask=k < end, other=0.0).to(tl.float32)
     if shift is not None:
         v += tl.load(shift + k, mask=k < end, other=0.0).to(tl.float32)
-    return fold(weights.to(tl.float32) * v, VECTOR), squares
+    return sum_vectors(weights.to(tl.float32) * v, VECTOR), squares
 
 
 @jit
-def weights_at(weight, rows, k, end, K):
+def load_weights(weight, rows, k, end, K):
     """Load columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K]: [1, BLOCK_N, BLOCK_K]."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
 
 
 @jit
-def first_weights(
+def load_first_weights(
     weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
 ):
-    """Load the weights of the first step of `products` before waiting for the preceding kernel.
+    """Load the weights of the first step of `norm_product` before waiting for the preceding kernel.
 
     If STAGES is 0 (CUDA cores), return them, [1, BLOCK_N, BLOCK_K]. For tensor cores, prefetch them into L2
     and return 0.0, which is not used.
@@ -250,11 +252,11 @@ def first_weights(
                 prefetch_rows(weight, rows, K, begin, end, 2 * BLOCK_K)
         return 0.0
     else:  # Triton compiles what follows a `return`
-        return weights_at(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
+        return load_weights(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
 
 
 @jit
-def products(
+def norm_product(
     first, x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
@@ -283,11 +285,11 @@ def products(
         from_x = x + m * x_row + k
         from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
         mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
-        total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
+        total, squares = multiply_step(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
         for start in range(BLOCK_K, end - begin, BLOCK_K):
             at = k + start
             more = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
-            part, part_squares = weighted(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
+            part, part_squares = multiply_step(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
             total += part
             squares += part_squares
         y = tl.sum(total, axis=2)
@@ -295,15 +297,15 @@ def products(
 
 
 @jit
-def affine(
+def norm_affine(
     x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Return norm(x) Wᵀ + bias over all K columns: load the first weights, wait for the preceding kernel, multiply."""
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
-    wait(PDL)
-    out = products(
+    first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
+    wait_for_previous(PDL)
+    out = norm_product(
         first, x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, 0, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip

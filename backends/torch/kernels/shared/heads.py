@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from .cached_keys import own_slot
-from .float8 import nearest
+from .float8 import round_float8
 from .launch import jit, tl
-from .rotary import element
+from .rotary import pair_element
 
 
 @jit
-def place(
+def cache_pointers(
     k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     ROLLING: tl.constexpr,
 ):  # fmt: skip
@@ -37,12 +37,12 @@ def store_head(
     """Rotate pairs (a, b) [BLOCK_M, pairs] by (c, s); store them in q, or at their positions in a cache. With `k_scale`
     and `v_scale` [kv_heads], keys and values are divided by them and stored in FP8."""
     there = (m < M) & (pair < HEAD_DIM // 2)
-    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    first, second = pair_element(pair, 0, ROTARY, INTERLEAVED), pair_element(pair, 1, ROTARY, INTERLEAVED)
     if k_scale is None:
         if head < heads:
             at = q + (m * heads + head) * HEAD_DIM
         else:
-            at, inside = place(
+            at, inside = cache_pointers(
                 k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h,
                 stride_t, ROLLING,
             )  # fmt: skip
@@ -55,7 +55,7 @@ def store_head(
             tl.store(at + first, a * c - b * s, mask=there)
             tl.store(at + second, b * c + a * s, mask=there)
         else:
-            to, inside = place(
+            to, inside = cache_pointers(
                 k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h,
                 stride_t, ROLLING,
             )  # fmt: skip
@@ -63,12 +63,12 @@ def store_head(
             scale = tl.load(k_scale + (head - heads) % kv_heads)
             if head >= heads + kv_heads:
                 scale = tl.load(v_scale + (head - heads) % kv_heads)
-            tl.store(to + first, nearest((a * c - b * s) / scale), mask=there)
-            tl.store(to + second, nearest((b * c + a * s) / scale), mask=there)
+            tl.store(to + first, round_float8((a * c - b * s) / scale), mask=there)
+            tl.store(to + second, round_float8((b * c + a * s) / scale), mask=there)
 
 
 @jit
-def normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
+def norm_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
     """Return the pairs (a, b) [rows, pairs] of a head, divided by √(mean square + ε) and multiplied by the gain of
     queries (head < heads) or keys."""
     rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]

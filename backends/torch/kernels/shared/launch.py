@@ -23,9 +23,9 @@ except ImportError:  # a CPU-only machine: launchers compute with torch
 
 __all__ = [
     "INTERPRETED",
-    "assumed",
+    "assume_capability",
+    "custom_operator",
     "jit",
-    "operator",
     "options",
     "refusal",
     "tl",
@@ -37,7 +37,7 @@ INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.inte
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 FLOAT8_SINCE = (8, 9)  # with floats of 8 bits
-_assumed: tuple[int, int] | None = None  # what `assumed` says
+_assumed: tuple[int, int] | None = None  # what `assume_capability` says
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
@@ -87,7 +87,7 @@ def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
 
 
 @contextmanager
-def assumed(found: tuple[int, int]) -> Iterator[None]:
+def assume_capability(found: tuple[int, int]) -> Iterator[None]:
     """Make `refusal` assume Triton and a device of compute capability `found` within the context."""
     global _assumed
     before, _assumed = _assumed, found
@@ -116,7 +116,7 @@ def uses_torch(
     return reason is not None
 
 
-def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
+def custom_operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
     """Register a launcher as the torch custom operator `weft::<name>`, for compiled and exported models.
 
     torch.compile and torch.export cannot trace into kernels, and keep the call of a custom operator. The operator is
@@ -159,13 +159,13 @@ def options(x: torch.Tensor, warps: int = 4, stages: int = 3) -> dict[str, Any]:
 
 @jit
 def start_next(PDL: tl.constexpr):
-    """Let the next kernel start, which then runs up to its own `wait`; call this first in a kernel."""
+    """Let the next kernel start, which then runs up to its own `wait_for_previous`; call this first in a kernel."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
-def wait(PDL: tl.constexpr):
+def wait_for_previous(PDL: tl.constexpr):
     """Wait for the preceding kernel. Read its outputs after this call; before it, load or prefetch weights only."""
     if PDL:
         tl.extra.cuda.gdc_wait()

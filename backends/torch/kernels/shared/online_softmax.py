@@ -11,28 +11,28 @@ import torch
 from torch.nn import functional as F
 
 from .launch import capability, jit, tl
-from .operands import learns as learns
+from .operands import requires_grad
 
 HOPPER = 227 * 1024  # bytes of shared memory that a program may have there
 
 
 @jit
-def base2(score):
+def to_base2(score):
     """Convert a score from base e to base 2: multiply it by log2(e), in fp32."""
     return score.to(tl.float32) * 1.4426950408889634
 
 
 @jit
-def scaled(product, scale, SOFTCAP: tl.constexpr):
+def scale_scores(product, scale, SOFTCAP: tl.constexpr):
     """Return base-2 scores of products q·k: x = scale · product, or SOFTCAP · tanh(x / SOFTCAP) if SOFTCAP > 0."""
     if SOFTCAP > 0:
-        tanh = 1 - 2 / (1 + tl.exp2(base2(product) * (2 * scale / SOFTCAP)))
-        return base2(tanh) * SOFTCAP
+        tanh = 1 - 2 / (1 + tl.exp2(to_base2(product) * (2 * scale / SOFTCAP)))
+        return to_base2(tanh) * SOFTCAP
     return product * (scale * 1.4426950408889634)
 
 
 @jit
-def mixed_in(m, total, acc, score, value):
+def update_softmax(m, total, acc, score, value):
     """Return the running softmax (m, total, acc) of rows of queries after one more block of keys. m [rows] is the
     maximum score, `total` [rows] the sum of weights, acc [rows, dv] the weighted sum of values. `score` [rows, keys] is
     in base 2, −∞ for masked keys; `value` is [keys, dv]."""
@@ -64,7 +64,7 @@ def attend(
     """
     plain = softcap is None and sinks is None and bias is None
     one = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
-    if plain and one and q.device.type == "cpu" and not learns(q, k, v):
+    if plain and one and q.device.type == "cpu" and not requires_grad(q, k, v):
         rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one head
         y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
         return y.reshape(*q.shape[:3], -1)

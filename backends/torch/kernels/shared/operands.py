@@ -11,14 +11,14 @@ from . import launch
 Given = TypeVar("Given", torch.Tensor, torch.Tensor | None)
 
 
-def learns(*tensors: torch.Tensor | None) -> bool:
+def requires_grad(*tensors: torch.Tensor | None) -> bool:
     """Return whether any of `tensors` requires a gradient, which inference kernels do not compute."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
     """Return the reason to fall back to torch if any of `tensors` requires a gradient, else None."""
-    return "a gradient is wanted" if learns(*tensors) else None
+    return "a gradient is wanted" if requires_grad(*tensors) else None
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
@@ -50,14 +50,14 @@ def check_step(
         raise ValueError(f"gate {[*gate.shape]} is not like x {[*x.shape]}")
 
 
-def rows(t: torch.Tensor) -> torch.Tensor:
+def contiguous_tokens(t: torch.Tensor) -> torch.Tensor:
     """Return t [batch, seq, width] with stride 1 in width and one stride between tokens of all rows; copy if needed. A
     slice of a projection has such strides and is not copied."""
     even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
     return t if even else t.contiguous()
 
 
-def side_by_side(t: Given) -> Given:
+def contiguous_rows(t: Given) -> Given:
     """Return t [batch, width] with stride 1 along width; copy it if its stride is not 1. None stays None."""
     return t if t is None or t.stride(1) == 1 else t.contiguous()
 

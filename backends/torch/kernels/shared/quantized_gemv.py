@@ -28,17 +28,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .dots import moments, operand, scaled
+from .dots import apply_gain, dot_operand, row_moments
 from .float8 import (
     FLOAT4,
     FLOAT8,
     SHORT,
+    decode_float4,
+    decode_scales,
     power_of_byte,
-    scale_numbers,
     scale_of_byte,
-    two_float4,
-    two_floats,
-    two_small_floats,
+    unpack_float4,
+    unpack_float8,
 )
 from .launch import INTERPRETER, constant, jit, tl
 
@@ -46,14 +46,14 @@ WORDS = 16  # in a chunk
 TILE = 32  # codes that a product takes at a time; groups are multiples of it
 
 
-def chunk(bits: int) -> int:
+def chunk_size(bits: int) -> int:
     """Return the number of codes of `bits` bits in a chunk of 16 words."""
     return WORDS * 32 // bits
 
 
-def words(width: int, bits: int) -> int:
+def words_per_row(width: int, bits: int) -> int:
     """Return the number of words of a row of `width` codes; the last chunk is padded with zeros."""
-    return -(-width // chunk(bits)) * WORDS
+    return -(-width // chunk_size(bits)) * WORDS
 
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def assembly(half: int, less: int) -> str:
 
 
 @jit
-def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
+def unpack_int4(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
     """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32]. Their bits are HALF |
     code, which is the code plus a constant; LESS is then subtracted."""
     shifted = words >> SHIFT
@@ -95,7 +95,7 @@ def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constex
         both = tl.inline_asm_elementwise(assembly(HALF, LESS), "=r,r", [shifted], tl.int32, is_pure=True, pack=1)
     low = both.to(tl.int16).to(DTYPE, bitcast=True)
     high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    numbers = operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+    numbers = dot_operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
     if INTERPRETER:
         numbers -= LESS
     return numbers
@@ -145,10 +145,10 @@ def code_products(
     from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + (begin + j)[None, :]
     columns = tl.arange(0, 256)
     mean, rstd = (
-        moments(x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + columns[None, :], columns[None, :],
+        row_moments(x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + columns[None, :], columns[None, :],
                 K, eps, BLOCK_M, 256) if NORM == "layer" else (0.0, 1.0)
     )  # fmt: skip
-    ones = operand(tl.full([BLOCK_N, 32], 1.0, DTYPE))
+    ones = dot_operand(tl.full([BLOCK_N, 32], 1.0, DTYPE))
     total = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
     squares = tl.zeros([BLOCK_M, 32], tl.float32)
     for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
@@ -173,32 +173,32 @@ def code_products(
                         squares += exact * exact
                     else:
                         exact = (exact - mean) * rstd
-                    v = scaled(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
+                    v = apply_gain(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
                     if NORM == "layer":
                         v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
                 if FLOATS:
-                    numbers = two_floats(some, t, DTYPE)
+                    numbers = unpack_float8(some, t, DTYPE)
                 elif SHORT:
                     group = (begin + k) // 16 + i // 8
                     if not EVEN:
                         group = tl.minimum(group, (K - 1) // 16)
                     raw = tl.load(scales.to(tl.pointer_type(tl.uint8)) + group[None, :] * N + rows[:, None])
-                    numbers = two_small_floats(some, scale_of_byte(raw, DTYPE), t, DTYPE)
+                    numbers = unpack_float4(some, scale_of_byte(raw, DTYPE), t, DTYPE)
                 elif AT_ONCE:
                     group = (begin + k) // GROUP
                     if not EVEN:
                         group = tl.minimum(group, (K - 1) // GROUP)
                     raw = tl.load(scales + group * N + rows)
-                    numbers = two_small_floats(some, power_of_byte(raw)[:, None].to(DTYPE), t, DTYPE)
+                    numbers = unpack_float4(some, power_of_byte(raw)[:, None].to(DTYPE), t, DTYPE)
                 elif SMALL:
-                    numbers = two_small_floats(some, None, t, DTYPE)
+                    numbers = unpack_float4(some, None, t, DTYPE)
                 else:
-                    numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
+                    numbers = unpack_int4(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
                 if PLANES == 2:
-                    upper = two_numbers(some, BITS * t + 4, HALF, LESS, DTYPE)
+                    upper = unpack_int4(some, BITS * t + 4, HALF, LESS, DTYPE)
                 for part in tl.static_range(PARTS):
                     rounded = v.to(DTYPE)
-                    turned = tl.trans(tl.broadcast_to(operand(rounded), [COLUMNS, 32]))
+                    turned = tl.trans(tl.broadcast_to(dot_operand(rounded), [COLUMNS, 32]))
                     low = tl.dot(numbers, turned, low)
                     if PLANES == 2:
                         high = tl.dot(upper, turned, high)
@@ -232,12 +232,12 @@ def code_products(
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
 
 
-def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+def decode_centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     """Return the values of packed codes without scales and offsets, f32 [out, width]: code − 2^{bits−1} for integer
     codes i32 [out, words], and the floats for FP8 or FP4 [out, 4·words]."""
     if packed.dtype == FLOAT4:
         tiles = packed.view(torch.int32).unflatten(1, (-1, 1, WORDS)) >> _shifts(4, packed)
-        return two_float4(tiles).flatten(1)[:, :width]
+        return decode_float4(tiles).flatten(1)[:, :width]
     if packed.dtype != torch.int32:
         tiles = packed.float().unflatten(1, (-1, WORDS, 2, 2)).permute(0, 1, 4, 2, 3)  # [out, chunks, tiles, WORDS, 2]
         numbers: torch.Tensor = tiles.flatten(1)[:, :width]
@@ -249,15 +249,15 @@ def dequantize(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
 ) -> torch.Tensor:
     """Return the weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
-    numbers = centred(packed, bits, width).unflatten(1, (len(scales), -1))
+    numbers = decode_centred(packed, bits, width).unflatten(1, (len(scales), -1))
     if packed.dtype == FLOAT4:
-        whole: torch.Tensor = numbers * scale_numbers(scales, offsets).T[..., None]
+        whole: torch.Tensor = numbers * decode_scales(scales, offsets).T[..., None]
         return whole.flatten(1)
     weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
 
-def multiplied(
+def multiply_dequantized(
     x: torch.Tensor,
     packed: torch.Tensor,
     scales: torch.Tensor,
@@ -281,7 +281,7 @@ class Codes:
     | FP8 | float8_e4m3fn [out, 4·words], the bytes of the words | [groups, out] | [groups, out] |
     | FP4 | uint8 [out, 4·words], the same bytes | uint8 (E8M0), or float8_e4m3fn for groups of 16 | [1, out]: factors |
 
-    `otherwise` is the fallback that multiplies with torch, as `multiplied` does.
+    `otherwise` is the fallback that multiplies with torch, as `multiply_dequantized` does.
 
     Raises:
         ValueError: if shapes or dtypes do not fit.
@@ -292,13 +292,13 @@ class Codes:
     offsets: torch.Tensor | None
     bits: int
     width: int
-    otherwise: Callable[..., torch.Tensor] = multiplied
+    otherwise: Callable[..., torch.Tensor] = multiply_dequantized
 
     def __post_init__(self) -> None:
         bits, width, out = self.bits, self.width, len(self.packed)
         if bits not in (4, 8):
             raise ValueError(f"codes of {bits} bits are not of 4 or 8")
-        kind, size = torch.int32, words(width, bits)
+        kind, size = torch.int32, words_per_row(width, bits)
         if self.packed.dtype == FLOAT8 and bits == 8:
             kind, size = FLOAT8, 4 * size
         small = self.packed.dtype == FLOAT4 and bits == 4

@@ -14,7 +14,7 @@ from .launch import jit, options, tl, triton, uses_torch
 MOST = 8192  # numbers that the last block of a norm takes at a time
 
 
-def rates(a_log: torch.Tensor) -> torch.Tensor:
+def decay_rates(a_log: torch.Tensor) -> torch.Tensor:
     """Return A = −exp(a_log)."""
     return -a_log.exp()
 
@@ -35,7 +35,7 @@ def softplus(x):
 
 
 @jit
-def advance(state, power, into, step, driven, out, skip, present, at, mask):
+def update_state(state, power, into, step, driven, out, skip, present, at, mask):
     """Store the new state h = 2^power ⊙ state + into (step · driven)ᵀ, [n, p], in `present` at offsets `at`; return
     hᵀ out + skip · driven, [p]."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]

@@ -8,7 +8,7 @@ from .launch import jit, tl
 
 
 @jit
-def element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
+def pair_element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Return the index within a head of the first (`side` 0) or second (`side` 1) element of a pair. The elements of a
     rotated pair are adjacent if INTERLEAVED, else ROTARY / 2 apart; pairs that are not rotated are always adjacent."""
     apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
@@ -24,7 +24,7 @@ def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
     return tl.load(cos + at, mask=there, other=1.0), tl.load(sin + at, mask=there, other=0.0)
 
 
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Return x [batch, heads, d] with its first pairs rotated by angles given as cos and sin [batch, pairs]."""
     pairs = cos.shape[-1]
     wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .operands import learns
+from .operands import requires_grad
 from .quantized_gemv import Codes
 
 MOST_ROWS = 8  # of x; for more, on a GPU tensor cores are due, and on a CPU blocks of a product
@@ -35,7 +35,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Codes, bias: torch.Tensor | N
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether to multiply x by packed weights: on a CPU, for few rows, without gradients, if oneDNN can."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
-    return few and not learns(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
+    return few and not requires_grad(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
 
 
 @functools.cache

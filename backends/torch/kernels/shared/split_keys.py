@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from .launch import jit, options, start_next, tl, wait
+from .launch import jit, options, start_next, tl, wait_for_previous
 from .operands import power_of_2
-from .tickets import counters, is_last
+from .tickets import is_last, zero_counters
 
 MOST = 256  # splits
 PROGRAMS = 2  # per multiprocessor, where they fit: loads of one pass the time of another's arithmetic
@@ -26,13 +26,13 @@ MERGED = 8192  # numbers that a program merges at a time: 64 registers of each o
 
 
 @jit
-def per_split(keys, splits, LEAST: tl.constexpr):
+def keys_per_split(keys, splits, LEAST: tl.constexpr):
     """Return the number of keys per split for `keys` keys: at least LEAST, a multiple of 16."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
 @jit
-def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
+def block_rows(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
     """Return the first row of block `group` and the number of its rows. Each GROUP consecutive rows are cut into blocks
     of TAKEN; the last of them may have fewer."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
@@ -41,7 +41,7 @@ def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
 
 
 @jit
-def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+def merge_splits(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
     """Merge partial sums of `splits` splits, STEP at a time, into softmax(scores) v, f32 [r, c] at `row` and `column`.
 
     Rows and columns outside of ROWS and WIDTH are 0.
@@ -70,7 +70,7 @@ def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.co
 
 
 @jit
-def merge_inside(
+def merge_if_last(
     out, partial, state, ticket, splits, rows,
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -79,13 +79,13 @@ def merge_inside(
         row = tl.arange(0, ROWS)
         for start in range(0, WIDTH, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
-            y = merged(partial, state, splits, row, column, TAKEN, WIDTH, STEP)
+            y = merge_splits(partial, state, splits, row, column, TAKEN, WIDTH, STEP)
             here = out + row[:, None] * WIDTH + column[None, :]
             tl.store(here, y.to(out.dtype.element_ty), (row < rows)[:, None] & (column < WIDTH)[None, :])
 
 
 @jit
-def finish(
+def store_split(
     out, partial, state, tickets, acc, m, total, group, split, splits, used,
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
@@ -99,7 +99,7 @@ def finish(
     """
     row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     within = (column < WIDTH)[None, :]
-    first, rows = rows_of(group, GROUP, TAKEN)
+    first, rows = block_rows(group, GROUP, TAKEN)
     out += first.to(tl.int64) * WIDTH
     if not INSIDE:
         tl.store(tickets + group, used, split == 0)
@@ -115,7 +115,7 @@ def finish(
         tl.store(state + mine + split * TAKEN, m, row < TAKEN)
         tl.store(state + mine + (split + 1) * TAKEN, total, row < TAKEN)
         if INSIDE:
-            merge_inside(
+            merge_if_last(
                 out, partial, state, tickets + group, used, rows, TAKEN, WIDTH, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP
             )
 
@@ -130,32 +130,32 @@ def merge_kernel(
     Grid [TAKEN, blocks of COLUMNS, groups]."""
     group = tl.program_id(2)
     start_next(PDL)
-    wait(PDL)
+    wait_for_previous(PDL)
     programs = tl.load(used + group)
-    first, rows = rows_of(group, GROUP, TAKEN)
+    first, rows = block_rows(group, GROUP, TAKEN)
     if (programs == 1) | (tl.program_id(0) >= rows):
         return
     row = tl.program_id(0) + tl.arange(0, 1)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     partial += group.to(tl.int64) * splits * (TAKEN * WIDTH)
-    y = merged(partial, state + group * splits * (2 * TAKEN), programs, row, column, TAKEN, WIDTH, STEP)
+    y = merge_splits(partial, state + group * splits * (2 * TAKEN), programs, row, column, TAKEN, WIDTH, STEP)
     here = out + (first + row).to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(here, y.to(out.dtype.element_ty), (column < WIDTH)[None, :])
 
 
-def merging(rows: int, width: int) -> dict[str, int]:
+def merge_constants(rows: int, width: int) -> dict[str, int]:
     """Return the constexpr arguments for merging partial sums of `rows` rows and `width` columns (powers of 2)."""
     columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
 
-def count(x: torch.Tensor, groups: int, most: int) -> int:
+def count_splits(x: torch.Tensor, groups: int, most: int) -> int:
     """Return the number of key splits, at most `most`, that occupies the device of x with `groups` programs each."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
-    return max(1, min(shared_by(groups, processors), most, MOST))
+    return max(1, min(splits_per_group(groups, processors), most, MOST))
 
 
-def shared_by(groups: int, processors: int) -> int:
+def splits_per_group(groups: int, processors: int) -> int:
     """Return the number of splits per group that gives each of `processors` multiprocessors PROGRAMS programs or more.
     It is one less if more than RESIDENT programs per multiprocessor would start, because some would wait for others to
     end. From 16 on it is rounded down to a multiple of 16, as splits are merged 16 at a time."""
@@ -177,19 +177,19 @@ def launch(
     tickets: torch.Tensor | None,
     warps: int = 4,
 ) -> torch.Tensor:
-    """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `finish`, and the merge kernel if
-    the merge takes a second launch; return `out` [batch, heads, width]. The grid is [splits, groups, batch]. `splits`
-    is by default the number that occupies the device, up to `most`."""
+    """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `store_split`, and the merge kernel
+    if the merge takes a second launch; return `out` [batch, heads, width]. The grid is [splits, groups, batch].
+    `splits` is by default the number that occupies the device, up to `most`."""
     batch, _, width = out.shape
     taken, blocks = constants["TAKEN"], batch * groups
-    splits = splits or count(out, blocks, most)
+    splits = splits or count_splits(out, blocks, most)
     inside = splits * taken * width * 4 <= INSIDE
     partial = out.new_empty(blocks * splits * taken * width, dtype=torch.float32)
     state = out.new_empty(blocks * splits * taken * 2, dtype=torch.float32)
     if not inside:
         tickets = out.new_empty(blocks, dtype=torch.int32)
     elif tickets is None:
-        tickets = counters(out, blocks)
+        tickets = zero_counters(out, blocks)
     constants = {**constants, "INSIDE": inside, "INTERP": not out.is_cuda}
     kernel[splits, groups, batch](*operands, out, partial, state, tickets, *numbers, **constants, **options(out, warps))
     if not inside:

@@ -17,21 +17,21 @@ TOKENS = 1 << 20  # more than every token
 
 
 @jit
-def ordered(x):
+def order_key(x):
     """Return keys (i64) of the floats x (f32) that are in the same order as x."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @jit
-def weights(x, largest, temperature):
+def token_weights(x, largest, temperature):
     """Return weights of logits x: probability divided by that of the likeliest token, at most 1."""
     score = tl.maximum(tl.minimum(x, largest) - largest, -FAR * temperature) / temperature
     return tl.exp(score)
 
 
 @jit
-def read(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
+def read_candidates(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
     """Return tokens, weights and keys of the CHUNK candidates from index `begin` on, and a mask of those that are kept.
     A candidate is kept if its index is below `count`, its weight is at least `min_p`, and its key is above `least`, or
     equal to `least` with a token up to `last`. Without `tokens`, token ids are indices."""
@@ -40,22 +40,22 @@ def read(values, tokens, begin, count, largest, temperature, least, last, min_p,
     token = i
     if tokens is not None:
         token = tl.load(tokens + i, mask=i < count, other=0, cache_modifier=".cg")
-    weight, key = weights(x, largest, temperature), ordered(x)
+    weight, key = token_weights(x, largest, temperature), order_key(x)
     keep = (key > least) | ((key == least) & (token <= last))
     return token, weight, key, keep & (weight >= min_p) & (i < count)
 
 
 @jit
-def search(
+def search_key(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Return the largest key such that candidates with this key or a larger one weigh at least `target` in total, and
     the total weight of those with a larger key.
 
-    Keys are those of `ordered`; with BY_TOKEN they are −token, and the total must exceed `target`. The candidates are
-    those that `read` keeps. Each weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only candidates with the
-    key `least` count.
+    Keys are those of `order_key`; with BY_TOKEN they are −token, and the total must exceed `target`. The candidates are
+    those that `read_candidates` keeps. Each weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only
+    candidates with the key `least` count.
     """
     way = 1 + tl.arange(0, 8).to(tl.int64)
     DIGITS: tl.constexpr = 7 if BY_TOKEN else 11  # in base 8
@@ -66,7 +66,7 @@ def search(
         bounds = low + way * step
         sums = tl.zeros([8], tl.float64)
         for begin in range(0, count, CHUNK):
-            token, weight, key, keep = read(
+            token, weight, key, keep = read_candidates(
                 values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK
             )
             if BY_TOKEN and ALIKE:
@@ -83,20 +83,22 @@ def search(
 
 
 @jit
-def number_of(key):
-    """Return the logit of a key, f32: the inverse of `ordered`."""
+def key_to_logit(key):
+    """Return the logit of a key, f32: the inverse of `order_key`."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
-def total(values, tokens, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
-    """Return the total weight of the candidates that `read` keeps, the number of them with weight NEAR or more, and the
-    largest token with a weight above 0."""
+def total_weight(values, tokens, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
+    """Return the total weight of the candidates that `read_candidates` keeps, the number of them with weight NEAR or
+    more, and the largest token with a weight above 0."""
     together = tl.zeros([], tl.float64)
     number, end = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for begin in range(0, count, CHUNK):
-        token, weight, _, keep = read(values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK)
+        token, weight, _, keep = read_candidates(
+            values, tokens, begin, count, largest, temperature, least, last, min_p, CHUNK
+        )
         together += tl.sum(tl.where(keep, weight, 0.0).to(tl.float64), axis=0)
         number += tl.sum((keep & (weight >= NEAR)).to(tl.int32), axis=0)
         end = tl.maximum(end, tl.max(tl.where(keep & (weight > 0), token, 0), axis=0))

@@ -27,7 +27,7 @@ def is_last(ticket, blocks):
     return last
 
 
-def counters(x: torch.Tensor, number: int) -> torch.Tensor:
+def zero_counters(x: torch.Tensor, number: int) -> torch.Tensor:
     """Return at least `number` counters, i32 at 0, on the device of x, shared by the launches of a stream, which run
     one after the other.
 

@@ -17,7 +17,7 @@ MOST_CHOICES = 16
 
 
 @jit
-def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
+def expert_places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
     """Return the expert at each place, i32 [GROUP_SLOTS · WIDE], and whether there is an expert, bool. GROUPS is padded
     to GROUP_SLOTS groups, and the experts of a group to WIDE places, both powers of 2."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
@@ -43,14 +43,14 @@ def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.co
 
 
 @jit
-def choose(
+def choose_experts(
     logits, push, expert, there, scale, CHOICES: tl.constexpr, SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Return the CHOICES chosen experts, i32, and their weights, f32 [rows, SLOTS], for logits f32 [rows, places].
-    `expert` and `there` [places] come from `places`; logits are −∞ where not `there`. `push` [places] is added to the
-    scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE, times `scale`."""
+    `expert` and `there` [places] come from `expert_places`; logits are −∞ where not `there`. `push` [places] is added
+    to the scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE, times `scale`."""
     ROWS: tl.constexpr = logits.shape[0]
     place, slot = tl.arange(0, GROUP_SLOTS * WIDE)[None, :], tl.arange(0, SLOTS)[None, :]
     if SIGMOID:
@@ -102,8 +102,8 @@ def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, grou
 def constants(
     experts: int, k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, group_score: str
 ) -> dict[str, Any]:
-    """Return the constexpr arguments of `choose` and `places`. Padding groups and experts per group to powers of 2
-    gives less than 4 places per expert."""
+    """Return the constexpr arguments of `choose_experts` and `expert_places`. Padding groups and experts per group to
+    powers of 2 gives less than 4 places per expert."""
     sizes = {"GROUP_SLOTS": power_of_2(groups), "WIDE": power_of_2(experts // groups), "SLOTS": power_of_2(k)}
     how = {"SIGMOID": scoring == "sigmoid", "RENORMALIZE": renormalize, "TOP2": group_score == "top2"}
     return {"EXPERTS": experts, "CHOICES": k, "GROUPS": groups, "OPEN": top_groups, **how, **sizes}

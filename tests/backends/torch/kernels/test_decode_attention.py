@@ -213,11 +213,11 @@ def test_gradients_come_from_plain_torch(device: torch.device) -> None:
 
 def test_the_number_of_splits_fills_the_device_and_no_more_than_the_keys() -> None:
     x = torch.zeros(1)
-    assert split_keys.count(x, groups=1, most=100) == split_keys.PROGRAMS * split_keys.INTERPRETED
-    assert split_keys.count(x, groups=4, most=100) == 2
-    assert split_keys.count(x, groups=5, most=100) == 1  # ten programs would be more than run at once
-    assert split_keys.count(x, groups=500, most=100) == 1
-    assert split_keys.count(x, groups=1, most=3) == 3
+    assert split_keys.count_splits(x, groups=1, most=100) == split_keys.PROGRAMS * split_keys.INTERPRETED
+    assert split_keys.count_splits(x, groups=4, most=100) == 2
+    assert split_keys.count_splits(x, groups=5, most=100) == 1  # ten programs would be more than run at once
+    assert split_keys.count_splits(x, groups=500, most=100) == 1
+    assert split_keys.count_splits(x, groups=1, most=3) == 3
 
 
 def test_what_it_cannot_do_is_said() -> None:
@@ -264,5 +264,5 @@ def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path:
 @pytest.mark.parametrize(("groups", "splits"), [(1, 256), (8, 32), (64, 5), (128, 3), (256, 1), (1000, 1)])
 def test_programs_are_resident_together_on_an_h200(groups: int, splits: int) -> None:
     """Two for each of 132 multiprocessors, or as many more as there are groups; three of them run at once."""
-    assert split_keys.shared_by(groups, 132) == splits
+    assert split_keys.splits_per_group(groups, 132) == splits
     assert groups * splits <= max(3 * 132, groups)

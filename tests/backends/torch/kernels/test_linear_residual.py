@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels import linear_residual as module
-from weft.backends.torch.kernels.linear_residual import columns, linear_residual, reference
+from weft.backends.torch.kernels.linear_residual import linear_residual, reference, split_columns
 from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.norm import Norm
 
@@ -30,7 +30,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 def test_agrees_with_float64(
     device: torch.device, rows: int, outputs: int, inputs: int, dtype: torch.dtype, splits: int, biased: bool, kind: str
 ) -> None:
-    assert columns(outputs, inputs, gemv.tile(rows, outputs, inputs, dtype))[0] == splits
+    assert split_columns(outputs, inputs, gemv.choose_tile(rows, outputs, inputs, dtype))[0] == splits
     x = draw(rows, inputs, seed=1, dtype=dtype, device=device)
     weight = draw(outputs, inputs, seed=2, dtype=dtype, device=device, scale=inputs**-0.5)
     residual = draw(rows, outputs, seed=6, dtype=dtype, device=device)
@@ -77,8 +77,8 @@ def test_the_norm_goes_over_outputs_that_no_block_holds_at_once(
 
 def test_columns_are_split_between_blocks_only_where_rows_do_not_fill_the_gpu() -> None:
     for outputs, inputs, splits in ((4096, 14336, 1), (576, 1536, 1), (256, 4096, 1), (256, 7168, 2), (64, 14336, 4)):
-        plan = gemv.tile(1, outputs, inputs, BF16)
-        found, each = columns(outputs, inputs, plan)
+        plan = gemv.choose_tile(1, outputs, inputs, BF16)
+        found, each = split_columns(outputs, inputs, plan)
         assert found == splits
         assert each % plan.columns == 0 and (found - 1) * each < inputs <= found * each
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels.prefill import mamba2_scan as kernel
-from weft.backends.torch.kernels.shared.operands import rows
+from weft.backends.torch.kernels.shared.operands import contiguous_tokens
 from weft.ir.ops.state_space import ssd as op
 
 from .close import DTYPES, assert_close, exact, rounded
@@ -102,7 +102,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     given = case(shape, torch.float32, device)
     parts = [given.x, given.b, given.c, given.delta]
     x, b, c, delta = torch.cat(parts, -1).split([t.shape[-1] for t in parts], -1)
-    assert rows(x).data_ptr() == x.data_ptr()
+    assert contiguous_tokens(x).data_ptr() == x.data_ptr()
     found = kernel.mamba2_scan(x, delta, given.a, b, c, given.d, given.past, **shape.split)
     for got, want in zip(found, unrolled(given, shape), strict=True):
         assert_close(got, want, terms=45)

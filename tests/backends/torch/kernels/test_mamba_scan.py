@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels.prefill import mamba_scan as kernel
-from weft.backends.torch.kernels.shared.operands import rows
+from weft.backends.torch.kernels.shared.operands import contiguous_tokens
 from weft.ir.ops.state_space import selective_scan as op
 
 from .close import DTYPES, assert_close, exact, rounded
@@ -83,7 +83,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     given = case((2, 5, 6, 4), torch.float32, device)
     wide = torch.cat([given.b, given.c, given.x, given.delta], -1)
     b, c, x, delta = wide.split([4, 4, 6, 6], -1)
-    assert rows(x).data_ptr() == x.data_ptr()
+    assert contiguous_tokens(x).data_ptr() == x.data_ptr()
     for got, want in zip(kernel.mamba_scan(x, delta, given.a, b, c, given.d, given.past), unrolled(given), strict=True):
         assert_close(got, want, terms=20)
 

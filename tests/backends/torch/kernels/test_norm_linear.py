@@ -54,7 +54,7 @@ def test_any_number_of_rows(device: torch.device, rows: int, dtype: torch.dtype,
     outputs, inputs = 37, 300
     x = draw(rows, inputs, seed=1, dtype=dtype, device=device) + 1
     weight, norm = draw(outputs, inputs, seed=2, dtype=dtype, device=device), make_norm(kind, inputs, dtype, device)
-    assert (gemv.tile(rows, outputs, inputs, dtype).stages > 0) == (rows >= gemv.DOT_ROWS)
+    assert (gemv.choose_tile(rows, outputs, inputs, dtype).stages > 0) == (rows >= gemv.DOT_ROWS)
     normed = norm64(x, norm)
     exact, size = normed @ weight.double().T, (normed.abs() + 1) @ weight.double().abs().T
     assert_near(norm_linear(x, weight, norm=norm, kernel=True), exact, size, inputs, inner=dtype)
@@ -64,7 +64,7 @@ def test_blocks_of_many_rows_agree(device: torch.device, monkeypatch: pytest.Mon
     """Eight rows of W per block, as in a head, and a last block that has fewer."""
     monkeypatch.setattr(gemv, "PROCESSORS", 1)
     x, weight = (draw(n, 80, seed=n, dtype=BF16, device=device) for n in (2, 131))
-    assert gemv.tile(2, 131, 80, BF16).rows == 8
+    assert gemv.choose_tile(2, 131, 80, BF16).rows == 8
     exact = x.double() @ weight.double().T
     found, size = norm_linear(x, weight, kernel=True), x.double().abs() @ weight.double().abs().T
     assert_near(found, exact, size, 80, inner=BF16)
@@ -92,8 +92,8 @@ def test_leading_axes_stay_and_strides_may_be_any(device: torch.device) -> None:
 def test_a_part_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = draw(3, 1, 50, seed=1, dtype=FP32, device=device)
     part, weight = wide[..., 7:40], draw(5, 33, seed=2, dtype=FP32, device=device)
-    assert gemv.flat(part).data_ptr() == part.data_ptr()
-    assert gemv.flat(part.mT.contiguous().mT).is_contiguous()
+    assert gemv.flatten_rows(part).data_ptr() == part.data_ptr()
+    assert gemv.flatten_rows(part.mT.contiguous().mT).is_contiguous()
     norm = make_norm("rms", 33, FP32, device)
     normed = norm64(part, norm)
     exact, size = normed @ weight.double().T, normed.abs() @ weight.double().abs().T

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.decode_attention import reference
-from weft.backends.torch.kernels.shared.cached_keys import write
+from weft.backends.torch.kernels.shared.cached_keys import write_cache
 
 CAPACITY = 12
 
@@ -25,8 +25,8 @@ def test_writes(position: int, rolling: bool) -> None:
     one, two = caches(1)[0], caches(2)[0]
     new = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(1))
     before = one.clone()
-    write(one, new, torch.tensor([[position]]), rolling, 3)
-    write(two, new.repeat(2, 1, 1), torch.tensor([[position], [position]]), rolling, 3)
+    write_cache(one, new, torch.tensor([[position]]), rolling, 3)
+    write_cache(two, new.repeat(2, 1, 1), torch.tensor([[position], [position]]), rolling, 3)
     assert torch.equal(one[0], two[0]) and torch.equal(one[0], two[1])
     assert torch.equal(one, before) == (position < 0 or (position >= CAPACITY and not rolling))
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.backends.torch import kernels
-from weft.backends.torch.kernels.prefill.dequantize_weights import widened_codes
-from weft.backends.torch.kernels.shared.launch import operator
+from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_codes
+from weft.backends.torch.kernels.shared.launch import custom_operator
 from weft.backends.torch.lib.quantized import QuantizedLinear, block_linear
 from weft.backends.torch.lib.windows import Seen, attend
 
@@ -64,12 +64,12 @@ CASES: dict[str, Case] = {  # with the operators of few tokens and of many
     "codes": (
         lambda: product(bits=4, group=64, offsets=True),
         lambda n: (torch.randn(n, 192, generator=torch.Generator().manual_seed(n)),),
-        "normed_product widened_codes",
+        "normed_product dequantize_codes",
     ),
     "floats for both": (
         lambda: product(bits=8, group=192, floats=True, activations=True),
         lambda n: (torch.randn(2, n, 192, generator=torch.Generator().manual_seed(n)),),
-        "normed_product rounded_rows widened_codes",
+        "normed_product rounded_rows dequantize_codes",
     ),
 }
 
@@ -124,7 +124,7 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
     codes = torch.zeros(4, 64, device=device).to(torch.float8_e4m3fn)
     given = (codes, torch.ones(1, 4, device=device), None, 8, 64, torch.float32)
     torch.compiler.reset()
-    compiled = torch.compile(widened_codes, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(dequantize_codes, backend="aot_eager", fullgraph=True)
     first = compiled(*given)
     folder = Path(kernels.__path__[0])
     spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
@@ -132,9 +132,9 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
     sys.modules["copied"] = importlib.util.module_from_spec(spec)
     copy = importlib.import_module("copied.prefill.dequantize_weights")
     try:
-        assert copy.widened_codes is not widened_codes
+        assert copy.dequantize_codes is not dequantize_codes
         torch.compiler.reset()
-        for function in (compiled, torch.compile(copy.widened_codes, backend="aot_eager", fullgraph=True)):
+        for function in (compiled, torch.compile(copy.dequantize_codes, backend="aot_eager", fullgraph=True)):
             assert torch.equal(function(*given), first)
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "copied"]:
@@ -142,14 +142,14 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
 
 
 def test_operators_of_another_version_stand_beside() -> None:
-    def widened_codes(x: Tensor) -> Tensor:
+    def dequantize_codes(x: Tensor) -> Tensor:
         return x + 1
 
-    other = operator(torch.empty_like)(widened_codes)
+    other = custom_operator(torch.empty_like)(dequantize_codes)
     torch.compiler.reset()
     x = torch.ones(3)
     assert torch.equal(torch.compile(other, backend="eager", fullgraph=True)(x), x + 1)
-    assert str(torch.ops.weft.widened_codes.default._schema).startswith("weft::widened_codes(Tensor packed")
+    assert str(torch.ops.weft.dequantize_codes.default._schema).startswith("weft::dequantize_codes(Tensor packed")
 
 
 @pytest.mark.parametrize("name", each(2, CASES, 1))

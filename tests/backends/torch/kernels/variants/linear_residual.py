@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.backends.torch.kernels.linear_residual import at_once, columns, linear_residual_kernel
+from weft.backends.torch.kernels.linear_residual import linear_residual_kernel, outputs_per_step, split_columns
 from weft.backends.torch.kernels.shared import gemv
-from weft.backends.torch.kernels.shared.gemv import tile
+from weft.backends.torch.kernels.shared.gemv import choose_tile
 
 from .form import BF16, CODES, FLOATS, FP16, FP32, Variant, of_tile
 
@@ -24,14 +24,14 @@ def variants() -> list[Variant]:
         (8, 4096, 14336, BF16, "none", "gain shift bias"),
         (64, 4096, 14336, BF16, "none", "gain shift bias"),
     ):
-        plan = tile(m, n, k, dtype)
-        splits, _ = columns(n, k, plan)
-        forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
+        plan = choose_tile(m, n, k, dtype)
+        splits, _ = split_columns(n, k, plan)
+        forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": outputs_per_step(n, plan)}
         absent += " partial tickets" * (splits == 1 and norm == "none")
         shipped.append(of_tile(plan, linear_residual_kernel, m, dtype, "N K each", forms, absent=absent))
     for m, bits, types in ((1, 4, CODES), (8, 4, CODES), (32, 4, CODES), (1, 8, FLOATS)):
-        plan, absent = gemv.coded(m, 4096, 14336, bits, 128), "offsets gain shift bias"
-        forms = {"NORM": "none", "SPLITS": columns(4096, 14336, plan)[0], "BLOCK_H": at_once(4096, plan)}
+        plan, absent = gemv.choose_code_tile(m, 4096, 14336, bits, 128), "offsets gain shift bias"
+        forms = {"NORM": "none", "SPLITS": split_columns(4096, 14336, plan)[0], "BLOCK_H": outputs_per_step(4096, plan)}
         more: dict[str, Any] = {"absent": absent, "types": types}
         shipped.append(of_tile(plan, linear_residual_kernel, m, BF16, "N K each", forms, **more))
     return shipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.backends.torch.kernels.norm_linear import norm_linear_kernel
-from weft.backends.torch.kernels.shared.gemv import coded, tile
+from weft.backends.torch.kernels.shared.gemv import choose_code_tile, choose_tile
 
 from .form import BF16, FLOATS, FP16, FP32, MXFP4, NVFP4, Variant, of_tile
 
@@ -11,7 +11,7 @@ from .form import BF16, FLOATS, FP16, FP32, MXFP4, NVFP4, Variant, of_tile
 def variants() -> list[Variant]:
     """Heads of one row and of more, a LayerNorm, and a router without norm; and products with weights of few bits."""
     return [
-        of_tile(tile(m, n, k, dtype), norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)
+        of_tile(choose_tile(m, n, k, dtype), norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)
         for m, n, k, dtype, norm, absent, activation in (
             (1, 128256, 4096, BF16, "rms", "shift bias", "identity"),
             *((m, 128256, 4096, BF16, "rms", "shift bias", "identity") for m in (4, 8, 16, 32, 64)),
@@ -49,6 +49,6 @@ def _coded() -> list[Variant]:
         (8, 4096, 4096, FP32, 4, 16, "bias", NVFP4),
     ):
         types = {"weight": "*i32", **types}
-        plan, absent = coded(m, n, k, bits, group, small=types["weight"] == "*u8"), f"gain shift {absent}"
+        plan, absent = choose_code_tile(m, n, k, bits, group, small=types["weight"] == "*u8"), f"gain shift {absent}"
         shipped.append(of_tile(plan, norm_linear_kernel, m, dtype, "N K x_row", plain, absent=absent, types=types))
     return shipped

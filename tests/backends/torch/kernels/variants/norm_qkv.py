@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.backends.torch.kernels.norm_qkv import _tile, norm_qkv_kernel
-from weft.backends.torch.kernels.prefill.norm_rope_cache import sizes
+from weft.backends.torch.kernels.prefill.norm_rope_cache import head_constants
 from weft.backends.torch.kernels.shared import gemv
 
 from .form import BF16, CODES, FLOATS, FP16, FP32, Variant, of_tile
@@ -38,9 +38,9 @@ def variants() -> list[Variant]:
             absent += " k_scale v_scale"
         bits: Any = forms.pop("BITS", 0)
         if bits:
-            plan, absent = gemv.coded(m, outputs, k, bits, 128), f"{absent} offsets"
+            plan, absent = gemv.choose_code_tile(m, outputs, k, bits, 128), f"{absent} offsets"
             types = CODES if bits == 4 else FLOATS
         strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"
-        forms |= {"seq": 1, **sizes(head_dim, rotary)}
+        forms |= {"seq": 1, **head_constants(head_dim, rotary)}
         shipped.append(of_tile(plan, norm_qkv_kernel, m, dtype, strides, forms, counts, absent, types=types))
     return shipped

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.backends.torch.kernels.norm_route import _constants, norm_route_kernel
 from weft.backends.torch.kernels.shared import top_k as choice
-from weft.backends.torch.kernels.shared.gemv import tile
+from weft.backends.torch.kernels.shared.gemv import choose_tile
 
 from .form import BF16, FP16, FP32, Variant, of_tile
 
@@ -24,7 +24,7 @@ def variants() -> list[Variant]:
         (64, 256, 8, 7168, BF16, "rms", "sigmoid", (8, 4, "top2"), "shift bias"),
         (2, 64, 6, 2048, FP32, "layer", "softmax", (1, 1, "max"), "bias correction"),
     ):
-        plan = tile(m, experts, width, dtype)
+        plan = choose_tile(m, experts, width, dtype)
         forms = {"NORM": norm, **_constants(choice.constants(experts, k, scoring, True, *groups), plan)}
         more: dict[str, Any] = {"absent": absent, "types": types}
         shipped.append(of_tile(plan, norm_route_kernel, m, dtype, "N K x_row", forms, **more))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.torch.kernels.prefill.dequantize_weights import CHUNKS, ROWS, widen_kernel
+from weft.backends.torch.kernels.prefill.dequantize_weights import CHUNKS, ROWS, dequantize_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 
@@ -10,7 +10,7 @@ from .form import BF16, FP16, FP32, Variant, variant
 def variants() -> list[Variant]:
     """Codes of 4 bits by groups of 128 and as GGUF files have them, 8 bits, and floats of 8 and 4 bits."""
     return [
-        variant(widen_kernel, dtype, constants, "N", "K", absent, types={"codes": codes, "scales": scales, **more})
+        variant(dequantize_kernel, dtype, constants, "N", "K", absent, types={"codes": codes, "scales": scales, **more})
         for dtype, bits, group, codes, scales, more, absent in (
             (BF16, 4, 128, "*i32", "*fp16", {}, "offsets"),
             (FP16, 4, 32, "*i32", "*fp16", {"offsets": "*fp32"}, ""),

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.prefill import quantize_float8 as file
-from weft.backends.torch.kernels.prefill.quantize_float8 import to_float8
+from weft.backends.torch.kernels.prefill.quantize_float8 import quantize_float8
 from weft.backends.torch.lib.quantized import QuantizedLinear
 
 from .close import DTYPES, exact, rounded
-from .test_codes import EIGHT, NUMBERS, packed
+from .test_quantized_gemv import EIGHT, NUMBERS, packed
 
 
 def nearest(x: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_floats(device: torch.device, rows: int, width: int, group: int, dtype: 
     largest = np.abs(groups).max(2)
     scales = np.where(largest > 0, largest / 448, 1)
     want = nearest(groups / scales[..., None]).reshape(rows, width)
-    for computed in (to_float8, file.reference):
+    for computed in (quantize_float8, file.reference):
         numbers, made = computed(x, group)
         np.testing.assert_allclose(exact(made), scales, rtol=1e-6)
         assert numbers.dtype == torch.float8_e4m3fn and numbers.shape == (rows, -(-width // 64) * 64)
@@ -54,7 +54,7 @@ def test_floats(device: torch.device, rows: int, width: int, group: int, dtype: 
 def test_rows_that_groups_do_not_divide(device: torch.device) -> None:
     for width, group in ((96, 32), (100, 64)):
         with pytest.raises(ValueError, match=rf"x \[2, {width}\] has no groups of {group}, a multiple of 64"):
-            to_float8(torch.ones(2, width, device=device), group)
+            quantize_float8(torch.ones(2, width, device=device), group)
 
 
 @pytest.mark.parametrize(("width", "group"), [(256, 128), (100, 100)])

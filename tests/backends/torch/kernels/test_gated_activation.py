@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.norm_glu import norm_glu
-from weft.backends.torch.kernels.prefill.gated_activation import open_gates, reference, refusal
+from weft.backends.torch.kernels.prefill.gated_activation import gated_activation, reference, refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
 from .close import DTYPES
@@ -39,18 +39,18 @@ def test_agrees_with_float64(
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     want = FORMULAS[activation](gate) * (up + shift)
     given = {"activation": activation, "limit": limit, "shift": shift}
-    for compute in (open_gates, reference):
+    for compute in (gated_activation, reference):
         found = compute(both, **given)
         assert found.dtype == dtype
         assert_near(found, want, 2 * want.abs() + 1, 1, inner=dtype if compute is reference else torch.float32)
     assert refusal(both) is None
-    apart = open_gates(both.repeat_interleave(2, 1)[:, ::2], **given)
+    apart = gated_activation(both.repeat_interleave(2, 1)[:, ::2], **given)
     torch.testing.assert_close(apart, reference(both, **given))
 
 
 def test_what_is_unknown_is_one_sentence() -> None:
     with pytest.raises(ValueError, match="activation 'mish' is none of identity, silu"):
-        open_gates(torch.zeros(2, 4), activation="mish")
+        gated_activation(torch.zeros(2, 4), activation="mish")
 
 
 def test_a_unit_of_many_tokens_takes_it(device: torch.device) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.decode_attention import decode_attention
-from weft.backends.torch.kernels.prefill.prefill_attention import attend_text
+from weft.backends.torch.kernels.prefill.prefill_attention import prefill_attention
 
 from ....sampling import each
 from .oracles import draw
@@ -48,7 +48,7 @@ def test_several_tokens_are_one_after_the_other(device: torch.device, name: str,
 def test_positions_that_are_not_there_are_one_sentence() -> None:
     q, k = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8)
     with pytest.raises(ValueError, match="5 tokens from position 8 on are not in a cache of 12"):
-        attend_text(q, k, k, 8)
+        prefill_attention(q, k, k, 8)
 
 
 def test_what_does_not_fit_is_one_sentence() -> None:

@@ -81,7 +81,7 @@ def test_few_rows(device: torch.device, shape: tuple[int, ...], dtype: torch.dty
 @pytest.mark.parametrize(("rows", "bits", "group", "dtype"), [(9, 8, 96, DTYPES[2]), (17, 4, 128, DTYPES[0])])
 def test_blocks_of_many_weights(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype) -> None:
     """A device of few processors takes 256 weights to a block at once, as large devices do of many outputs."""
-    assert gemv.coded(rows, 300, 384, bits, group, dtype.itemsize).rows == 256
+    assert gemv.choose_code_tile(rows, 300, 384, bits, group, dtype.itemsize).rows == 256
     test_few_rows(device, (rows, 300, 384, bits, group), dtype, True)
 
 

@@ -1,10 +1,10 @@
-"""Variants of the kernel file prompt/place_heads.py."""
+"""Variants of the kernel file prompt/norm_rope_cache.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from weft.backends.torch.kernels.prefill.norm_rope_cache import _rows, place_heads_kernel, sizes
+from weft.backends.torch.kernels.prefill.norm_rope_cache import _rows, head_constants, norm_rope_cache_kernel
 
 from .form import BF16, FP16, FP32, Variant, variant
 
@@ -25,7 +25,7 @@ def variants() -> list[Variant]:
             types |= {"k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}
         else:
             absent += " k_scale v_scale"
-        forms |= {**sizes(head_dim, rotary), "ROWS": _rows(head_dim)}
+        forms |= {**head_constants(head_dim, rotary), "ROWS": _rows(head_dim)}
         strides, counts = "width stride_b stride_h stride_t", "M seq heads kv_heads capacity keep"
-        shipped.append(variant(place_heads_kernel, dtype, forms, counts, strides, absent, types))
+        shipped.append(variant(norm_rope_cache_kernel, dtype, forms, counts, strides, absent, types))
     return shipped

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.prefill import dequantize_weights as file
-from weft.backends.torch.kernels.prefill.dequantize_weights import widen
+from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_weights
 from weft.backends.torch.kernels.shared.quantized_gemv import Codes
 
 from .close import DTYPES, exact, rounded
-from .test_codes import EIGHT, NUMBERS, packed
+from .test_quantized_gemv import EIGHT, NUMBERS, packed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -37,7 +37,7 @@ def test_numbers(
     numbers = EIGHT[codes] if floats else codes - (1 << (bits - 1))
     want = exact(scales).T.repeat(group, 1) * numbers + (exact(low).T.repeat(group, 1) if offsets else 0)
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
-    for made in (widen(weight, dtype, kernel=True), file.reference(weight, dtype)):
+    for made in (dequantize_weights(weight, dtype, kernel=True), file.reference(weight, dtype)):
         assert made.dtype == dtype
         assert (
             np.abs(exact(made) - want) <= unit * np.abs(want) + 1e-6 + np.finfo(np.float16).smallest_subnormal
@@ -48,6 +48,6 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     words = torch.from_numpy(packed(np.zeros((5, 64), np.int64), 8)).to(device)
     weight = Codes(words, torch.ones(1, 5, device=device), None, 8, 64)
     assert file.refusal(weight, torch.float64) == "torch.float64 is none of bf16, fp16, fp32"
-    assert widen(weight, torch.float64).dtype == torch.float64
+    assert dequantize_weights(weight, torch.float64).dtype == torch.float64
     strided = Codes(words.repeat_interleave(2, 1)[:, ::2], torch.ones(1, 5, device=device), None, 8, 64)
     assert file.refusal(strided, torch.float32) == "not all is contiguous"

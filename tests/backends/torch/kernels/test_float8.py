@@ -11,13 +11,13 @@ import torch
 
 from weft.backends.torch.kernels import norm_linear as kernel
 from weft.backends.torch.kernels.prefill import dequantize_weights as widening
-from weft.backends.torch.kernels.prefill.dequantize_weights import widen
+from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_weights
 from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize
 from weft.backends.torch.lib.quantized import block_linear
 
 from ....sampling import each
 from .close import DTYPES, exact, rounded
-from .test_codes import EIGHT, check_fusions, packed
+from .test_quantized_gemv import EIGHT, check_fusions, packed
 
 HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 FOUR = np.array([*HALF, *(-v for v in HALF)])  # OCP Microscaling Formats 1.0, table 5, by code
@@ -86,7 +86,7 @@ def test_numbers(device: torch.device, shape: tuple[int, int], dtype: torch.dtyp
     out, width = shape
     given, weight = drawn(form, out, width, device)
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
-    for made in (widen(given, dtype, kernel=True), widening.reference(given, dtype)):
+    for made in (dequantize_weights(given, dtype, kernel=True), widening.reference(given, dtype)):
         least = np.finfo(np.float16).smallest_subnormal
         assert made.dtype == dtype and (np.abs(exact(made) - weight) <= unit * np.abs(weight) + least).all()
 
@@ -95,7 +95,7 @@ def test_the_least_power_of_two(device: torch.device) -> None:
     """The byte 0 is 2^−127, the largest of 6 of which float32 has as a number of its own."""
     words = torch.from_numpy(packed(np.full((2, 32), 7), 4)).to(device).view(torch.uint8)
     codes = Codes(words, torch.tensor([[0, 1]], dtype=torch.uint8, device=device), None, 4, 32)
-    for made in (widen(codes, torch.float32, kernel=True), widening.reference(codes, torch.float32)):
+    for made in (dequantize_weights(codes, torch.float32, kernel=True), widening.reference(codes, torch.float32)):
         assert torch.equal(made[:, 0].cpu(), torch.tensor([6 * 2.0**-127, 6 * 2.0**-126]))
 
 
