@@ -30,7 +30,7 @@ HELPERS = {
     **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
 }
 IN_KERNELS = {  # names that generated kernels use
-    **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
+    **dict.fromkeys(("jit", "start_next", "tl", "wait_for_previous"), "shared.launch"),
     **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
 OWN = {
@@ -38,10 +38,10 @@ OWN = {
     "pack",
     "pack_bias",
     "pack_blocks",
-    "products_of",
-    "written",
-    "written_bytes",
-    "written_latent",
+    "step_products",
+    "update_cache",
+    "update_cache_float8",
+    "update_latent_cache",
 }  # snippets of steps only, not of models
 STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
 

@@ -8,30 +8,30 @@ from torch import Tensor
 from .caches import KeyCache, KVCache, RollingKeyCache, RollingKVCache
 
 
-def by_channel(scale: Tensor, heads: int) -> Tensor:
+def shape_scales(scale: Tensor, heads: int) -> Tensor:
     """Return scales [heads · width] or [1] in f32, in a shape that broadcasts with [batch, heads, slots, width]."""
     return scale.float() if len(scale) == 1 else scale.float().view(1, heads, 1, -1)
 
 
-def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
+def quantize_heads(x: Tensor, scale: Tensor, bits: int) -> Tensor:
     """Return the codes round(x / scale) of x [batch, heads, slots, width]: i8, or for 4 bits u8 [.., width / 2]. A byte
     holds two adjacent 4-bit codes, each plus 8, the first in the low half."""
     limit = 1 << (bits - 1)
-    codes = (x.float() / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
+    codes = (x.float() / shape_scales(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
         return codes.to(torch.int8)
     halves = (codes + limit).to(torch.uint8).unflatten(-1, (-1, 2))
     return halves[..., 0] | halves[..., 1] << 4
 
 
-def from_codes(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Return the values [batch, heads, slots, width], in `dtype`, of `codes` as `to_codes` returns them."""
+def dequantize_heads(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """Return the values [batch, heads, slots, width], in `dtype`, of `codes` as `quantize_heads` returns them."""
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).to(torch.int8) - 8
-    return (codes.float() * by_channel(scale, codes.shape[1])).to(dtype)
+    return (codes.float() * shape_scales(scale, codes.shape[1])).to(dtype)
 
 
-def through_codes(
+def update_quantized(
     cache: KVCache | RollingKVCache | None,
     k: Tensor,
     v: Tensor,
@@ -44,14 +44,14 @@ def through_codes(
     """Write the new k and v [batch, heads, seq, width] into `cache` as codes of `bits`; return its keys and values,
     dequantized, one per column of `mask`. Without a cache or mask, return k and v rounded in the same way: the result
     must not depend on how a sequence is split into calls."""
-    k_codes, v_codes = to_codes(k, k_scale, bits), to_codes(v, v_scale, bits)
+    k_codes, v_codes = quantize_heads(k, k_scale, bits), quantize_heads(v, v_scale, bits)
     if cache is not None:
         assert positions is not None
         k_codes, v_codes = cache.update(k_codes, v_codes, positions, mask)
-    return from_codes(k_codes, k_scale, bits, k.dtype), from_codes(v_codes, v_scale, bits, v.dtype)
+    return dequantize_heads(k_codes, k_scale, bits, k.dtype), dequantize_heads(v_codes, v_scale, bits, v.dtype)
 
 
-def key_through_codes(
+def update_quantized_keys(
     cache: KeyCache | RollingKeyCache | None,
     k: Tensor,
     positions: Tensor | None,
@@ -59,9 +59,9 @@ def key_through_codes(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """Write k and return the keys like `through_codes`, for a cache whose keys' first elements are also the values."""
-    codes = to_codes(k, scale, bits)
+    """Write k and return the keys like `update_quantized`, for a cache whose keys' first elements are also the
+    values.""" codes = quantize_heads(k, scale, bits)
     if cache is not None:
         assert positions is not None
         codes = cache.update(codes, positions, mask)
-    return from_codes(codes, scale, bits, k.dtype)
+    return dequantize_heads(codes, scale, bits, k.dtype)

@@ -76,7 +76,7 @@ class KeyCache:
         return k if mask is None else self.k[:, :, : mask.shape[-1]]
 
 
-def held_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
+def slot_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
     """Return the position in each slot of a rolling cache, [batch, slots], given the last written position, `newest`
     [batch, 1]; −1 if the slot is empty.
 
@@ -96,19 +96,19 @@ def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
     if positions.shape[1] == 1:
-        known = held_positions(first, slots, keep)
+        known = slot_positions(first, slots, keep)
     else:
-        known = torch.cat((held_positions(first - 1, slots, keep), positions), 1)
+        known = torch.cat((slot_positions(first - 1, slots, keep), positions), 1)
     return torch.where(known < 0, cache.capacity, known)
 
 
-def positions_up_to(positions: Tensor, last: Tensor) -> Tensor:
+def mask_padding(positions: Tensor, last: Tensor) -> Tensor:
     """Return `positions` [batch or 1, seq] as [batch, seq] with −1 after index `last` [batch] of each row (padding)."""
     behind = torch.arange(positions.shape[1], device=positions.device) > last[:, None]
     return torch.where(behind, -1, positions)
 
 
-def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
+def write_rolling(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
     """Write `new` [batch, heads, seq, width], keys or values of tokens at `positions` [batch or 1, seq] (negative:
     padding at the end), into the rolling cache `held` [batch, heads, slots, width], over those outside the window."""
     slots, first = held.shape[2], positions[:, :1]
@@ -116,17 +116,17 @@ def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
         slot = torch.where(first < keep, first, keep + (first - keep) % max(slots - keep, 1))
         write_slots(held, new, slot)
         return
-    token = held_positions(positions.amax(1, keepdim=True), slots, keep) - first  # index in the call
+    token = slot_positions(positions.amax(1, keepdim=True), slots, keep) - first  # index in the call
     source = token.clamp(min=0).expand(len(held), -1)[:, None, :, None]
     held.copy_(torch.where((token >= 0)[:, None, :, None], new.take_along_dim(source, 2), held))
 
 
 def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
-    """Write `new` by `roll_in`; return the keys or values of the columns of `mask` [..., keys]: `new` if there are no
-    earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
+    """Write `new` by `write_rolling`; return the keys or values of the columns of `mask` [..., keys]: `new` if there
+    are no earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
     seen = torch.cat((held, new), 2) if keys == held.shape[2] + new.shape[2] else new
-    roll_in(held, new, positions, keep)
+    write_rolling(held, new, positions, keep)
     return seen if keys == seen.shape[2] else held
 
 
@@ -161,7 +161,7 @@ class RollingKeyCache:
         return rolled(self.k, k, positions, mask, self.keep)
 
 
-def through_bytes(
+def update_float8(
     cache: KVCache | RollingKVCache,
     k: Tensor,
     v: Tensor,
@@ -178,7 +178,7 @@ def through_bytes(
 
 
 class CrossCache:
-    """A cross-attention cache: keys, values and padding mask of an encoded sequence, stored by `remembered`."""
+    """A cross-attention cache: keys, values and padding mask of an encoded sequence, stored by `cache_source`."""
 
     growth = "source"
 
@@ -186,7 +186,7 @@ class CrossCache:
         self.kept: tuple[Tensor | None, ...] = ()
 
 
-def remembered(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
+def cache_source(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
     """Store `made`, (keys, values, padding mask or None) of an encoded sequence, in `cache` (if given), and return it;
     without `made`, return the tuple stored before."""
     known = made or (() if cache is None else cache.kept)

@@ -29,7 +29,7 @@ def first_tokens(y: Tensor, count: int) -> Tensor:
     return y[:, :count]
 
 
-def side_by_side(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Tensor:
+def split_chunks(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Tensor:
     """Return x [batch, seq, heads, d] cut into chunks of `size` tokens, [batch, chunks, groups, heads of a group, size,
     d], padded after the last token with `filling`."""
     count = chunk_count(x.shape[1], size)
@@ -37,7 +37,7 @@ def side_by_side(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Ten
     return padded.view(x.shape[0], count, size, groups, x.shape[2] // groups, x.shape[3]).permute(0, 1, 3, 4, 2, 5)
 
 
-def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
+def chunk_states(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
     """Return the states S_0 = first [batch, ...] to S_chunks of S_{i+1} = kept_i ⊙ S_i + written_i, for kept and
     written [batch, chunks, ...], stacked: [batch, chunks + 1, ...]."""
     if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix sum (Hillis & Steele 1986)
@@ -53,7 +53,7 @@ def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+def chunk_matrix_states(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
     """Return the states before every chunk [batch, chunks, ...], and the last state, of S_{i+1} = kept_i S_i +
     written_i (matrix products) from S_0 = first [batch, ...], for kept and written [batch, chunks, ...]."""
     if torch.compiler.is_exporting():  # symbolic number of chunks: a parallel prefix product (Hillis & Steele 1986)
@@ -102,18 +102,18 @@ def factors_between(a: Tensor) -> Tensor:
     return torch.stack(rows, -2)
 
 
-def seen_by_head(
+def equal_factor_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Return the results of `seen_by_key` for factors a [..., size, 1] (with `gates`, their logarithms) that are equal
-    for all key elements. The last is not the keys, but the product of the factors after each token, [..., size, 1]."""
-    between = (decay_between if gates else factors_between)(a)
+    """Return the results of `chunk_products` for factors a [..., size, 1] (with `gates`, their logarithms) that are
+    equal for all key elements. The last is not the keys, but the product of the factors after each token, [..., size,
+    1].""" between = (decay_between if gates else factors_between)(a)
     left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
     return [(q @ k.mT) * between for q in queries], links, left, between[..., -1, :, None]
 
 
-def seen_by_key(
+def chunk_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """Return four results for a chunk where each token first multiplies all earlier keys by its factors a [..., size,
@@ -134,7 +134,7 @@ def seen_by_key(
     return [torch.stack(r, -2) for r in scores], torch.stack(links, -2) if links else None, torch.cat(left, -2), keys
 
 
-def for_heads(x: Tensor, y: Tensor) -> Tensor:
+def matmul_heads(x: Tensor, y: Tensor) -> Tensor:
     """Return x @ y for x [..., 1 or heads, i, j] and y [..., heads, j, k]; one product if 4 or more heads share x."""
     if y.shape[3] < 4 * x.shape[3]:
         return x @ y
@@ -163,31 +163,31 @@ def outer_products(
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
     a = k.new_full((1, seq, groups, 1), one) if a is None else a
     size = 16 if a.shape[-1] > 1 else 64
-    a = side_by_side(a, size, groups, one)
+    a = split_chunks(a, size, groups, one)
     shared = w is k
-    *asked, k, v = (side_by_side(x, size, groups) for x in (*queries, k, v))
-    w = k if shared else None if w is None else side_by_side(w, size, groups)
+    *asked, k, v = (split_chunks(x, size, groups) for x in (*queries, k, v))
+    w = k if shared else None if w is None else split_chunks(w, size, groups)
     by_key = a.shape[-1] > 1
     if by_key:
-        scores, links, left, k = seen_by_key(asked, k, a.exp() if gates else a, w, gates)
+        scores, links, left, k = chunk_products(asked, k, a.exp() if gates else a, w, gates)
         ending = None
     else:
-        scores, links, left, ending = seen_by_head(asked, k, a, w, gates)
+        scores, links, left, ending = equal_factor_products(asked, k, a, w, gates)
     kept = left[..., -1:, :].mT
     if links is None or w is None or c is None:
-        states = carried(
-            state, kept.expand(state.shape[0], *kept.shape[1:]), for_heads(k.mT, v if ending is None else v * ending)
+        states = chunk_states(
+            state, kept.expand(state.shape[0], *kept.shape[1:]), matmul_heads(k.mT, v if ending is None else v * ending)
         )
         before, state = states[:, :-1], states[:, -1]
     else:
-        c, ends = side_by_side(c, size, groups), (k if ending is None else k * ending).mT
+        c, ends = split_chunks(c, size, groups), (k if ending is None else k * ending).mT
         before = left if gates else torch.cat((torch.ones_like(left[..., :1, :]), left[..., :-1, :]), -2)
         inverse = unit_inverse((-c * links).tril(-1))
         own, read = inverse @ v, inverse @ (c * before * w)  # written: own + read @ state
         whole = kept * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends @ read
-        before, state = through_chunks(state, whole, ends @ own)
+        before, state = chunk_matrix_states(state, whole, ends @ own)
         v = own + read @ before
-    old = ((q * left) @ before if by_key else left * for_heads(q, before) for q in asked)
+    old = ((q * left) @ before if by_key else left * matmul_heads(q, before) for q in asked)
     reads = (scored @ v + seen for scored, seen in zip(scores, old, strict=True))
     found = tuple(first_tokens(y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2), seq) for y in reads)
     return found, state.reshape(laid.shape).permute([order.index(axis) for axis in range(len(order))])

@@ -18,7 +18,7 @@ from ..kernels.shared.quantized_gemv import Codes, dequantize
 from .constant_tables import restore
 
 
-def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
+def dequantize_rows(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
     """Return rows of the weight of a `Quantized`, given their codes, scales and offsets: f32 [rows, width]."""
     if codes.dtype == torch.uint8:  # FP4
         return dequantize(codes, scales, offsets, bits=bits, width=width)
@@ -52,7 +52,9 @@ def block_linear(
     for first in range(0, len(codes), rows):
         part = whole.rows(slice(first, first + rows))
         parts.append(
-            F.linear(x, dequantize_weights(part, dtype) if by_kernel else widened(*part.parts, bits, width).to(dtype))
+            F.linear(
+                x, dequantize_weights(part, dtype) if by_kernel else dequantize_rows(*part.parts, bits, width).to(dtype)
+            )
         )
     y = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
     return y if bias is None else y + bias
@@ -180,5 +182,5 @@ class QuantizedEmbedding(Quantized):
         offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
         offsets = None if offsets is None else offsets[:, n]
         scales = self.numbers(self.scales[:, n])
-        rows = widened(self.typed(self.codes[n]), scales, offsets, self.bits, self.width)
+        rows = dequantize_rows(self.typed(self.codes[n]), scales, offsets, self.bits, self.width)
         return rows.view(*ids.shape, -1)

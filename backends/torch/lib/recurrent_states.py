@@ -22,14 +22,14 @@ class FilledState(State):
         self.starts = starts
 
 
-def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
+def previous_state(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
     """Return the values of `state`: a tensor if there is one, else a tuple; None without a state (no cache)."""
     if state is None:
         return None
     return state.values if len(state.values) > 1 else state.values[0]
 
 
-def keep(state: State | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
+def store_state(state: State | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
     """Return the result in `made`, (result, new state), and copy the new state into `state`, if there is one."""
     y, after = made
     if state is not None:

@@ -11,17 +11,17 @@ from torch import Tensor
 from .indexing import top_k, wide
 
 
-def largest(x: Tensor, k: int) -> Tensor:
+def mask_top(x: Tensor, k: int) -> Tensor:
     """Return a mask like x, True at the k largest elements of the last axis; the first wins a tie."""
     return torch.zeros_like(x, dtype=torch.bool).scatter(-1, top_k(x, k)[1], True)
 
 
 def keep_top(scores: Tensor, ranks: Tensor, k: int) -> Tensor:
     """Return the scores [..., experts] of the k experts with the largest `ranks`, 0 elsewhere."""
-    return scores.where(largest(ranks, k), 0)
+    return scores.where(mask_top(ranks, k), 0)
 
 
-def renormalized(kept: Tensor) -> Tensor:
+def renormalize(kept: Tensor) -> Tensor:
     """Return `kept` [..., experts] divided by its sum over experts; zeros stay zeros."""
     return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
 
@@ -29,7 +29,7 @@ def renormalized(kept: Tensor) -> Tensor:
 def route_softmax(logits: Tensor, k: int) -> Tensor:
     """Return the softmax over the k largest logits [..., experts], 0 elsewhere."""
     scores = wide(logits)
-    return F.softmax(scores.masked_fill(~largest(scores, k), -math.inf), dim=-1).to(logits.dtype)
+    return F.softmax(scores.masked_fill(~mask_top(scores, k), -math.inf), dim=-1).to(logits.dtype)
 
 
 def route_switch(logits: Tensor, k: int) -> Tensor:
@@ -54,16 +54,16 @@ def best_two_of_groups(ranks: Tensor, groups: int) -> Tensor:
     return ranks.unflatten(-1, (groups, -1)).topk(2).values.sum(-1)
 
 
-def within_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
+def mask_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
     """Return ranks [..., experts] with −∞ outside of the `top_groups` groups with the largest best [..., groups]."""
     members = ranks.unflatten(-1, (best.shape[-1], -1))
-    return members.masked_fill(~largest(best, top_groups)[..., None], -math.inf).flatten(-2)
+    return members.masked_fill(~mask_top(best, top_groups)[..., None], -math.inf).flatten(-2)
 
 
 def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
     """Return `route_switch` limited to the `top_groups` groups with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
     scores = F.softmax(wide(logits), dim=-1)
-    ranks = within_groups(scores, best_of_groups(scores, groups), top_groups)
+    ranks = mask_groups(scores, best_of_groups(scores, groups), top_groups)
     return keep_top(scores, ranks, k).to(logits.dtype)
 
 
@@ -72,11 +72,11 @@ def route_sigmoid_groups(logits: Tensor, bias: Tensor, k: int, groups: int, top_
     the k largest sigmoid + bias [experts] in the `top_groups` groups whose two best experts have the largest sum."""
     scores = wide(logits).sigmoid()
     ranks = scores + bias
-    ranks = within_groups(ranks, best_two_of_groups(ranks, groups), top_groups)
-    return renormalized(keep_top(scores, ranks, k)).to(logits.dtype)
+    ranks = mask_groups(ranks, best_two_of_groups(ranks, groups), top_groups)
+    return renormalize(keep_top(scores, ranks, k)).to(logits.dtype)
 
 
-def capacity_of(tokens: int, experts: int, factor: float) -> int:
+def expert_capacity(tokens: int, experts: int, factor: float) -> int:
     """Return ⌈factor · tokens / experts⌉, the capacity of an expert in tokens, robust to floating-point error."""
     return math.ceil(factor * tokens / experts - 1e-9)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .chunked_recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, through_chunks
+from .chunked_recurrences import MOST_ON_CPUS, chunk_count, chunk_matrix_states, chunk_states, first_tokens
 from .indexing import wide
 
 Tensors = tuple[Tensor, ...]
@@ -58,12 +58,12 @@ def one_by_one(
     count, rows = len(states), list[Tensors]()
     for t, inputs in enumerate(zip(*(x.unbind(1) for x in tokens), strict=True)):
         made = step(*states, *inputs, *constants)
-        states = made[:count] if mask is None else kept_where(mask[:, t] == 0, states, made[:count])
+        states = made[:count] if mask is None else select_states(mask[:, t] == 0, states, made[:count])
         rows.append(made[count:])
     return states, tuple(torch.stack(column, 1) for column in zip(*rows, strict=True))
 
 
-def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
+def select_states(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
     """Return each state [batch, ...] from `old` in batch rows where `hidden` [batch] is true, else from `new`."""
     return tuple(torch.where(hidden.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(old, new, strict=True))
 
@@ -74,7 +74,7 @@ def by_token(function: Callable[..., Tensors], tokens: Tensors, constants: Tenso
     return tuple(y.unflatten(0, batch_seq) for y in function(*(x.flatten(0, 1) for x in tokens), *constants))
 
 
-def passing(x: Tensor, mask: Tensor | None, number: float) -> Tensor:
+def fill_hidden(x: Tensor, mask: Tensor | None, number: float) -> Tensor:
     """Return x [batch, seq, ...] with `number` where `mask` [batch, seq] is 0; unchanged if `mask` is None."""
     return x if mask is None else x.masked_fill(mask.view(*mask.shape, *[1] * (x.dim() - 2)) == 0, number)
 
@@ -94,7 +94,7 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     a = first.new_ones(1, seq, *[1] * (first.dim() - 1)) if a is None else a
     b = first.new_zeros(1, seq, *[1] * (first.dim() - 1)) if b is None else b
     if torch.compiler.is_exporting():  # √seq of a symbolic length is unknown
-        found = carried(first, a, b.expand(len(first), -1, *first.shape[1:]))
+        found = chunk_states(first, a, b.expand(len(first), -1, *first.shape[1:]))
         return found[:, 1:], found[:, -1]
     size = math.isqrt(seq)
     padding = (0, 0) * (first.dim() - 1) + (0, -seq % size)
@@ -104,7 +104,7 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     for factor, term in zip(a.unbind(2)[1:], b.unbind(2)[1:], strict=True):
         states.append(torch.addcmul(term, factor, states[-1]))
         kept.append(factor * kept[-1])
-    before = carried(first, kept[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
+    before = chunk_states(first, kept[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
     found = torch.addcmul(torch.stack(states, 2), torch.stack(kept, 2), before).flatten(1, 2)[:, :seq]
     return found, found[:, -1]
 
@@ -141,11 +141,11 @@ def matrix_steps(
         rows = tuple(x.repeat_interleave(blocks, 0) for x in (*cut, shown))
         whole = whole.repeat(batch * count, *[1] * (whole.dim() - 1))
         ((whole,), _) = one_by_one(function, (whole,), rows[:-1], constants, rows[-1])
-        left = laid_out(whole, *axis).unflatten(0, (batch, count, blocks)).movedim(2, -2).flatten(-2)
-        written = laid_out(b, *axis).unflatten(0, (batch, count))
-        before, after = through_chunks(laid_out(first, *axis), left[..., : left.shape[-2]], written)
-        starts.append(laid_back(before.flatten(0, 1), *axis, first))
-        last.append(laid_back(after, *axis, first))
+        left = to_matrices(whole, *axis).unflatten(0, (batch, count, blocks)).movedim(2, -2).flatten(-2)
+        written = to_matrices(b, *axis).unflatten(0, (batch, count))
+        before, after = chunk_matrix_states(to_matrices(first, *axis), left[..., : left.shape[-2]], written)
+        starts.append(from_matrices(before.flatten(0, 1), *axis, first))
+        last.append(from_matrices(after, *axis, first))
     _, outputs = one_by_one(step, tuple(starts), tuple(cut), constants, shown)
     joined = (y.unflatten(0, (batch, count)).flatten(1, 2) for y in outputs)
     return tuple(last), tuple(first_tokens(y, seq) for y in joined)
@@ -157,14 +157,14 @@ def in_chunks(x: Tensor, count: int, size: int) -> Tensor:
     return padded.view(x.shape[0] * count, size, *x.shape[2:])
 
 
-def laid_out(state: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
+def to_matrices(state: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
     """Return state.permute(order) as [batch, groups, keys, columns]; without `columns`, one column is added."""
     laid = state.permute(order) if columns else state.permute(order)[..., None]
     return laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
 
 
-def laid_back(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor) -> Tensor:
-    """Return x [batch, groups, keys, columns] as a state with the axes of `like`: the inverse of `laid_out`."""
+def from_matrices(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor) -> Tensor:
+    """Return x [batch, groups, keys, columns] as a state with the axes of `like`: the inverse of `to_matrices`."""
     laid = x.reshape(x.shape[0], *(like.shape[axis] for axis in order[1:]))
     return laid.permute([order.index(axis) for axis in range(len(order))])
 
@@ -175,4 +175,4 @@ def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
     eye = torch.eye(keys, blocks * width, dtype=like.dtype, device=like.device)
     split = eye.unflatten(1, (blocks, width)).movedim(1, 0)  # [blocks, keys, columns]
-    return laid_back(split[:, None].expand(-1, groups, -1, -1), order, columns, like)
+    return from_matrices(split[:, None].expand(-1, groups, -1, -1), order, columns, like)

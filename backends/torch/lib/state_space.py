@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.prefill.mamba2_scan import has_mamba2_scan, mamba2_scan
 from ..kernels.prefill.mamba_scan import has_mamba_scan, mamba_scan
-from .chunked_recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, linear_recurrence
+from .chunked_recurrences import MOST_ON_CPUS, chunk_count, chunk_states, first_tokens, linear_recurrence
 from .indexing import wide
 
 
@@ -55,7 +55,7 @@ def scan_chunks(
     added = torch.zeros_like(state)[:, None]  # [batch, chunks but the last, states, channels]
     for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in others), strict=True):
         added = scan_step(added, step, rates, drive, into)
-    h, rows = carried(state, (steps.sum(2)[:, :, None] * rates).exp(), added)[:, :count], []
+    h, rows = chunk_states(state, (steps.sum(2)[:, :, None] * rates).exp(), added)[:, :count], []
     for step, drive, into, out in zip(*(t.unbind(2) for t in cut), strict=True):
         h = scan_step(h, step, rates, drive, into)
         rows.append((out[..., None, :] @ h).squeeze(-2))

@@ -11,14 +11,14 @@ from ..kernels.matrix_step import matrix_step
 from ..kernels.shared.float8 import as_bytes
 
 
-def written(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def update_cache(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Write k, v [batch, heads, 1, width] of one token per batch row at positions [batch, 1] into `cache`; return all
     its slots, keys and values."""
     cache.update(k, v, positions, None)
     return cache.k, cache.v
 
 
-def written_bytes(
+def update_cache_float8(
     cache: Any, k: Tensor, v: Tensor, positions: Tensor, k_scale: Tensor, v_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Write k / k_scale and v / v_scale (scales [heads]) as FP8 at positions [batch, 1]; return all slots as bytes."""
@@ -26,7 +26,7 @@ def written_bytes(
     return cache.k, cache.v
 
 
-def written_latent(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
+def update_latent_cache(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
     """Write k [batch, heads, 1, width] of one token per batch row at positions [batch, 1]; return all keys' slots."""
     cache.update(k, positions, None)
     return cache.k
@@ -43,7 +43,7 @@ def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Te
     return (y.unflatten(1, (heads, -1)) / share[..., None]).flatten(1)[:, None].to(v.dtype)
 
 
-def products_of(
+def step_products(
     function: Callable[..., tuple[Tensor, ...]],
     states: tuple[Tensor, ...],
     tokens: tuple[Tensor, ...],

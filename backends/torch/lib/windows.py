@@ -17,7 +17,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from ..kernels.prefill.window_attention import has_window_kernel, window_attention
 from ..kernels.shared.launch import refusal
-from ..kernels.shared.online_softmax import requires_grad, shared_memory
+from ..kernels.shared.online_softmax import shared_memory
+from ..kernels.shared.operands import requires_grad
 from .indexing import wide
 from .softmax_attention import attention
 

@@ -145,10 +145,10 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
     assert mask is not None
     keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # both have the keys on their last axis
     if bits is not None and scaled is not None:
-        text = f"key_through_codes({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
+        text = f"update_quantized_keys({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
         if v is None:
             return e.emit(text, slot, k, positions, mask, *scaled, name="k", replaces=1), None
-        text = f"through_codes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}}, {bits})"
+        text = f"update_quantized({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}}, {bits})"
         coded = e.many(text, slot, k, v, positions, mask, *scaled, names=("k", "v"))
         return coded[0], coded[1]
     if v is None:
@@ -156,7 +156,7 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
     update = f"{{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
     if scaled is not None:
-        update = f"through_bytes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
+        update = f"update_float8({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
     text = f"({{1}}, {{2}}) if {{0}} is None else {update}"
     outputs = e.many(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
     return outputs[0], outputs[1]
@@ -174,7 +174,7 @@ def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var
     if mask is not None:
         tensors, names = f"{tensors}, {{{len(operands)}}}", [*names, "shown"]
         operands.append(mask)
-    text = f"remembered({{0}}, None if {{1}} is None else ({tensors}))"
+    text = f"cache_source({{0}}, None if {{1}} is None else ({tensors}))"
     outputs = e.many(text, *operands, names=tuple(names))
     return outputs[0], outputs[1], outputs[2] if mask is not None else None
 

@@ -196,14 +196,14 @@ def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -
     """Return the line that computes the state `name` after all tokens from the variable `old`, and the reads of `outer`
     products by each token, or (`outer` None) the states after each token."""
     a = gates.get(f"a.{name}")
-    factor = "None" if a is None else f"passing({a}, mask, 1.0)"
+    factor = "None" if a is None else f"fill_hidden({a}, mask, 1.0)"
     if outer is None:
         b = gates.get(f"b.{name}")
-        term = "None" if b is None else f"passing({b}, mask, 0.0)"
+        term = "None" if b is None else f"fill_hidden({b}, mask, 0.0)"
         return [f"new_{name}, last_{name} = affine_states({factor}, {term}, {old})"]
     queries = tuple_text([gates[f"q{i}.{name}"] for i in range(outer.reads)])
     reads = tuple_text([f"read{i}_{name}" for i in range(outer.reads)])
-    k = f"passing({gates[f'k.{name}']}, mask, 0.0)"
+    k = f"fill_hidden({gates[f'k.{name}']}, mask, 0.0)"
     arguments = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
     if outer.changes:
         w, c = gates[f"w.{name}"], gates[f"c.{name}"]

@@ -35,10 +35,10 @@ def _route(e: Emitter, node: Node) -> Var:
     ranks = scores if len(operands) == 1 else e.emit("{0} + {1}", scores, operands[1], name="ranks")
     if a["groups"] > 1:
         best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
-        text = f"within_groups({{0}}, {best}({{0}}, {named['groups']}), {named['top_groups']})"
+        text = f"mask_groups({{0}}, {best}({{0}}, {named['groups']}), {named['top_groups']})"
         ranks = e.emit(text, ranks, name="ranks", replaces=0 if len(operands) == 2 else None)
     weights = f"keep_top({{0}}, {{1}}, {named['k']})"
-    weights = f"renormalized({weights})" if a["renormalize"] else weights
+    weights = f"renormalize({weights})" if a["renormalize"] else weights
     return e.emit(f"({weights}{times}).to({{2}}.dtype)", scores, ranks, operands[0])
 
 
@@ -94,7 +94,7 @@ def _capacity(e: Emitter, node: Node, part: str) -> Var:
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
-    limit = capacity if capacity is not None else f"capacity_of({{0}}.shape[-2], {e.size_of(x)}, {number(factor)})"
+    limit = capacity if capacity is not None else f"expert_capacity({{0}}.shape[-2], {e.size_of(x)}, {number(factor)})"
     activated = e.emit(f"{part}({{0}}, {limit})", rows)
     return activated if rows is e[x] else e.emit("{0}.view_as({1})", activated, x, replaces=0)
 

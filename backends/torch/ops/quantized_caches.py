@@ -31,7 +31,7 @@ def round_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var 
     """Emit `k` and `v` of an attention without a cache, rounded as in a cache: quantized and dequantized."""
     bits, factors = node.attrs["cache_bits"], scales(e, node)
     if v is None:
-        return e.emit(f"key_through_codes(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None
-    text = f"through_codes(None, {{0}}, {{1}}, None, None, {{2}}, {{3}}, {bits})"
+        return e.emit(f"update_quantized_keys(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None
+    text = f"update_quantized(None, {{0}}, {{1}}, None, None, {{2}}, {{3}}, {bits})"
     outputs = e.many(text, k, v, *factors, names=("k", "v"))
     return outputs[0], outputs[1]

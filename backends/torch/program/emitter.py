@@ -104,7 +104,7 @@ class Emitter:
         `text` receives the expression of the previous state and returns the recurrence's expression over `operands`.
         """
         place = f"{{{len(operands)}}}"
-        return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
+        return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
         """Return all keys and values that `node` attends to. `make` emits them once per shared cache."""

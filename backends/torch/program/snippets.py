@@ -38,7 +38,7 @@ RESERVED = {  # names that generated methods use
 KERNELS = {  # functions of kernels that snippets call, and their files
     "as_bytes": "shared.float8",
     "from_bytes": "shared.float8",
-    "requires_grad": "shared.online_softmax",
+    "requires_grad": "shared.operands",
     "shared_memory": "shared.online_softmax",
     "Codes": "shared.quantized_gemv",
     "choose_tokens": "choose_tokens",

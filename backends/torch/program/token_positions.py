@@ -100,7 +100,7 @@ def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 def written_positions(e: Emitter) -> Operand:
     """Emit the positions at which a rolling cache stores the new tokens; tokens after index ``last`` are padding."""
     positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
-    text = "{0} if {1} is None else positions_up_to({0}, {1})"
+    text = "{0} if {1} is None else mask_padding({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
 
 

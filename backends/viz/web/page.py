@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 
 from .. import panels
 from ..formats import style
-from ..layout import positions
+from ..layout import coordinates
 from ..layout.font import advances, faces
 from ..layout.scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from ..model import devices
@@ -56,7 +56,7 @@ def common() -> dict[str, Any]:
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
         "advances": advances(bold=True),
-        "sizes": {name: getattr(positions, name) for name in NUMBERS}
+        "sizes": {name: getattr(coordinates, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
         "numbers": devices.data(),
     }

@@ -77,15 +77,15 @@ def route(
     ranks = scores if bias is None else scores + bias
     if groups > 1:
         best = routing.best_of_groups if group_score == "max" else routing.best_two_of_groups
-        ranks = routing.within_groups(ranks, best(ranks, groups), top_groups)
+        ranks = routing.mask_groups(ranks, best(ranks, groups), top_groups)
     kept = routing.keep_top(scores, ranks, k)
-    return ((routing.renormalized(kept) if renormalize else kept) * scale).to(logits.dtype)
+    return ((routing.renormalize(kept) if renormalize else kept) * scale).to(logits.dtype)
 
 
 def _capped(part: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     def call(x: Tensor, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Tensor:
         rows = x.flatten(0, -2) if batched else x
-        limit = routing.capacity_of(rows.shape[-2], rows.shape[-1], factor) if capacity is None else capacity
+        limit = routing.expert_capacity(rows.shape[-2], rows.shape[-1], factor) if capacity is None else capacity
         return part(rows, limit).view_as(x)
 
     return call

@@ -13,7 +13,7 @@ import torch
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.torch import module_caches as caches
-from weft.backends.torch.lib.cache_codes import from_codes, to_codes
+from weft.backends.torch.lib.cache_codes import dequantize_heads, quantize_heads
 from weft.ir import Graph, interpret
 from weft.passes import run_passes
 
@@ -92,11 +92,11 @@ def test_codes_are_the_nearest_of_all(bits: int) -> None:
     x, scale = torch.randn(2, 3, 5, 8, generator=generator) * 4, torch.rand(24, generator=generator) / 4 + 0.1
     every = torch.arange(-(1 << bits - 1), 1 << bits - 1) * scale.view(1, 3, 1, 8, 1)
     nearest = (every - x[..., None]).abs().argmin(-1, keepdim=True)
-    found = from_codes(to_codes(x, scale, bits), scale, bits, torch.float32)
+    found = dequantize_heads(quantize_heads(x, scale, bits), scale, bits, torch.float32)
     torch.testing.assert_close(found, every.expand(*x.shape, -1).gather(-1, nearest)[..., 0])
     halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.0, 99.0]).view(1, 1, 1, 8)
     most = (1 << bits - 1) - 1
-    whole = from_codes(to_codes(halves, torch.ones(1), bits), torch.ones(1), bits, torch.float32)
+    whole = dequantize_heads(quantize_heads(halves, torch.ones(1), bits), torch.ones(1), bits, torch.float32)
     assert whole.flatten().tolist() == [-2, -2, 0, 0, 2, 2, 0, min(most, 99)]
 
 

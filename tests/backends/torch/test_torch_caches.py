@@ -17,9 +17,9 @@ from weft.backends.torch.lib.caches import (
     RollingKeyCache,
     RollingKVCache,
     earlier_keys,
-    held_positions,
-    positions_up_to,
+    mask_padding,
     rolling_positions,
+    slot_positions,
 )
 from weft.frontends.dsl import T5Bias
 from weft.ir import interpret
@@ -45,7 +45,7 @@ def test_positions_of_slots(slots: int, keep: int) -> None:
     if slots == keep:
         return
     for newest in range(LONG):
-        got = held_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
+        got = slot_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
         want = caches.slot_positions(np.array([[newest]]), slots, keep)[0]
         np.testing.assert_array_equal(got, np.where((want < 0) | (want > newest), -1, want))
 
@@ -63,7 +63,7 @@ def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int,
         positions = torch.from_numpy(start + np.arange(n))
         padding = 3 if i == 0 and n > 3 else 0
         if padding:
-            positions = positions_up_to(positions, torch.tensor([n - 1, n - 1 - padding]))
+            positions = mask_padding(positions, torch.tensor([n - 1, n - 1 - padding]))
         for row in range(2):
             at = positions[row].numpy()
             want[row] = caches.write(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)

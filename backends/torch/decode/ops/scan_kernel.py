@@ -44,7 +44,23 @@ REDUCED = {  # reductions of a tile: the value of masked elements, and the funct
 }
 MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # ops that leave a tile as it is
 # Names that no variable of a kernel may have: its functions and indices.
-TAKEN = {"tl", "start_next", "wait", "activate", "softplus", "float", "row", "there", "known", "p", "n", "BLOCK", "PDL"}
+TAKEN = {
+    *(
+        "tl",
+        "start_next",
+        "wait_for_previous",
+        "activate",
+        "softplus",
+        "float",
+        "row",
+        "there",
+        "known",
+        "p",
+        "n",
+        "BLOCK",
+    ),
+    "PDL",
+}
 
 
 class NoKernel(Exception):
@@ -191,9 +207,9 @@ class _Writer:
         rows, there = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", f"p < {self.count}"
         first = ["start_next(PDL)", "row = tl.program_id(1).to(tl.int64)"]
         if self.inner is None:
-            return [*first, f"p = {rows}", f"there = {there}", "wait(PDL)"]
+            return [*first, f"p = {rows}", f"there = {there}", "wait_for_previous(PDL)"]
         tile = f"({rows})[:, None], tl.arange(0, {power_of_2(self.length)})[None, :]"
-        return [*first, f"p, n = {tile}", f"there, known = {there}, n < {self.length}", "wait(PDL)"]
+        return [*first, f"p, n = {tile}", f"there, known = {there}, n < {self.length}", "wait_for_previous(PDL)"]
 
     # -- memory
 

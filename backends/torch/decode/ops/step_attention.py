@@ -123,7 +123,7 @@ def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     of_heads = _scales(e, node)
     scales = ", ".join(call.place(scale) for scale in of_heads.values())
     arguments = f"{cache}, {k}, {v}, {positions}"
-    update = f"written_bytes({arguments}, {scales})" if scales else f"written({arguments})"
+    update = f"update_cache_float8({arguments}, {scales})" if scales else f"update_cache({arguments})"
     call.give(f"{q}.transpose(1, 2)", f"*{update}", positions).named(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.record_kernel("decode_attention", _attention_refusal(node))
@@ -169,7 +169,7 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     else:
         q = call.place(e.heads(node.required("q"), node.attrs["heads"]))
         k = call.place(e.heads(node.required("k"), 1))
-        call.give(f"{q}[:, :, 0]", f"written_latent({cache}, {k}, {positions})")
+        call.give(f"{q}[:, :, 0]", f"update_latent_cache({cache}, {k}, {positions})")
     call.give(positions, str(node.attrs["value_dim"]))
     _add_scoring(e, call, node, None)
     e.record_kernel("latent_decode", _latent_refusal(node))

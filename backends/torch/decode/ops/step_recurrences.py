@@ -83,7 +83,7 @@ def _call_products(e: StepEmitter, step: Step, products: Graph, arguments: Mappi
     function = e.function("products", function_text(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
     parts = [tuple_text([arguments[n] for n in kind if n in products.inputs]) for kind in kinds]
-    return f"products_of({', '.join([function, *parts])})"
+    return f"step_products({', '.join([function, *parts])})"
 
 
 @lowers(ops.causal_conv)

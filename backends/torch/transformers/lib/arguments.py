@@ -26,7 +26,7 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
         raise TypeError(f"the model has no argument {', '.join(unread)}: leave it out")
 
 
-def cache_of(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
+def get_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
     """Return the cache; transformers passes it as `cache` from 5.24 on, earlier versions pass paged caches under that
     name to attention functions. Raise a TypeError for two caches, or one that is not of transformers."""
     cache = None if isinstance(kwargs.get("cache"), PAGES) else kwargs.pop("cache", None)

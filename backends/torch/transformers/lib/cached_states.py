@@ -15,7 +15,7 @@ def count_tokens(cache: Cache, x: Tensor) -> None:
     cache.update(nothing, nothing, layer_idx)
 
 
-def shown(x: Tensor, mask: Tensor | None) -> Tensor:
+def mask_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
     return x if mask is None else x.masked_fill(mask[..., None] == 0, 0)
 

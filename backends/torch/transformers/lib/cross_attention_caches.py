@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 
 
-def own(cache: Cache | None) -> Cache | None:
+def self_attention_cache(cache: Cache | None) -> Cache | None:
     """Return the self-attention part of a cache; a cache without cross-attention is returned as it is."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def crossed(
+def update_cross_cache(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of the source, [batch, kv_heads, source, width], computed by `make` in the first call."""
@@ -29,7 +29,7 @@ def crossed(
     return layer.keys, layer.values
 
 
-def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
+def shift_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
     """Return the tokens that a decoder reads to predict `labels` [batch, seq]: `start`, then all but the last label;
     the value -100, which no loss counts, becomes `pad`.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def first_shown(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
+def first_visible(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the index [batch] of the first visible token of each batch row of inputs_embeds [batch, seq, width];
     `attention_mask` [batch, seq] is 0 at padding."""
     if attention_mask is None:

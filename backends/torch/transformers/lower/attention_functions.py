@@ -143,7 +143,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
     assert isinstance(k, Var) and isinstance(v, Var)
     text_k, operands_k = e.inline(k, 2)
     text_v, operands_v = e.inline(v, 2 + len(operands_k))
-    text = f"crossed({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
+    text = f"update_cross_cache({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
     outputs = e.many(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
     e.crossed.add(e.program.statements[-1])
     return outputs

@@ -144,7 +144,7 @@ class ShellEmitter(Emitter):
         text = f"{cache} if {{0}} and {{1}} is None else {{1}}"
         self._first(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
         if self.crosses:
-            self._first("own({0})", (self.past,), self.own_past)
+            self._first("self_attention_cache({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
         counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
         self._first(counted, (self.past, arguments["position_ids"]), past)
@@ -188,7 +188,7 @@ class ShellEmitter(Emitter):
     def zero_padding(self, value: Value | Operand) -> Operand:
         """Emit and return `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
         mask = self.padding()
-        return self.emit("shown({0}, {1})", value, mask, replaces=0)
+        return self.emit("mask_hidden({0}, {1})", value, mask, replaces=0)
 
     def padding(self) -> Var:
         """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
@@ -222,7 +222,7 @@ class ShellEmitter(Emitter):
 
     def own(self, cache: str) -> str:
         """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
-        return f"own({cache})" if self.crosses else cache
+        return f"self_attention_cache({cache})" if self.crosses else cache
 
     def hold(self, param: Param) -> Operand:
         """Return the operand of a parameter; rotary frequencies are hoisted expressions of config fields."""

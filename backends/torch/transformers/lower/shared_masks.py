@@ -113,7 +113,7 @@ def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
     ]
     custom = [mask for mask in masks if mask.kind not in STANDARD]
     if decodes and any(mask.condition for mask in custom):
-        lines.append("    first = first_shown(inputs_embeds, attention_mask)")
+        lines.append("    first = first_visible(inputs_embeds, attention_mask)")
     for mask in custom:
         lines += [
             "",

@@ -66,7 +66,7 @@ def test_counters_are_back_at_zero_and_results_repeat(device: torch.device, kind
 def test_the_norm_goes_over_outputs_that_no_block_holds_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "at_once", lambda outputs, plan: 4)
+    monkeypatch.setattr(module, "outputs_per_step", lambda outputs, plan: 4)
     x, residual = draw(2, 20, seed=1, dtype=FP32, device=device), draw(2, 11, seed=2, dtype=FP32, device=device)
     weight = draw(11, 20, seed=3, dtype=FP32, device=device)
     for kind in ("rms", "layer"):

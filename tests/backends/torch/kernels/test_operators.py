@@ -55,21 +55,21 @@ def heads(queries: int, keys: int) -> tuple[Tensor, ...]:
 
 Case = tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]], str]
 CASES: dict[str, Case] = {  # with the operators of few tokens and of many
-    "a window": (Windowed, lambda n: heads(n + 40, n + 40), "attend_in_window"),
+    "a window": (Windowed, lambda n: heads(n + 40, n + 40), "launch_window_attention"),
     "a window after other tokens": (
         lambda: Windowed(30),
         lambda n: heads(n, n + 30),
-        "attend_in_window",
+        "launch_window_attention",
     ),
     "codes": (
         lambda: product(bits=4, group=64, offsets=True),
         lambda n: (torch.randn(n, 192, generator=torch.Generator().manual_seed(n)),),
-        "normed_product dequantize_codes",
+        "launch_norm_linear dequantize_codes",
     ),
     "floats for both": (
         lambda: product(bits=8, group=192, floats=True, activations=True),
         lambda n: (torch.randn(2, n, 192, generator=torch.Generator().manual_seed(n)),),
-        "normed_product rounded_rows dequantize_codes",
+        "launch_norm_linear launch_quantize dequantize_codes",
     ),
 }
 

@@ -22,7 +22,7 @@ from weft.backends.runtime.torch.open_torch import importing
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.kernels.shared import gemv, launch
 from weft.backends.torch.kernels.shared import quantized_gemv as codes
-from weft.backends.torch.lib.quantized import widened
+from weft.backends.torch.lib.quantized import dequantize_rows
 from weft.frontends.app.api.modules import with_weights
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.types.block_layouts import LAYOUTS
@@ -166,7 +166,7 @@ def test_steps_by_kernels(kind: Type, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(launch, "INTERPRETED", True)
         monkeypatch.setattr(gemv, "PROCESSORS", 1)  # more outputs in each of fewer blocks
         monkeypatch.setattr(codes, "dequantize", None)
-        monkeypatch.setattr(sys.modules[type(module).__module__], "widened", _rows_of_two)
+        monkeypatch.setattr(sys.modules[type(module).__module__], "dequantize_rows", _rows_of_two)
         got = step(ids[:, 4:], torch.full((2, 1), 4), cache)
     assert_close(got, whole[:, 4:].double().numpy(), tolerance(graph, torch.float32))
     told = " ".join(map(str, explain(graph)))
@@ -175,9 +175,9 @@ def test_steps_by_kernels(kind: Type, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def _rows_of_two(codes: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """`widened` of the rows of two tokens alone, which no kernel looks up."""
+    """`dequantize_rows` of the rows of two tokens alone, which no kernel looks up."""
     assert len(codes) == 2
-    return widened(codes, *rest)
+    return dequantize_rows(codes, *rest)
 
 
 def test_what_is_trained_is_around_the_blocks(tmp_path: Path) -> None:
