@@ -76,7 +76,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FolderFacts:
     """The facts of a compiled folder that the runtime needs before it opens the model."""
 
     folder: Path

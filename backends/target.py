@@ -20,17 +20,17 @@ from weft.ir.types import dtypes
 from weft.passes import Pass, Phase, Pipeline, default_pipeline, parse_pipeline
 from weft.passes.edits.legalization import ACCEPTS, Accepts
 from weft.passes.forms import Form
-from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.cleanup.cast import CastDtype
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.rope_length import RopeLength, depends_on_length
 
-from .folder_facts import Facts
+from .folder_facts import FolderFacts
 from .options import MOVED, Option, Options
 
 MODEL = "model"  # the form of the full model
 
 
-class Built(Protocol):
+class CompiledModel(Protocol):
     """A compiled model that is not written yet.
 
     - trace: lines about expanded ops, and lowerings that refused a node, with their reasons; may be empty
@@ -149,7 +149,7 @@ class Backend(ABC):
         """Return the target's own passes for `graph`, which run after `pipeline`: they set the maximum length, if the
         graph depends on it, and cast to `dtype`."""
         length = (RopeLength(max_length),) if max_length is not None and depends_on_length(graph) else ()
-        return (*length, *(() if dtype == "f32" else (Cast(dtypes.parse(dtype)),)))
+        return (*length, *(() if dtype == "f32" else (CastDtype(dtypes.parse(dtype)),)))
 
     @abstractmethod
     def lowerings(self, op: str) -> list[str]:
@@ -179,7 +179,9 @@ class Backend(ABC):
         return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
 
     @abstractmethod
-    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> CompiledModel:
         """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` are the graphs
         that the pipelines of `forms()` returned, by name ("": the model's graph).
 
@@ -204,16 +206,17 @@ class Backend(ABC):
         encoder-decoder) has, the main file first."""
         return ()
 
-    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+    def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         """Open the compiled folder that `facts` describe on `device`, with `threads` CPU threads (None: the runtime's
-        default). Return its `runtime.core.decoder.Decoder`, or for an encoder its `runtime.ort.ort_encoder.Encoder`.
+        default). Return its `runtime.core.decoder.Decoder`, or for an encoder its
+        `runtime.ort.ort_encoder.EncoderModel`.
 
         Raises:
             WeftError: if the folder or the device cannot be used.
         """
         raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
 
-    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+    def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
         return its `Decoder`.
 

@@ -35,7 +35,7 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, all_sets, compared, options, serve
 
-from weft.backends.viz.formats.chart import Candidate, chart
+from weft.backends.viz.formats.chart import ChartModel, chart
 
 HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
@@ -141,7 +141,7 @@ def minilm() -> dict[str, float]:
 def draw(found: dict[str, Any]) -> None:
     """Keep the scores as a chart, results/quantized.svg: quality against size."""
     candidates = [
-        Candidate(
+        ChartModel(
             name,
             score["bytes"],
             score.get("kl"),

@@ -160,10 +160,10 @@ def _window(large: bool) -> Iterator[Case]:
 
 
 def _window_tiles() -> dict[str, Sequence[Any]]:
-    from weft.backends.torch.kernels.prefill.window_attention import Tile
+    from weft.backends.torch.kernels.prefill.window_attention import AttentionTile
 
     tiles = combinations((64, 128), (32, 64, 128), (4, 8), (2, 3))
-    return {"window_attention._tile": [Fixed(Tile(*tile)) for tile in tiles]}
+    return {"window_attention._tile": [Fixed(AttentionTile(*tile)) for tile in tiles]}
 
 
 def _quantized(large: bool) -> Iterator[Case]:

@@ -11,7 +11,7 @@ from weft.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Connection:
+class GraphConnection:
     """An output of the graph `maker` that the graph `reader` takes as input; `name` is its name in the model."""
 
     maker: str
@@ -31,13 +31,13 @@ class Package:
     graphs: Mapping[str, Graph]
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[GraphConnection]:
         """Return the connections between the graphs, by the order of the readers and of their inputs.
 
         Raises:
             WeftError: if a graph's input has another type than the output that it reads, naming both.
         """
-        outputs, connections = dict[str, tuple[str, TensorType]](), list[Connection]()
+        outputs, connections = dict[str, tuple[str, TensorType]](), list[GraphConnection]()
         for reader, graph in self.graphs.items():
             for name, value in graph.inputs.items():
                 model_name = self._in_model(reader, name)
@@ -46,7 +46,7 @@ class Package:
                 maker, type = outputs[model_name]
                 if value.type != type:
                     raise WeftError(f"{reader} reads {model_name} as {value.type}, which {maker} makes as {type}")
-                connections.append(Connection(maker, reader, model_name, type))
+                connections.append(GraphConnection(maker, reader, model_name, type))
             outputs |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
         return connections
 

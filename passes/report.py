@@ -31,7 +31,7 @@ class GraphCost:
 
 
 @dataclass(frozen=True)
-class Record:
+class PassRecord:
     """One pass of a run.
 
     phase, applied: the name of the phase and the pass; seconds: the time of the pass without hooks.
@@ -91,7 +91,7 @@ class Record:
 class Report:
     """Records of a run, one per pass; `priced` requests the costs before and after each pass."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[PassRecord] = field(default_factory=list)
     priced: bool = False
 
     @property

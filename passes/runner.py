@@ -18,11 +18,11 @@ from .core.text import parse_pipeline
 from .core.trace import Trace
 from .default import default_pipeline
 from .edits.legalization import is_fused
-from .report import GraphCost, Record, Report
+from .report import GraphCost, PassRecord, Report
 
 
 @dataclass
-class Step:
+class PassRun:
     """One pass that ran, the argument of hooks: `index` counts from 1, `nodes` are counts before and after.
 
     `after` is the graph itself, not a copy; `before` is a copy if the run verifies, else None.
@@ -42,7 +42,7 @@ class Step:
         return self.trace.rewrites.total()
 
 
-Hook = Callable[[Step], None]
+Hook = Callable[[PassRun], None]
 Progress = Callable[[str, int, int], None]  # name of the pass, done, in all
 
 
@@ -61,7 +61,7 @@ def run_passes(
 
     verify: also check the declared effect of every pass, on small random inputs and weights (from `seed`) in float64.
     dump: a folder, created if missing, for the IR text of the input and after every pass, as ``NN-pass.weft``.
-    report: gets one record per pass; hooks: are called with a `Step` after every pass.
+    report: gets one record per pass; hooks: are called with a `PassRun` after every pass.
     progress: is called as progress(pass name, done, total) by passes that take long.
 
     Raises:
@@ -91,7 +91,7 @@ def run_passes(
                 refuse_fused(current, applied)
             applied.run(current, trace)
             seconds = time.perf_counter() - start
-            step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
+            step = PassRun(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
             equivalence.largest = None
             for hook in inner_hooks:
                 hook(step)
@@ -99,7 +99,9 @@ def run_passes(
                 old_price, price = price, GraphCost.of(current) if priced else None
                 prices = (old_price, price) if old_price is not None and price is not None else None
                 evidence = applied.shows() if verify else ""
-                record = Record(phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest)
+                record = PassRecord(
+                    phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest
+                )
                 report.records.append(record)
             for hook in hooks:
                 hook(step)
@@ -119,7 +121,7 @@ def refuse_fused(graph: Graph, applied: Pass) -> None:
         )
 
 
-def _verify_graph(step: Step) -> None:
+def _verify_graph(step: PassRun) -> None:
     try:
         verify_graph(step.after, recipes=False)
     except WeftError as e:
@@ -130,7 +132,7 @@ def _write(folder: Path, index: int, name: str, graph: Graph) -> None:
     (folder / f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
 
 
-def _check_effect(step: Step, equivalence: EquivalenceCheck) -> None:
+def _check_effect(step: PassRun, equivalence: EquivalenceCheck) -> None:
     assert step.before is not None
     try:
         step.applied.check(step.before, step.after, equivalence)

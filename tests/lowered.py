@@ -11,13 +11,13 @@ from torch import nn
 from weft.backends.options import Options
 from weft.backends.target import MODEL, TARGETS
 from weft.backends.torch.decode import step_source as source
-from weft.backends.torch.decode.lower_step import Step
+from weft.backends.torch.decode.lower_step import DecodeStep
 from weft.backends.torch.lower import lower as lowering
-from weft.backends.torch.lower.lower import Lowered
+from weft.backends.torch.lower.lower import LoweredGraph
 from weft.backends.torch.package import explain as explaining
 from weft.backends.torch.package import module
 from weft.backends.torch.package import source_folder as export
-from weft.backends.torch.package.explain import HOPPER, Explained
+from weft.backends.torch.package.explain import HOPPER, Explanation
 from weft.frontends.app.api.modules import module_forms, step_forms
 from weft.ir import Graph
 from weft.passes import Report
@@ -30,12 +30,12 @@ def forms(graph: Graph, target: str, options: Options | None = None, report: Rep
     return make_forms(graph, backend.forms(graph, options or backend.options()), report=report)
 
 
-def lower(graph: Graph) -> Lowered:
+def lower(graph: Graph) -> LoweredGraph:
     """The program of `graph` in PyTorch."""
     return lowering.lower(module_forms(graph)[MODEL])
 
 
-def step_of(graph: Graph) -> Step | None:
+def step_of(graph: Graph) -> DecodeStep | None:
     """The decode step of `graph` in PyTorch, if there is one."""
     made = step_forms(graph)
     return export.step_of(made, lowering.lower(made[MODEL]))
@@ -60,7 +60,7 @@ def build_step(graph: Graph, made: nn.Module, **caches: bool) -> Callable[..., t
 
 def explain(
     graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
-) -> list[Explained]:
+) -> list[Explanation]:
     """Lines that tell how a decode step of `graph` is computed."""
     report = Report()
     made = forms(graph, "torch", report=report)

@@ -28,7 +28,7 @@ from ..weights import StoredTensor
 from . import cuda
 from .lowering import select
 from .lowerings import padding
-from .onnx_emitter import ONNX_DTYPES, Emitter, Weight
+from .onnx_emitter import ONNX_DTYPES, OnnxEmitter, StreamedInitializer
 
 MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
 ADAPTER = ".onnx_adapter"
@@ -43,7 +43,7 @@ class BuiltModel:
     """An ONNX model whose weights are still recipes, which `reader` evaluates; `trace` has lines about lowerings."""
 
     model: onnx.Model
-    weights: Sequence[Weight]
+    weights: Sequence[StreamedInitializer]
     reader: TensorReader
     trace: list[str] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ def build(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
         WeftError: if no lowering accepts a node; the message names its op.
     """
     selection = select(graph, target)
-    emitter = Emitter(graph, target, max_length)
+    emitter = OnnxEmitter(graph, target, max_length)
     padding.lower(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.model()
     widened = cuda.widen(model) if target.device == "cuda" else []
@@ -153,9 +153,9 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
         file.export_adapter(str(folder / f"{name}{ADAPTER}"))
 
 
-def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Weight]]:
+def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[StreamedInitializer]]:
     """Return the weights of `models` in groups with equal bytes (the same recipe and dtype)."""
-    groups: dict[tuple[Recipe, DType], list[Weight]] = {}
+    groups: dict[tuple[Recipe, DType], list[StreamedInitializer]] = {}
     for built in models:
         for w in built.weights:
             # Equal recipes of one checkpoint give equal bytes: for example, an embedding shared by encoder and decoder.
@@ -172,11 +172,11 @@ def _reserve(file: int, folder: Path, size: int) -> None:
         os.posix_fallocate(file, 0, size)
 
 
-def _weight_size(w: Weight) -> int:
+def _weight_size(w: StreamedInitializer) -> int:
     return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
 
 
-def _make_tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
+def _make_tensor(w: StreamedInitializer, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 
@@ -185,7 +185,7 @@ class _Region:
     """The region of a weight in the data file, with the byte `offset` at which the next elements are written. Two 4-bit
     elements share a byte, also across rows."""
 
-    weight: Weight
+    weight: StreamedInitializer
     offset: int
     unpaired: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
 
@@ -228,13 +228,13 @@ def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator
     return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # one recipe, stored in several dtypes
 
 
-def _iter_cast_blocks(w: Weight, reader: TensorReader) -> Any:
+def _iter_cast_blocks(w: StreamedInitializer, reader: TensorReader) -> Any:
     """Yield blocks of rows of a weight, contiguous, in the dtype in which it is stored."""
     for block in stream(w.recipe, reader):
         yield _cast_block(w, block)
 
 
-def _cast_block(w: Weight, block: Array) -> Array:
+def _cast_block(w: StreamedInitializer, block: Array) -> Array:
     block = np.atleast_1d(block)
     if w.recipe.constant and np.isinf(block).any():  # −∞ of a mask is intended
         return np.ascontiguousarray(block.astype(w.dtype.numpy))

@@ -17,9 +17,9 @@ from weft.ir.op import Op
 from weft.ir.registry import Alternatives
 
 from ..target import Backend
-from .onnx_emitter import Emitted, Emitter
+from .onnx_emitter import Emitted, OnnxEmitter
 
-Emit = Callable[[Emitter, Node], Emitted]
+Emit = Callable[[OnnxEmitter, Node], Emitted]
 When = Callable[[Node, Backend], str | None]
 Reads = Callable[[Node, Backend], Iterable[Value]]
 Serves = Callable[[Backend], bool]
@@ -30,7 +30,7 @@ def _operands(node: Node, target: Backend) -> Iterable[Value]:
 
 
 @dataclass(frozen=True)
-class Lowering:
+class OnnxLowering:
     """A lowering of one op to ONNX operators.
 
     - op, name: name of the op, and of the lowering in traces
@@ -54,7 +54,7 @@ class Lowering:
         return self.when(node, target)
 
 
-LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.onnx.lowerings", "see `weft ops`")
+LOWERINGS: Alternatives[OnnxLowering] = Alternatives("lowered op", "weft.backends.onnx.lowerings", "see `weft ops`")
 
 
 def contrib(target: Backend) -> bool:
@@ -93,7 +93,7 @@ def lowering(
 
     def register(emit: Emit) -> Emit:
         for op in ops:
-            new = Lowering(op.name, getattr(emit, "__name__", op.name), targets, when, reads, emit, opset)
+            new = OnnxLowering(op.name, getattr(emit, "__name__", op.name), targets, when, reads, emit, opset)
             LOWERINGS.put(op.name, new, first)
         return emit
 
@@ -118,7 +118,7 @@ class Selection:
     """The result of `select`: the `chosen` lowering of every node to emit, and a line of `trace` for each lowering that
     refused a node before one was chosen."""
 
-    chosen: dict[Node, Lowering]
+    chosen: dict[Node, OnnxLowering]
     trace: list[str]
 
 

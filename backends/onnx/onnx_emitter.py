@@ -26,7 +26,7 @@ ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.val
 
 
 @dataclass(frozen=True)
-class Weight:
+class StreamedInitializer:
     """An initializer whose bytes are streamed to disk: the result of `recipe`, cast to `dtype`."""
 
     value: onnx.Value
@@ -35,7 +35,7 @@ class Weight:
     shape: tuple[int, ...]
 
 
-class Emitter:
+class OnnxEmitter:
     """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows."""
 
     def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
@@ -43,7 +43,7 @@ class Emitter:
         self.target = target
         self.max_length = max_length
         self.nodes: list[onnx.Node] = []
-        self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
+        self.weights: dict[tuple[Recipe, DType, str], StreamedInitializer] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
         self.output_values: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
@@ -98,7 +98,7 @@ class Emitter:
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
             value = self._declare(onnx.Value(name=self.unique_name(name)), TensorType(dtype, shape))
-            self.weights[key] = Weight(value, recipe, dtype, shape)
+            self.weights[key] = StreamedInitializer(value, recipe, dtype, shape)
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
@@ -212,7 +212,7 @@ class Emitter:
                     return self.op("Shape", self[value], start=axis, end=axis + 1)
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
 
-    def _emit_size_call(self, atom: sizes.Call) -> onnx.Value:
+    def _emit_size_call(self, atom: sizes.SizeCall) -> onnx.Value:
         # Div of integers truncates, which is a floor here: sizes are not negative.
         op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
         return self.op(op, *(self.size(a) for a in atom.args))
@@ -233,7 +233,7 @@ class Emitter:
 
     # -- running lowerings
 
-    def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
+    def lower(self, chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]]) -> None:
         """Emit the graph's nodes in `chosen`, in order, by their lowerings; name the results after the IR values."""
         for node in self.graph.nodes:
             if node in chosen:
@@ -241,7 +241,10 @@ class Emitter:
                 self._name(node, chosen[node](self, node))
 
     def emit_subgraph(
-        self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
+        self,
+        graph: Graph,
+        inputs: Mapping[str, onnx.Value],
+        chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]],
     ) -> list[onnx.Value]:
         """Emit `graph`, such as the step of a scan, by the `chosen` lowerings with the ONNX values `inputs`, by name;
         return its outputs."""
@@ -270,7 +273,7 @@ class Emitter:
             if result.type is None:
                 self._declare(result, storage_type(value.type))
 
-    def adapter_inputs(self) -> list[Weight]:
+    def adapter_inputs(self) -> list[StreamedInitializer]:
         """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
         tensors = find_switched(self.graph.reader)
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]

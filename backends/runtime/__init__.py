@@ -1,4 +1,4 @@
-"""Runtime for compiled models: `load` opens a folder and returns a `Generator` or an `Encoder`.
+"""Runtime for compiled models: `load` opens a folder and returns a `Generator` or an `EncoderModel`.
 
 `core` generates with any executor that is a `Decoder`; `ort` and `torch` are the executors, `text` has the tokenizer
 and chat templates. Never here: building models, knowledge of a model family, PyTorch outside of `torch`.
@@ -16,7 +16,7 @@ from .trust import require_trust
 
 if TYPE_CHECKING:
     from .core.generation import Generator
-    from .ort.ort_encoder import Encoder
+    from .ort.ort_encoder import EncoderModel
 
 __all__ = ["load"]
 
@@ -28,8 +28,8 @@ def load(
     *,
     trust: bool = False,
     experts_on_device: int | None = None,
-) -> Generator | Encoder:
-    """Open a compiled folder; return an `Encoder` if its weft.json describes an encoder, else a `Generator`.
+) -> Generator | EncoderModel:
+    """Open a compiled folder; return an `EncoderModel` if its weft.json describes an encoder, else a `Generator`.
 
     A folder of onnxruntime-genai's model builder also opens, by its genai_config.json. `device` is "auto", "cpu" or
     "cuda"; `threads` is the number of CPU threads, see `session.open_session`. A folder of target torch is Python code
@@ -51,10 +51,10 @@ def load(
         check_count("experts_on_device", experts_on_device)
         model = target.open_offloaded(facts, device, threads, experts_on_device)
     if facts.kind == "encoder":
-        encoder: Encoder = model
+        encoder: EncoderModel = model
         return encoder
     from .core.generation import Generator
-    from .core.sampler import Forced
+    from .core.sampler import TokenRules
 
-    forced = Forced(**facts.forced)
+    forced = TokenRules(**facts.forced)
     return Generator(model, stop_ids=facts.eos, folder=facts.folder, forced=forced, defaults=facts.defaults)

@@ -10,7 +10,7 @@ from weft.ir.storage import MANIFEST as MANIFEST
 from weft.ir.storage import check_format
 from weft.ir.storage.documents import Record
 
-from ..folder_facts import Embedding, Facts, Sound, Task
+from ..folder_facts import Embedding, FolderFacts, Sound, Task
 from ..target import TARGETS
 from .core.sampler import read_sampling_defaults
 from .state_io import read_states
@@ -20,7 +20,7 @@ _ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
 GENAI_TARGET = "onnx"  # the builder names no target: its models run on any device
 
 
-def read_facts(folder: str | Path) -> Facts:
+def read_facts(folder: str | Path) -> FolderFacts:
     """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json.
 
     Raises:
@@ -51,7 +51,7 @@ def read_manifest(folder: Path) -> Record:
     return manifest
 
 
-def _from_manifest(folder: Path) -> Facts:
+def _from_manifest(folder: Path) -> FolderFacts:
     data = read_manifest(folder)
     if (kind := data.get("kind", str, "")) in _ENCODED:
         raise WeftError(
@@ -81,7 +81,7 @@ def _from_manifest(folder: Path) -> Facts:
     if "outputs" in data:
         optional["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])
-    return Facts(
+    return FolderFacts(
         folder=folder,
         files=tuple(folder / name for name in TARGETS[target].files(kind)),
         kind=kind,
@@ -149,11 +149,11 @@ def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
     }
 
 
-def _from_genai(folder: Path) -> Facts:
+def _from_genai(folder: Path) -> FolderFacts:
     model = Record.read(folder / GENAI).record("model")
     decoder = model.record("decoder")
     sliding = decoder.record("sliding_window", {})
-    return Facts(
+    return FolderFacts(
         folder=folder,
         files=(_resolve_file(folder / GENAI, decoder.text("filename")),),
         kind="decoder",

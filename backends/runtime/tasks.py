@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from .arrays import Floats
 from .core.sampler import check_count
-from .text.tokenizer import Encoded, Tokenizer, check_ids, is_ids, pad_rows
+from .text.tokenizer import Encoding, Tokenizer, check_ids, is_ids, pad_rows
 
 if TYPE_CHECKING:
     from ..folder_facts import Task
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedText:
     """The index of a text in the list that was ranked, and its score for the query."""
 
     index: int
@@ -93,7 +93,7 @@ class Tasks(ABC):
 
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
-    ) -> list[Ranked]:
+    ) -> list[RankedText]:
         """Return the `top` texts (None: all) with the highest scores for `query`, the highest first.
 
         Scores are computed as in sentence-transformers' CrossEncoder: the logit of the only label after the activation
@@ -101,7 +101,7 @@ class Tasks(ABC):
         """
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])
-        return [Ranked(i, scores[i]) for i in order[:top]]
+        return [RankedText(i, scores[i]) for i in order[:top]]
 
     def scores(self, pairs: Sequence[Pair], *, batch: int = BATCH, truncate: bool = False) -> list[float]:
         """Return the score of each pair (query, text), as `rank` computes it. Raises WeftError as `rank` does."""
@@ -195,7 +195,7 @@ class Tasks(ABC):
         check_count("batch", batch)
         return self.logits([self.encoded(text, truncate) for text in texts], batch)
 
-    def logits(self, encoded: Sequence[Encoded], batch: int = BATCH) -> Floats:
+    def logits(self, encoded: Sequence[Encoding], batch: int = BATCH) -> Floats:
         """Return the logits [texts, labels]; a call runs at most `batch` texts of similar length, to save padding."""
         rows: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
         for indices in self.batches([len(text.ids) for text in encoded], batch):
@@ -213,13 +213,13 @@ class Tasks(ABC):
         yield from (batched[at : at + batch] for at in range(0, len(batched), batch))
         yield from ([i] for i in singles)
 
-    def encoded(self, text: Any, truncate: bool = False) -> Encoded:
+    def encoded(self, text: Any, truncate: bool = False) -> Encoding:
         """Return the tokens of `text` (a string, a pair of strings, or token ids). Raises WeftError for another type,
         without tokens, or above the model's maximum length unless `truncate` cuts it."""
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]
-            encoded = Encoded(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
+            encoded = Encoding(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
         elif isinstance(text, str):
             encoded = self.tokenizer.encode_parts(text, limit=limit)
         elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text):

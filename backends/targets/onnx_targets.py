@@ -18,7 +18,7 @@ from weft.passes.library.target.sides import DecoderSide, EncoderSide
 from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
 
 from .. import cpu
-from ..folder_facts import Facts
+from ..folder_facts import FolderFacts
 from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
 from ..target import MODEL, Backend, Place, register
 
@@ -91,7 +91,7 @@ class OnnxBackend(Backend):
     def files(self, kind: str) -> tuple[str, ...]:
         return ("model.onnx", "encoder.onnx") if kind == "encoder-decoder" else ("model.onnx",)
 
-    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+    def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         from ..runtime.ort import open_ort as folder
         from ..runtime.ort.session import offers_cuda
 
@@ -139,7 +139,7 @@ class CpuBackend(OnnxBackend):
             notes.append(slow)
         return built
 
-    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+    def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # the folder may have been compiled on another CPU
             _log.warning("%s", slow)
         return super().open(facts, device, threads)

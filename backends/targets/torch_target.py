@@ -16,10 +16,10 @@ from weft.passes.library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, losses
 
-from ..folder_facts import Facts
+from ..folder_facts import FolderFacts
 from ..options import KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
 from ..python_names import PythonNames
-from ..target import MODEL, Backend, Built, Place, register
+from ..target import MODEL, Backend, CompiledModel, Place, register
 
 STEP = "step"  # the form of a decode step
 
@@ -106,7 +106,9 @@ class TorchBackend(Backend):
         """Return the pipeline that prepares a graph for code generation; `names` is its pass for Python names."""
         return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
 
-    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> CompiledModel:
         from ..torch.torch_folder import TorchFolder
 
         assert isinstance(options, TorchOptions)
@@ -120,12 +122,12 @@ class TorchBackend(Backend):
     def files(self, kind: str) -> tuple[str, ...]:
         return ("model.py",)
 
-    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+    def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         from ..runtime.torch import open_torch as folder
 
         return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
 
-    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+    def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         from ..runtime.torch import open_torch as folder
 
         return folder.decoder(facts, device, threads, experts)

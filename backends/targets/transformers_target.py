@@ -14,10 +14,10 @@ from weft.passes.analysis.states import SOUND
 from weft.passes.forms import Form
 from weft.passes.library.target.sides import DecoderSide, EncoderSide
 
-from ..folder_facts import Facts
+from ..folder_facts import FolderFacts
 from ..options import Options, option
 from ..python_names import PythonNames
-from ..target import MODEL, Backend, Built, Place, register
+from ..target import MODEL, Backend, CompiledModel, Place, register
 from .torch_target import TorchBackend
 
 
@@ -57,7 +57,9 @@ class TransformersBackend(TorchBackend):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)),)), of=MODEL)
         return forms
 
-    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> CompiledModel:
         from ..torch.transformers.transformers_folder import TransformersFolder
 
         assert isinstance(options, TransformersOptions)
@@ -69,13 +71,13 @@ class TransformersBackend(TorchBackend):
     def files(self, kind: str) -> tuple[str, ...]:
         return ("config.json",)
 
-    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+    def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         raise WeftError(
             f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it by weft, compile: "
             f"weft compile {facts.folder} -o OUT"
         )
 
-    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+    def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         return Backend.open_offloaded(self, facts, device, threads, experts)
 
 

@@ -21,9 +21,9 @@ from weft.passes.forms import canonical
 
 from ..formats.weft.model_folder import exact
 from ..model import Model
-from ..models.families import Loaded
+from ..models.families import LoadedModel
 from .inversion import Shape, ShapedRecipe, invert_recipes
-from .matching import Match, check_exportable, match
+from .matching import GraphMatch, check_exportable, match
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Candidate:
 
     family: str
     config: Mapping[str, Any]
-    loaded: Loaded
+    loaded: LoadedModel
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     besides: Mapping[str, ShapedRecipe] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Fit:
+class FamilyFit:
     """A family's model that computes the same as a graph: its config, and its checkpoint's tensors by name.
 
     `kinds` are the uses of its matrices in products and lookups (`weft.passes.fitting.matrices`), by name.
@@ -59,7 +59,7 @@ class Fit:
     kinds: Mapping[str, str]
 
 
-def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> Fit:
+def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> FamilyFit:
     """Return the first candidate whose graph equals the canonical graph of `model`.
 
     `candidates` yields candidates for a graph; errors call them `kind`, such as "Hugging Face family".
@@ -78,7 +78,7 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
                 if not result.differences:
                     tensors = tensors_of(reference, result, candidate)
                     kinds = _matrix_kinds(candidate.loaded.graph)
-                    return Fit(candidate.family, candidate.config, {**tensors, **candidate.besides}, kinds)
+                    return FamilyFit(candidate.family, candidate.config, {**tensors, **candidate.besides}, kinds)
                 faults = float(len(reference) - result.nodes), float(len(result.differences))
                 if faults < fewest_faults:
                     fewest_faults, difference = faults, result.differences[0]
@@ -101,7 +101,7 @@ def _matrix_kinds(graph: Graph) -> dict[str, str]:
     return {key: matrix.kind for param, matrix in read for key in param.recipe.sources()}
 
 
-def tensors_of(reference: Graph, result: Match, candidate: Candidate) -> dict[str, ShapedRecipe]:
+def tensors_of(reference: Graph, result: GraphMatch, candidate: Candidate) -> dict[str, ShapedRecipe]:
     """Return the tensors of the candidate's checkpoint as recipes over the parameters that were matched to them.
 
     `reference` is the candidate's graph, `result` its match with the exported graph.

@@ -61,7 +61,7 @@ class Group(NamedTuple):
     keys: tuple[str, ...]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A part of the tensor `key`: `values` are determined where the mask `known` is true."""
 
     key: str
@@ -121,7 +121,7 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
     return {key: values for key, (values, _) in tensors.items()}
 
 
-def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
+def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[TensorPiece]:
     """Yield the pieces of tensors in `reader` that `recipe` reads and that its result `value` determines.
 
     Addends and factors that `recipe` reads stay as stored.
@@ -132,9 +132,9 @@ def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
     yield from _undo(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
 
 
-def _undo(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> Iterator[Piece]:
+def _undo(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> Iterator[TensorPiece]:
     if isinstance(recipe, Source):
-        yield Piece(recipe.key, value, mask)
+        yield TensorPiece(recipe.key, value, mask)
         return
     if not _list_sources(recipe):
         return  # a constant
@@ -179,9 +179,9 @@ def _undo(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> It
     yield from _undo(recipe.parts[0], item_value, item_mask, reader)
 
 
-def _stored_piece(key: str, reader: TensorReader) -> Piece:
+def _stored_piece(key: str, reader: TensorReader) -> TensorPiece:
     stored = Source(key).evaluate(reader)
-    return Piece(key, stored, np.broadcast_to(np.True_, stored.shape))
+    return TensorPiece(key, stored, np.broadcast_to(np.True_, stored.shape))
 
 
 def _sources(recipes: Iterable[Recipe]) -> list[str]:

@@ -34,7 +34,7 @@ class Difference:
 
 
 @dataclass
-class Match:
+class GraphMatch:
     """The parameters and nodes of a graph that correspond to those of a second one, and the differences of the two.
 
     params: parameter (or constant) of the first graph, by parameter of the second. nodes: number of matched nodes.
@@ -46,20 +46,20 @@ class Match:
     differences: list[Difference] = field(default_factory=list)
 
 
-def match(ours: Graph, theirs: Graph) -> Match:
+def match(ours: Graph, theirs: Graph) -> GraphMatch:
     """Compare two `canonical` graphs from their outputs backwards, and return the result."""
-    return _Matcher(ours, theirs).run()
+    return _GraphMatcher(ours, theirs).run()
 
 
-class _Matcher:
+class _GraphMatcher:
     def __init__(self, ours: Graph, theirs: Graph) -> None:
         self.ours, self.theirs = ours, theirs
         self.position = {node: i for graph in (ours, theirs) for i, node in enumerate(graph.nodes)}
         self.pairs: dict[Value, Value] = {}
         self.differences: list[tuple[int, Difference]] = []
-        self.result = Match()
+        self.result = GraphMatch()
 
-    def run(self) -> Match:
+    def run(self) -> GraphMatch:
         for name in self.ours.outputs.keys() ^ self.theirs.outputs.keys():
             has = name in self.ours.outputs
             self.report(None, name, f"an output {name}" if has else "none", "none" if has else f"an output {name}")

@@ -23,7 +23,7 @@ WEIGHTS = ("auto", "codes", "float")
 SHOWN = 3  # the number of tensors that a note lists
 
 
-class Refusal(NamedTuple):
+class CodeRefusal(NamedTuple):
     """A tensor whose codes cannot be stored, and the reason."""
 
     key: str
@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Codes:
+class StoredCodes:
     """The codes of a quantized matrix [..., out, in] (or a stack), whose rows consist of entire blocks of `layout`."""
 
     recipe: Recipe
@@ -75,10 +75,10 @@ def choose_codes(
     tensors: Mapping[str, ShapedRecipe],
     reader: TensorReader,
     weights: str,
-    refusal: Callable[[str, Codes], str],
+    refusal: Callable[[str, StoredCodes], str],
     note: Callable[[str], None],
     aside: Collection[str] = (),
-) -> dict[str, Codes]:
+) -> dict[str, StoredCodes]:
     """Return the codes to store, by tensor name.
 
     weights: "auto" stores the codes of weights that a pass quantized, and none if `refusal` refuses some; "codes"
@@ -90,20 +90,20 @@ def choose_codes(
     Raises:
         WeftError: if "codes" has nothing to store, or "float" does not change anything.
     """
-    codes: dict[str, Codes] = {}
+    codes: dict[str, StoredCodes] = {}
     if weights == "float":
         matrices = (tensor.recipe for tensor in tensors.values() if len(tensor.shape) > 1)
         if not any(isinstance(_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
             raise no_effect("--weights float", "no weights are quantized")
         return codes
-    refusals: list[Refusal] = []
+    refusals: list[CodeRefusal] = []
     for key, tensor in tensors.items():
         quantized = tensor.recipe.has(BlockRecipe)
         if len(tensor.shape) < 2 or key in aside or not (quantized or weights == "codes"):
             continue
         recipe, layout = _layout(tensor.recipe, reader)
         if isinstance(layout, BlockLayout):
-            candidate = Codes(recipe, layout, tensor.shape)
+            candidate = StoredCodes(recipe, layout, tensor.shape)
             reason = refusal(key, candidate)
             if not reason:
                 codes[key] = candidate
@@ -111,7 +111,7 @@ def choose_codes(
         else:
             reason = layout
         if quantized or isinstance(layout, BlockLayout):
-            refusals.append(Refusal(key, reason))
+            refusals.append(CodeRefusal(key, reason))
     if weights == "codes" and not codes:
         reason = f": {refusals[0].key}: {refusals[0].reason}" if refusals else ""
         raise WeftError(f"--weights codes has no weights whose codes can be stored{reason}")
@@ -132,7 +132,7 @@ def _layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout |
     return rows, block_layout(rows, reader)
 
 
-def counted_layouts(stored: Mapping[str, Codes]) -> str:
+def counted_layouts(stored: Mapping[str, StoredCodes]) -> str:
     """Return the number of weights per stored layout, as a phrase for a note."""
     counts = Counter(str(codes.layout) for codes in stored.values())
     return ", ".join(f"{count} as {layout}" for layout, count in sorted(counts.items()))
@@ -144,7 +144,7 @@ def shortened(keys: Collection[str]) -> str:
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
 
-def _list_refusals(refusals: list[Refusal]) -> str:
+def _list_refusals(refusals: list[CodeRefusal]) -> str:
     reason = refusals[0].reason
     keys = [key for key, other in refusals if other == reason]
     n_others = len(refusals) - len(keys)

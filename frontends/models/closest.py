@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 from weft.ir.recipes.readers import TensorReader
 
-from .config_keys import Recorded, meaning, normalized
+from .config_keys import RecordingConfig, meaning, normalized
 from .families import FAMILIES
 from .loading import describe
 from .tables.family import Config, Family
@@ -66,7 +66,7 @@ def _measure(family: Family, config: Config, keys: frozenset[str], reader: Tenso
         with contextlib.suppress(WeftError):  # of shapes that do not fit
             n_found += sources <= keys and param.recipe.shape(reader) == param.shape
 
-    recorded = Recorded(normalized(config, family.model_types[0]))
+    recorded = RecordingConfig(normalized(config, family.model_types[0]))
     try:
         describe(family, recorded, keys, "config.json", check)
     except WeftError:

@@ -83,7 +83,7 @@ class Unread(NamedTuple):
         return f"{self.path}={self.value!r:.60}" + (f" (overridden by {self.override})" if self.override else "")
 
 
-class Recorded(dict[str, Any]):
+class RecordingConfig(dict[str, Any]):
     """A config that records the dotted paths of the keys that are read, including keys of nested mappings."""
 
     def __init__(self, config: Mapping[str, Any], read: set[str] | None = None, prefix: str = "") -> None:
@@ -100,7 +100,7 @@ class Recorded(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         self.read.add(path := f"{self._prefix}{key}")
         value = super().__getitem__(key)
-        return Recorded(value, self.read, f"{path}.") if type(value) is dict else value
+        return RecordingConfig(value, self.read, f"{path}.") if type(value) is dict else value
 
     def values(self) -> Any:
         return [value for _, value in self.items()]
@@ -187,7 +187,7 @@ def unread_keys(
         if key in config and config.get(replaced, config[key]) not in (config[key], None):
             loser, winner = (replaced, key) if resolved[replaced] == config[key] else (key, replaced)
             yield Unread(loser, config[loser], f"{winner}={config[winner]!r}")
-    recorded, defaults = Recorded(resolved), type_facts.get("defaults", {})
+    recorded, defaults = RecordingConfig(resolved), type_facts.get("defaults", {})
     settings = read(recorded)
     for path, value in leaves(resolved, None):
         *outer, last = path.split(".")
@@ -211,7 +211,7 @@ def unread_keys(
     if unused:
         for path, value in leaves(resolved, recorded.read):
             for alternative in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
-                variant = Recorded(_with_value(resolved, path, alternative))
+                variant = RecordingConfig(_with_value(resolved, path, alternative))
                 _attempt(read, variant)
                 unused = {path: value for path, value in unused.items() if path not in variant.read}
     yield from (Unread(path, value) for path, value in unused.items())

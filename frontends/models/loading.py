@@ -33,7 +33,7 @@ MOST_LAYERS = 4096  # for shared weights, or without a checkpoint to count layer
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model with its weights.
 
     unread: checkpoint keys that nothing reads, except `ignored` and `idle` keys, which the table lists.
@@ -49,7 +49,7 @@ class Loaded:
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
+def load(table: Table, config: Config, reader: TensorReader, source: str) -> LoadedModel:
     """Return the model of `config`, with parameters that read the tensors of `reader`; errors call the config `source`.
 
     Raises:
@@ -106,7 +106,7 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
 
 def describe(
     table: Table, config: Config, keys: frozenset[str], source: str, check: Callable[[Param], None] = lambda param: None
-) -> Loaded:
+) -> LoadedModel:
     """Return the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
 
     Tensors that `keys` lacks get the names that they should have. `check` is called with each parameter that has a
@@ -134,7 +134,7 @@ def describe(
             raise WeftError(
                 f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}"
             )
-    return Loaded(graph, module, settings)
+    return LoadedModel(graph, module, settings)
 
 
 def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:

@@ -21,7 +21,7 @@ from ..recipes.readers import EMPTY, TensorReader
 from ..recipes.spelling import spell, spell_recipe
 from ..schema.op_schema import Cost, OpSchema
 from ..types import TensorType
-from .linked import Linked, LinkedList
+from .linked import LinkedElement, LinkedList
 from .operators import Operators
 from .origins import Origin
 from .outputs import Outputs
@@ -127,7 +127,7 @@ class Op(OpSchema[Value]):
         return self.emit_body(node.inputs, node.attrs)
 
 
-class Node(Linked):
+class Node(LinkedElement):
     """One application of `op` to `inputs` (None where an optional operand is absent)."""
 
     __slots__ = ("attrs", "graph", "inputs", "op", "outputs", "scope")

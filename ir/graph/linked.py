@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 
-class Linked:
+class LinkedElement:
     """An element of a `LinkedList`; `erased` is True once it was removed."""
 
     __slots__ = ("_next", "_prev", "erased")
@@ -22,7 +22,7 @@ class Linked:
         self._next: Any = None
 
 
-L = TypeVar("L", bound=Linked)
+L = TypeVar("L", bound=LinkedElement)
 
 
 class LinkedList(Generic[L]):

@@ -47,7 +47,7 @@ def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Gr
     Raises:
         WeftError: on a syntax or type error, as ``file:line:column: message``.
     """
-    return _Parser(text, source).graph(reader)
+    return _GraphParser(text, source).graph(reader)
 
 
 def parse_step(text: str) -> Step:
@@ -56,7 +56,7 @@ def parse_step(text: str) -> Step:
     Raises:
         WeftError: on a syntax or type error.
     """
-    parser = _Parser(text, "<step>")
+    parser = _GraphParser(text, "<step>")
     step = parser.step()
     if parser.token.kind != "end":
         parser.fail("unexpected text after the step")
@@ -67,7 +67,7 @@ def parse_step(text: str) -> Step:
 copyreg.pickle(Step, lambda step: (parse_step, (step.text,)))
 
 
-class _Parser(Lexer):
+class _GraphParser(Lexer):
     def __init__(self, text: str, source: str) -> None:
         def where(at: int) -> str:
             return f"{source}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"

@@ -17,7 +17,7 @@ from ..lexer import Lexer, language
 
 
 @dataclass(frozen=True)
-class Call:
+class SizeCall:
     """An opaque term ``min(a, b)``, ``max(a, b)`` or ``floordiv(a, b)``."""
 
     fn: str
@@ -32,7 +32,7 @@ MOST_DEGREE = 64
 MOST_BITS = 512  # of a number in the text of a size
 MOST_NESTED = 64  # parentheses in the text of a size
 
-Atom = str | Call
+Atom = str | SizeCall
 Monomial = tuple[tuple[Atom, int], ...]
 
 
@@ -127,7 +127,7 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
     powers = dict(m1)
     for atom, p in m2:
         powers[atom] = powers.get(atom, 0) + p
-    # Sorted by text: an atom is a str or a `Call`, and Python cannot compare the two.
+    # Sorted by text: an atom is a str or a `SizeCall`, and Python cannot compare the two.
     return tuple(sorted(powers.items(), key=lambda t: str(t[0])))
 
 
@@ -157,7 +157,7 @@ def sym(name: str) -> Poly:
 
 
 def _call(fn: str, *args: Size) -> Poly:
-    return Poly(((((Call(fn, args), 1),), 1),))
+    return Poly(((((SizeCall(fn, args), 1),), 1),))
 
 
 def floordiv(a: Size, b: Size) -> Size:
@@ -284,13 +284,13 @@ def parse(text: str) -> Size:
     # The parser recurses for every parenthesis and every leading minus; Python's stack is limited.
     if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
         raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
-    parser = _Parser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
+    parser = _SizeParser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
     size = parser.sum()
     parser.take("end")
     return size
 
 
-class _Parser(Lexer):
+class _SizeParser(Lexer):
     def sum(self) -> Size:
         size = self.product()
         while self.token.text in ("+", "-"):

@@ -77,7 +77,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Gate:
+class GatedUnit:
     """The gated unit act(gate) ⊙ (up + shift), with gate and up clamped at `limit` as in the op `glu`.
 
     `nodes` compute it from `gate` and `up`; the last node, whose output is the unit's, comes first.
@@ -211,7 +211,7 @@ def _squares(node: Node) -> bool:
     return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
-def match_gate(node: Node) -> Gate | str | None:
+def match_gate(node: Node) -> GatedUnit | str | None:
     """Return the gated unit whose last node is `node`: a `glu`, or a product of an activated gate and up.
 
     In a product, gate and up must be projections of the same value, and other nodes must not read the values in
@@ -220,7 +220,7 @@ def match_gate(node: Node) -> Gate | str | None:
     if node.op is ops.glu:
         gate, up = node.inputs
         assert gate is not None and up is not None
-        return Gate(gate, up, node.attrs["activation"], node.attrs["limit"], node.attrs["shift"], (node,))
+        return GatedUnit(gate, up, node.attrs["activation"], node.attrs["limit"], node.attrs["shift"], (node,))
     a, b = node.inputs if node.op is ops.mul else (None, None)
     if a is None or b is None or a is b or a.type != b.type:
         return None
@@ -237,7 +237,7 @@ def match_gate(node: Node) -> Gate | str | None:
     return _match_gate(node, "identity", a, b, ())
 
 
-def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
+def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> GatedUnit | str | None:
     """Return the gate for the product `node` = act(gate) ⊙ up; absorb nodes that clamp gate and up or add to up.
     `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str."""
     inside = [node, *nodes]
@@ -259,7 +259,7 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
     for inner in inside[1:]:
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
             return f"%{inner.output.name} is read by others too"
-    return Gate(gate, up, name, limit, shift, tuple(inside))
+    return GatedUnit(gate, up, name, limit, shift, tuple(inside))
 
 
 def _first_operand(node: Node) -> Value:

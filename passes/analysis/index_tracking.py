@@ -99,7 +99,7 @@ def trace_sources(value: Value) -> dict[Value, Array]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class LinearOrigin:
     """The linear that a value originates from.
 
     `steps` are the nodes after `linear`, in order, each with the labels of its output; `labels` are those of the value.
@@ -111,7 +111,7 @@ class Origin:
     labels: Array
 
 
-def trace_origin(value: Value) -> Origin | str:
+def trace_origin(value: Value) -> LinearOrigin | str:
     """Trace `value` back to the linear it comes from; return a reason (str) if there is no such path.
 
     Every value on the path has a single use, and every node only moves, normalizes or scales features.
@@ -141,7 +141,7 @@ def trace_origin(value: Value) -> Origin | str:
             return f"{step.op.name} (%{reached.name}) mixes its features"
         labels = pushed[reached.index]
         steps.append((step, labels[0, 0]))
-    return Origin(node, tuple(steps), labels[0, 0])
+    return LinearOrigin(node, tuple(steps), labels[0, 0])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..edits.edit import backward_slice, derive_param, replace_param
 
 
 @dataclass
-class Stream:
+class ResidualStream:
     """One residual stream, whose rows have `width` features.
 
     values: all values of the stream, an ordered set.
@@ -34,13 +34,13 @@ class Stream:
     obstacles: list[str] = field(default_factory=list)
 
 
-def streams(graph: Graph) -> list[Stream]:
+def streams(graph: Graph) -> list[ResidualStream]:
     """Return the residual streams of `graph` that a norm reads, in the order of their first additions.
 
     A pre-norm decoder has one, a post-norm model several (each norm starts a new stream), and an encoder-decoder at
     least two.
     """
-    all_streams: list[Stream] = []
+    all_streams: list[ResidualStream] = []
     seen: set[Value] = set()
     for node in graph.nodes:
         if node.op in (ops.add, ops.add_norm) and node.outputs[-1] not in seen and _is_residual(node):
@@ -51,7 +51,7 @@ def streams(graph: Graph) -> list[Stream]:
     return all_streams
 
 
-def residual_streams(graph: Graph, rule: str) -> list[Stream]:
+def residual_streams(graph: Graph, rule: str) -> list[ResidualStream]:
     """Return `streams(graph)`, at least one.
 
     Raises:
@@ -63,7 +63,7 @@ def residual_streams(graph: Graph, rule: str) -> list[Stream]:
     return all_streams
 
 
-def tables(streams: Sequence[Stream]) -> Iterator[Value]:
+def tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
     """Yield the table of each `embedding` node that writes into `streams`; a shared table is yielded repeatedly."""
     for stream in streams:
         for writer in stream.writers:
@@ -72,7 +72,7 @@ def tables(streams: Sequence[Stream]) -> Iterator[Value]:
                 yield table
 
 
-def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], str | None]) -> None:
+def require(streams: Sequence[ResidualStream], rule: str, obstacle: Callable[[ResidualStream], str | None]) -> None:
     """Check that every one of `streams` can be mapped: neither `obstacle(stream)` nor `stream.obstacles` has a reason.
 
     Raises:
@@ -90,8 +90,8 @@ def _is_residual(node: Node) -> bool:
     return x.type.dtype.is_float and len(x.shape) > 1 and isinstance(x.shape[-1], int)
 
 
-def _trace_stream(start: Value) -> Stream:
-    stream = Stream(start.width, {start: None})
+def _trace_stream(start: Value) -> ResidualStream:
+    stream = ResidualStream(start.width, {start: None})
     waiting = [start]
 
     def visit(*values: Value | None) -> None:
@@ -123,7 +123,7 @@ def _trace_stream(start: Value) -> Stream:
     return stream
 
 
-def _add_reader(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
+def _add_reader(stream: ResidualStream, value: Value, reader: Node, index: int, carries: bool) -> None:
     """Add `reader`, whose operand `index` is `value`, to the norms, linears or obstacles of `stream`.
     A reader of another kind is an obstacle unless it `carries` the stream on to an output."""
     if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
@@ -158,7 +158,7 @@ def find_carried(node: Node, output: Value) -> tuple[int, ...]:
     return (0,) if moves_rows(node) and not isinstance(node.inputs[0], Param) else ()
 
 
-def unwritable(stream: Stream, norms: bool = False) -> str | None:
+def unwritable(stream: ResidualStream, norms: bool = False) -> str | None:
     """Return a reason (str) that names the first writer of `stream` whose weights cannot absorb a map; None if all can.
 
     Norms are refused as writers unless `norms`; added parameters are always accepted.
@@ -179,7 +179,7 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
 
 
 def write_mapped(
-    streams: Sequence[Stream],
+    streams: Sequence[ResidualStream],
     along: AxisMap,
     rows: Callable[[Value], Value] | None = None,
     heads: Collection[Node] = (),
@@ -213,7 +213,7 @@ def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
     return table is None or all(n in writers for n in table.users)
 
 
-def _add_mapped(stream: Stream, param: Param, along: AxisMap) -> None:
+def _add_mapped(stream: ResidualStream, param: Param, along: AxisMap) -> None:
     """Replace `param` by its map `along` in the additions of `stream`; its other readers keep `param`."""
     rank = len(param.shape)
     new = derive_param(param, along(param.recipe, rank - 1, rank))

@@ -34,10 +34,10 @@ def parse_pipeline(text: str, default: Pipeline | None = None) -> Pipeline:
     Raises:
         WeftError: on a syntax error (with its column), an unknown pass, or an argument that does not fit.
     """
-    return _Parser(text, default).pipeline()
+    return _PipelineParser(text, default).pipeline()
 
 
-class _Parser(Lexer):
+class _PipelineParser(Lexer):
     def __init__(self, text: str, default: Pipeline | None) -> None:
         super().__init__(text, _LANGUAGE, lambda at: f"pipeline {text!r}, column {at + 1}")
         self.default = default

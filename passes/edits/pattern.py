@@ -57,7 +57,7 @@ class Term(Operators["Term"]):
 
     def __emit__(
         self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any], name: str | Sequence[str] | None
-    ) -> tuple[Result, ...]:
+    ) -> tuple[OutputTerm, ...]:
         apply = Apply(op, operands, _check_attrs(op, attrs))
         pieces = attrs.get("sizes")
         # The sizes are known only when a node matches, so `ANY.length` gives the number of outputs.
@@ -65,7 +65,7 @@ class Term(Operators["Term"]):
             count = pieces.length
         else:
             count = len(pieces) if isinstance(pieces, tuple) else len(op.results(operands))
-        return tuple(Result(apply, i) for i in range(max(1, count)))
+        return tuple(OutputTerm(apply, i) for i in range(max(1, count)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Apply:
 
 
 @dataclass(frozen=True, eq=False)
-class Result(Term):
+class OutputTerm(Term):
     """Output `index` of the node `apply` in a pattern."""
 
     apply: Apply
@@ -181,9 +181,9 @@ class Pattern:
         traced = fn(*self.variables)
         results = traced if isinstance(traced, tuple) else (traced,)
         results = tuple(r.term if isinstance(r, Binding) else r for r in results)
-        if not all(isinstance(r, Result) for r in results):
+        if not all(isinstance(r, OutputTerm) for r in results):
             raise ValueError(f"pattern {fn} must return results of ops, not its own parameters")
-        self.results: tuple[Result, ...] = results
+        self.results: tuple[OutputTerm, ...] = results
         self.root = self.results[0].apply
 
     def match(self, node: Node) -> Match | Miss:
@@ -247,7 +247,7 @@ class _Attempt:
             for way in term.terms:
                 yield from self.solve(((way, value, reader, role), *rest), state)
             return
-        if isinstance(term, Result):
+        if isinstance(term, OutputTerm):
             yield from self.result(term, value, reader, role, rest, state)
             return
         if term is None or value is None:
@@ -280,7 +280,7 @@ class _Attempt:
         yield from self.solve(rest, state)
 
     def result(
-        self, term: Result, value: Value | None, reader: Node, role: str, rest: tuple[Goal, ...], state: Match
+        self, term: OutputTerm, value: Value | None, reader: Node, role: str, rest: tuple[Goal, ...], state: Match
     ) -> Iterator[Match]:
         op = term.apply.op
         if value is None:

@@ -29,7 +29,7 @@ BISECTIONS = 60
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutChoice:
     """A candidate layout of a unit of matrices, with its total bits and its expected cost."""
 
     layout: BlockLayout
@@ -64,7 +64,7 @@ def within_budget(
     probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
     measured = _measure_costs(graph, _take_first(texts), units, layouts, probe, progress)
     tables = [
-        [Choice(layout, sum(_bits(matrix, layout) for matrix in unit), cost) for layout, cost in costs.items()]
+        [LayoutChoice(layout, sum(_bits(matrix, layout) for matrix in unit), cost) for layout, cost in costs.items()]
         for unit, costs in zip(units, measured, strict=True)
     ]
     chosen = knapsack(tables, budget * total)
@@ -77,14 +77,14 @@ def _bits(matrix: Matrix, layout: BlockLayout) -> float:
     return matrix.elements // width * (-(-width // layout.group) * layout.group) * layout.bits_per_weight
 
 
-def knapsack(tables: Sequence[Sequence[Choice]], capacity: float) -> list[Choice]:
+def knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
     """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
 
     `capacity` must fit the smallest entries. A price for bits is bisected; the remaining bits are spent greedily on the
     entries that reduce the cost most per bit.
     """
 
-    def choose(price: float) -> list[Choice]:
+    def choose(price: float) -> list[LayoutChoice]:
         return [min(table, key=lambda c: (c.cost + price * c.bits, c.bits)) for table in tables]
 
     low, high = 0.0, 1.0

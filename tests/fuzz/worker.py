@@ -155,9 +155,9 @@ def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: conte
         if kind == "serve" and SERVER is None:
             import weft
             from weft.frontends.app.serve.server import serve_in_thread
-            from weft.frontends.app.serve.server_settings import Settings
+            from weft.frontends.app.serve.server_settings import ServerSettings
 
-            settings = Settings("llama", drain=0.0)
+            settings = ServerSettings("llama", drain=0.0)
             SERVER = servers.enter_context(serve_in_thread(weft.load(corpus / "onnx" / "llama"), settings))
         scratch, path = Path(tempfile.mkdtemp(prefix="fuzz-")), list(sys.path)
         try:

@@ -23,7 +23,7 @@ from weft.backends.onnx.lowering import refusals
 from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.ort.ort_encoder import Encoder as OpenEncoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel as OpenEncoder
 from weft.backends.runtime.ort.session import CPU, CUDA, onnxruntime, open_session
 from weft.backends.runtime.torch import ort_cuda_decoder as onnx
 from weft.backends.target import TARGETS

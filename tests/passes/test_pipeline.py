@@ -17,7 +17,7 @@ from weft.ir.types import dtypes, sizes
 from weft.passes import Pass, Report, Trace, all_passes, lookup, run_passes
 from weft.passes.core import base
 from weft.passes.core.equivalence import EquivalenceCheck
-from weft.passes.runner import Step
+from weft.passes.runner import PassRun
 
 from .models import BATCH, SEQ, Tiny, count, weight
 
@@ -73,7 +73,7 @@ def test_the_default_pipeline_of_an_encoder() -> None:
 
 
 def test_report_and_hooks(tmp_path: Path) -> None:
-    report, steps = Report(), list[Step]()
+    report, steps = Report(), list[PassRun]()
     after = run_passes(
         Tiny().graph(), "simplify: dce; fuse: pack-qkv, fuse-residual-norm", report=report, hooks=[steps.append]
     )

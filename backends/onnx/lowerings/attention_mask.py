@@ -14,7 +14,7 @@ from weft.ir.graph import Node, Value
 from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .standard import DIRECT
 
 Out = onnx.Value
@@ -33,7 +33,7 @@ def is_plain(node: Node) -> bool:
     return not extra and not VisibleKeys.of(node.attrs).local
 
 
-def build_mask(e: Emitter, node: Node, include_causal: bool = False) -> Out | None:
+def build_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
     """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal, or
     if `include_causal` including causality; None if no mask is needed.
 
@@ -49,7 +49,7 @@ def build_mask(e: Emitter, node: Node, include_causal: bool = False) -> Out | No
     return e.memo(key, lambda: _emit_mask(e, node, key_mask, plain))
 
 
-def _emit_mask(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
+def _emit_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
     parts: list[Out] = []
     if not plain:
         query_at, key_at = _query_key_positions(e, node)
@@ -61,7 +61,7 @@ def _emit_mask(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> O
     return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
 
 
-def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
+def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool) -> Out:
     """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain`."""
     past = node.operand("past_k")
     visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
@@ -75,13 +75,13 @@ def _broadcast_key_mask(e: Emitter, node: Node, key_mask: Value, plain: bool) ->
     return visible
 
 
-def pad_end(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
+def pad_end(e: OnnxEmitter, x: Out | None, axis: int, size: Any) -> Out:
     """Return x padded with zeros at the end of `axis` to the size `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
 
-def _query_key_positions(e: Emitter, node: Node) -> tuple[Out, Out]:
+def _query_key_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
@@ -95,7 +95,7 @@ def _query_key_positions(e: Emitter, node: Node) -> tuple[Out, Out]:
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 
-def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
+def expand_bias(e: OnnxEmitter, bias: Value, queries: Any, keys: Any) -> Out:
     """Return `bias` [batch or 1, heads or 1, queries or 1, keys or 1] expanded along its last two axes to `queries` and
     `keys`: ONNX Runtime broadcasts only batch and heads."""
 
@@ -106,19 +106,19 @@ def expand_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
     return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
 
 
-def index_range(e: Emitter, size: Any) -> Out:
+def index_range(e: OnnxEmitter, size: Any) -> Out:
     """Return the integers from 0 to `size` − 1 as int64, for an IR size."""
     if isinstance(size, int):
         return e.constant(range(size))
     return e.memo(("count", size), lambda: e.range(e.size(size)))
 
 
-def first_position(e: Emitter, positions: Value) -> Out:
+def first_position(e: OnnxEmitter, positions: Value) -> Out:
     """Return the position of the first new token of each batch row: positions[:, 0:1], [batch, 1]."""
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 
-def consecutive_positions(e: Emitter, positions: Value) -> Out:
+def consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
     padding at the end.
 
@@ -129,7 +129,7 @@ def consecutive_positions(e: Emitter, positions: Value) -> Out:
     return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), index_range(e, new)))
 
 
-def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
+def slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
     """Return the position of the key in each slot of a rolling cache before the new keys are written, [batch,
     capacity]; it is negative for empty slots."""
 
@@ -145,7 +145,7 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
 class _Position(Operators["_Position"]):
     """A tensor of positions or conditions in an ONNX graph, with Python operators."""
 
-    def __init__(self, e: Emitter, value: Out) -> None:
+    def __init__(self, e: OnnxEmitter, value: Out) -> None:
         self.e, self.value = e, value
 
     def _apply(self, name: str, *operands: Any) -> _Position:
@@ -163,7 +163,7 @@ class _Position(Operators["_Position"]):
         return self._apply("equal", self, other)
 
 
-def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
+def _conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
     """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
     there are none, return one that is always true."""
     query, key = _Position(e, query_at), _Position(e, key_at)

@@ -14,7 +14,7 @@ from weft.ir.types.sizes import Size
 
 from ...target import Backend
 from ..lowering import lowering
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from . import dequantized_caches as cache_codes
 from .attention_mask import build_mask, consecutive_positions, expand_bias, first_position, is_length, is_plain, pad_end
 
@@ -33,7 +33,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.attention, when=_refusal, opset=24)
-def Attention(e: Emitter, node: Node) -> list[Out]:
+def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, sinks = node.required("q"), node.required("k"), node.operand("sinks")
     v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
@@ -82,7 +82,7 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
 
 
 @lowering(ops.lightning_index, opset=24)
-def LightningIndex(e: Emitter, node: Node) -> list[Out]:
+def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     q, k, weights, dtype = *(node.required(n) for n in ("q", "k", "weights")), node.output.type.dtype
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
     keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
@@ -114,23 +114,23 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
     return [bias if mask is None else e.op("Where", mask, bias, hidden), *present]
 
 
-def _first_slot(e: Emitter, positions: Value) -> Out:
+def _first_slot(e: OnnxEmitter, positions: Value) -> Out:
     """Return the first cache slot that each batch row writes, [batch]."""
     return e.memo(("start", positions), lambda: _squeeze_column(e, first_position(e, positions)))
 
 
-def _split_heads(e: Emitter, value: Value, heads: int) -> Out:
+def _split_heads(e: OnnxEmitter, value: Value, heads: int) -> Out:
     """Return `value` [batch, seq, heads·d] as [batch, heads, seq, d]."""
     by_head = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
     return e.op("Transpose", by_head, perm=[0, 2, 1, 3])
 
 
-def _squeeze_column(e: Emitter, column: Out) -> Out:
+def _squeeze_column(e: OnnxEmitter, column: Out) -> Out:
     """Return `column` [batch, 1] as [batch]."""
     return e.op("Squeeze", column, e.constant([1]))
 
 
-def _attention_mask(e: Emitter, node: Node) -> Out | None:
+def _attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     """Return mask, bias and sinks of `node` as one operand of Attention: a boolean mask, or a bias that is added to the
     scores; None if there are none."""
     mask, bias, sinks = build_mask(e, node), node.operand("bias"), node.operand("sinks")
@@ -153,7 +153,7 @@ def _key_count(node: Node) -> Size:
     return keys
 
 
-def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
+def _additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
     """Return `bias` (None: 0) with −∞ where `mask` is False."""
     if bias is None:
         visible: Out | None = e.scalar(0.0, node.output.type.dtype)
@@ -166,7 +166,7 @@ def _additive_mask(e: Emitter, node: Node, mask: Out | None, bias: Value | None,
     return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
 
 
-def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
+def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) -> Out:
     """Return the rolling cache with the new keys (or values); `joined` has the slots of `past`, then the new keys,
     [batch, kv_heads, capacity + seq, width].
 
@@ -188,7 +188,7 @@ def _update_rolling_cache(e: Emitter, past: Value, joined: Out, node: Node) -> O
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 
 
-def _rolling_indices(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
+def _rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
     """Return the indices of the keys to write [batch, count] in the concatenation of slots and new keys, and the first
     slot that each batch row writes [batch]."""
     first = first_position(e, positions)

@@ -28,7 +28,7 @@ from weft.ir.types.dtypes import DType
 from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
 from ...target import Backend
 from ..lowering import contrib, lowering
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .layers import MS, add_bias, apply_norm, norm_cache_key, norm_refusal
 
 GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
@@ -79,17 +79,17 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
-def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+def MatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
     return add_bias(e, multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
-def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+def NormMatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
     return add_bias(e, multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)
-def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
+def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
     ids, table = node.inputs
     assert isinstance(table, Param)
     layout, rows = layout_of(table, e.target), int(table.shape[0])
@@ -108,7 +108,7 @@ def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
     )
 
 
-def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
+def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
@@ -132,7 +132,9 @@ def multiply_codes(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.V
     return y
 
 
-def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
+def native_parts(
+    e: OnnxEmitter, weight: Param, layout: BlockLayout
+) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
     """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
     them, in the bits of its layout."""
     last = layout.group * layout.bits // 8
@@ -143,7 +145,7 @@ def native_parts(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.V
 
 
 def _multiply_nibbles(
-    e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
+    e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
 ) -> onnx.Value:
     """Emit x Wᵀ with 4-bit codes only: 3-bit codes are widened; 8-bit codes are split into two, the high half first,
     and x, identified by `key`, is repeated. `level` is the accuracy level."""
@@ -158,7 +160,7 @@ def _multiply_nibbles(
 
 
 def _emit_matmul(
-    e: Emitter,
+    e: OnnxEmitter,
     x: onnx.Value,
     codes: onnx.Value,
     scales: onnx.Value,
@@ -185,7 +187,7 @@ def _emit_matmul(
     )
 
 
-def _part_initializer(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
+def _part_initializer(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Value:
     recipe = Stored(weight.recipe, name)
     reshaped = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
     label = f"{weight.name}.{name}"
@@ -196,7 +198,7 @@ def _part_initializer(e: Emitter, weight: Param, name: str, *shape: int) -> onnx
     return e.weight(label, reshaped, weight.type.dtype)
 
 
-def cast_scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
+def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
     """Return the scales of `weight` in its dtype, as kernels need them, cast from f16 if the layout stores f16.
 
     ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
@@ -210,7 +212,7 @@ def cast_scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.V
     return e.memo(("scales", initializer), lambda: e.op("Cast", initializer, to=int(ONNX_DTYPES[dtype.name])))
 
 
-def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.Value:
+def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> onnx.Value:
     """Return the scales of `weight`, computed from their 8-bit codes and the largest scale of each row, transposed if
     `transposed`. ONNX Runtime folds this when it opens the model."""
 
@@ -227,13 +229,13 @@ def decode_scales(e: Emitter, weight: Param, transposed: bool = False) -> onnx.V
     return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
 
 
-def _sums_padding(e: Emitter, width: int, group: int) -> int:
+def _sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
     """Return the number of zeros after the group sums of `width` activations: some CUDA kernels need full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 
 
-def append_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
+def append_sums(e: OnnxEmitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
     """Return `x` [..., width] of `rank` axes followed by its sums over each group, [..., width + width / group], and on
     CUDA padded to full groups. Calls for one x, identified by `key`, share nodes."""
 
@@ -247,7 +249,7 @@ def append_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, g
     return e.memo(("with sums", key, group), concat_sums)
 
 
-def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
+def _block_sums(e: OnnxEmitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
     """Return the sums of `x` [..., in] over each group, [..., in / group]."""
     lead = e.op("Shape", x, start=0, end=-1)
     blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))

@@ -32,7 +32,7 @@ from weft.ir.types.dtypes import DType
 from ...block_weights import kept_layout
 from ...target import Backend
 from ..lowering import lowering, standard
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .block_matmul import append_sums, decode_scales
 from .layers import add_bias, apply_norm, norm_cache_key, norm_refusal
 from .moe import gather_experts
@@ -72,17 +72,17 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
-def DequantizeMatMul(e: Emitter, node: Node) -> Out:
+def DequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=standard, when=_norm_refusal, first=True, opset=23)
-def NormDequantizeMatMul(e: Emitter, node: Node) -> Out:
+def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)
-def GatherDequantize(e: Emitter, node: Node) -> Out:
+def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, table = node.inputs
     assert isinstance(table, Param)
     layout = layout_of(table)
@@ -100,7 +100,7 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
 
 
 def _dequantize_nibbles(
-    e: Emitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
+    e: OnnxEmitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
     """Return rows of `weight` [..., in], dequantized from their packed codes of up to 4 bits, `pairs` [..., in / 2]."""
     four = e.constant(4, dtypes.u8.numpy)
@@ -114,14 +114,14 @@ def _dequantize_nibbles(
     return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), weight, layout)
 
 
-def _drop_padding(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
+def _drop_padding(e: OnnxEmitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
     """Return dequantized `rows` of `weight` without the padding of their last group."""
     if weight.width % layout.group == 0:
         return rows
     return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))
 
 
-def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
+def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
     """Return the dequantized matrices of the stack `weight` [experts, out, in] at the indices `chosen` (None: all)."""
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
@@ -138,7 +138,7 @@ def dequantize_stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
     return _drop_padding(e, _dequantize(e, part("signed", dtype), scales, zeros, layout, -1), weight, layout)
 
 
-def _multiply_codes(e: Emitter, key: object, x: Out, node: Node) -> Out:
+def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
     """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]; `key` identifies x for sharing."""
     weight = node.required("weight")
     assert isinstance(weight, Param)
@@ -158,13 +158,13 @@ def _multiply_codes(e: Emitter, key: object, x: Out, node: Node) -> Out:
 
 
 def _dequantize(
-    e: Emitter, codes: Out | None, scales: Out | None, zeros: Out | None, layout: BlockLayout, axis: int
+    e: OnnxEmitter, codes: Out | None, scales: Out | None, zeros: Out | None, layout: BlockLayout, axis: int
 ) -> Out:
     return e.op("DequantizeLinear", codes, scales, zeros, axis=axis, block_size=layout.group)
 
 
 def _gather_part(
-    e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
+    e: OnnxEmitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
 ) -> Out | None:
     """Return the part `name` (codes, scales or zero points) of the rows `ids` of `table`, [..., elements of a row], or
     with `axis` 1 [elements of a row, ...]; None for zero points that the table lacks."""
@@ -172,13 +172,13 @@ def _gather_part(
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
 
-def _weight_part(e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
+def _weight_part(e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
     part = _part_initializer(e, weight, layout, name, transposed)
     return None if part is None else _cast_scales(e, weight, layout, part, name)
 
 
 def _part_initializer(
-    e: Emitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
+    e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
 ) -> Out | None:
     """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
     is 1; None for zero points that it lacks.
@@ -203,7 +203,7 @@ def _part_initializer(
     return e.weight(f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}", recipe, dtype, role)
 
 
-def _cast_scales(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
+def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
     """Return `part`, cast to the dtype of `weight` if it has scales (`name` is "steps") stored in another dtype: f16
     scales take half the bytes of f32 in the file."""
     if name != "steps" or _scale_dtype(layout) == weight.type.dtype:

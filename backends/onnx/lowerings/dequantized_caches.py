@@ -12,13 +12,13 @@ import onnx_ir as onnx
 from weft.ir.graph import Value
 from weft.ir.ops.caches import code_range
 
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 
 Out = onnx.Value
 _F32 = int(ONNX_DTYPES["f32"])
 
 
-def quantize_cache(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
+def quantize_cache(e: OnnxEmitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
     """Return the codes round(x / scale) of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or for 4 bits
     u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
     low, high = code_range(bits)
@@ -29,7 +29,7 @@ def quantize_cache(e: Emitter, x: Value, scale: Value, heads: int, bits: int) ->
     return e.op("Cast", quantized, to=int(ONNX_DTYPES["i8"])) if bits == 8 else pack_codes(e, quantized)
 
 
-def dequantize_cache(e: Emitter, cached: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
+def dequantize_cache(e: OnnxEmitter, cached: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
     """Return the codes `cached` [batch, heads, slots, width, or width / 2 for 4 bits] times `scale`, [heads · width] or
     [1], in `dtype`."""
     values = e.op("Cast", cached, to=_F32) if bits == 8 else unpack_codes(e, cached)
@@ -37,14 +37,14 @@ def dequantize_cache(e: Emitter, cached: Out, scale: Value, heads: int, bits: in
     return e.op("Cast", e.op("Mul", values, scales), to=int(ONNX_DTYPES[dtype]))
 
 
-def pack_codes(e: Emitter, x: Out) -> Out:
+def pack_codes(e: OnnxEmitter, x: Out) -> Out:
     """Return x [.., n], f32 with integers from −8 to 7, packed two per byte: u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
     lower, upper = (e.op("Add", half, _f32(e, -code_range(4)[0])) for half in halves)
     return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
-def unpack_codes(e: Emitter, cached: Out, rank: int = 4) -> Out:
+def unpack_codes(e: OnnxEmitter, cached: Out, rank: int = 4) -> Out:
     """Return the 4-bit integers in the bytes `cached` [.., n / 2], a tensor of `rank` axes, as f32 [.., n]."""
     bytes_f32 = e.op("Cast", cached, to=_F32)
     upper = e.op("Floor", e.op("Mul", bytes_f32, _f32(e, 1 / 16)))
@@ -53,5 +53,5 @@ def unpack_codes(e: Emitter, cached: Out, rank: int = 4) -> Out:
     return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _f32(e, code_range(4)[0]))
 
 
-def _f32(e: Emitter, x: float) -> Out:
+def _f32(e: OnnxEmitter, x: float) -> Out:
     return e.constant(x, np.float32)

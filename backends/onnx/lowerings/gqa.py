@@ -14,7 +14,7 @@ from weft.passes.analysis.states import caches
 
 from ...target import Backend
 from ..lowering import contrib, lowering
-from ..onnx_emitter import Emitter
+from ..onnx_emitter import OnnxEmitter
 from .attention_mask import expand_bias, is_length
 from .layers import MS, rope_tables
 
@@ -110,7 +110,7 @@ def _reads(node: Node, target: Backend) -> Iterable[Value]:
     return [v for v in (operands.query, operands.key, operands.value, *extra) if v is not None]
 
 
-def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
+def _lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
     """Return the kernel's operands seqlens_k, int32 [batch]: the number of ones in each row of `mask` [batch, total],
     less one, and total_sequence_length, an int32 scalar in host memory."""
     int32 = int(onnx.DataType.INT32)
@@ -126,7 +126,7 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
 
 
 @lowering(ops.attention, targets=contrib, when=_refusal, reads=_reads)
-def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
+def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
     a, operands = node.attrs, _absorb_producers(node)
@@ -169,7 +169,7 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     return results
 
 
-def _add_repeated_outputs(e: Emitter, node: Node, results: list[Out]) -> None:
+def _add_repeated_outputs(e: OnnxEmitter, node: Node, results: list[Out]) -> None:
     """Add a graph output for each of the caches `results` of `node` that another attention also writes.
 
     The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.

@@ -14,13 +14,13 @@ from weft.passes.analysis.feed_forward import activation_name
 
 from ...target import Backend
 from ..lowering import contrib, lowering
-from ..onnx_emitter import Emitter
+from ..onnx_emitter import OnnxEmitter
 
 MS = "com.microsoft"
 Out = onnx.Value
 
 
-def multiply_weight(e: Emitter, x: Out | None, weight: Value) -> Out:
+def multiply_weight(e: OnnxEmitter, x: Out | None, weight: Value) -> Out:
     """Emit x Wᵀ for the matrix W = `weight` [out, in], a parameter or a computed value."""
     if e.target.contrib:
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
@@ -34,37 +34,37 @@ def multiply_weight(e: Emitter, x: Out | None, weight: Value) -> Out:
 
 
 @lowering(ops.linear)
-def MatMul(e: Emitter, node: Node) -> Out:
+def MatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, multiply_weight(e, e[node.inputs[0]], node.required("weight")), node)
 
 
-def add_bias(e: Emitter, y: Out, node: Node) -> Out:
+def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
     """Return y plus the bias of `node`; y itself if it has none."""
     bias = node.operand("bias")
     return y if bias is None else e.op("Add", y, e[bias])
 
 
-def _vector_or_fill(e: Emitter, node: Node, name: str, fill: float) -> Out:
+def _vector_or_fill(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
     """Return the operand `name` of the norm `node`; if it is absent, a constant vector of `fill`, because the operators
     require a scale."""
     x, vector = node.required("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
-def _rms_operator(e: Emitter) -> str:
+def _rms_operator(e: OnnxEmitter) -> str:
     # On CUDA, ONNX Runtime fuses per-head norms into attention only if they use its own operator.
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
 
 @lowering(ops.rms_norm, opset=23)
-def RMSNorm(e: Emitter, node: Node) -> Out:
+def RMSNorm(e: OnnxEmitter, node: Node) -> Out:
     return e.op(
         _rms_operator(e), e[node.inputs[0]], _vector_or_fill(e, node, "weight", 1.0), axis=-1, epsilon=node.attrs["eps"]
     )
 
 
 @lowering(ops.layer_norm)
-def LayerNormalization(e: Emitter, node: Node) -> Out:
+def LayerNormalization(e: OnnxEmitter, node: Node) -> Out:
     scale, bias = _vector_or_fill(e, node, "weight", 1.0), e[node.operand("bias")]
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
@@ -82,11 +82,11 @@ def norm_cache_key(node: Node) -> object:
 
 
 @lowering(ops.norm_linear, when=norm_refusal, opset=23)
-def NormMatMul(e: Emitter, node: Node) -> Out:
+def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required("weight")), node)
 
 
-def apply_norm(e: Emitter, node: Node) -> Out:
+def apply_norm(e: OnnxEmitter, node: Node) -> Out:
     """Return the normed x of a norm_linear `node`, emitted once for all nodes that read it; x itself without a norm."""
     x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
@@ -102,7 +102,7 @@ def apply_norm(e: Emitter, node: Node) -> Out:
 
 # ONNX Runtime itself fuses an addition with a LayerNorm, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
-def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
+def SkipNormalization(e: OnnxEmitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
     scale, total = _vector_or_fill(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
@@ -120,12 +120,12 @@ def _gelu_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.gelu, when=_gelu_refusal)
-def Gelu(e: Emitter, node: Node) -> Out:
+def Gelu(e: OnnxEmitter, node: Node) -> Out:
     return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
 
 
 @lowering(ops.swish)
-def Swish(e: Emitter, node: Node) -> Out:
+def Swish(e: OnnxEmitter, node: Node) -> Out:
     return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
 
 
@@ -133,7 +133,7 @@ _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
 BODIES = ("elu", "relu2")  # activations that are expanded into their bodies, except in experts
 
 
-def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
+def activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
     """Emit act(x) for the activation called `name` (a key of `ACTIVATIONS`, or "swish(β)"), x in `dtype`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
@@ -167,12 +167,12 @@ def _glu_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.glu, when=_glu_refusal)
-def GatedUnit(e: Emitter, node: Node) -> Out:
+def GatedUnit(e: OnnxEmitter, node: Node) -> Out:
     gate, up = e[node.required("gate")], e[node.required("up")]
     return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
 
 
-def rope_tables(e: Emitter, rope: Node, like: Value) -> list[Out]:
+def rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
     """Return cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
     frequencies, amplitude = rope.required("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
@@ -186,7 +186,7 @@ def _rope_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.rope, when=_rope_refusal, opset=23)
-def RotaryEmbedding(e: Emitter, node: Node) -> Out:
+def RotaryEmbedding(e: OnnxEmitter, node: Node) -> Out:
     x, heads = node.required("x"), node.attrs["heads"]
     rotated = 2 * node.required("frequencies").width
     return e.op(

@@ -22,7 +22,7 @@ from weft.ir.types.dtypes import DType
 
 from ...target import Backend
 from ..lowering import contrib, lowering, on_cpu
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .layers import MS, activation, swish_slope
 
 Out = onnx.Value
@@ -35,7 +35,7 @@ SPARSE = 4  # from this many experts per active one on, gathering the weights of
 
 
 @lowering(ops.route)
-def TopKRouter(e: Emitter, node: Node) -> Out:
+def TopKRouter(e: OnnxEmitter, node: Node) -> Out:
     logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
     scores = e.op("Sigmoid", e[logits]) if a["scoring"] == "sigmoid" else e.op("Softmax", e[logits], axis=-1)
     bias = node.operand("bias")
@@ -53,7 +53,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     return _scatter(e, weights, experts, scores, dtype, axis=-1)
 
 
-def _mask_groups(e: Emitter, node: Node, ranked: Out) -> Out:
+def _mask_groups(e: OnnxEmitter, node: Node, ranked: Out) -> Out:
     """Return `ranked` [..., experts] with −∞ for experts outside of the best groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
@@ -68,13 +68,13 @@ def _mask_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     return e.op("Reshape", limited, e.constant([*pads, -1]))
 
 
-def _scatter(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
+def _scatter(e: OnnxEmitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
     """Return a tensor shaped as `like` with `values` at `indices` of `axis`, 0 elsewhere."""
     return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
 
 @lowering(ops.expert_choice)
-def TopKTokens(e: Emitter, node: Node) -> Out:
+def TopKTokens(e: OnnxEmitter, node: Node) -> Out:
     logits, a, dtype = node.required("logits"), node.attrs, node.output.type.dtype
     x, tokens = e[logits], e.size(logits.shape[-2])
     if a["batched"]:
@@ -135,12 +135,12 @@ def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
     return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
 
 
-def reshape_like(e: Emitter, y: Out, x: Value) -> Out:
+def reshape_like(e: OnnxEmitter, y: Out, x: Value) -> Out:
     """Return `y`, reshaped to the shape of `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
-def interleave_rows(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
+def interleave_rows(e: OnnxEmitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Return an initializer with rows gate 0, up 0, gate 1, … of each expert, called `name` after `like`. If one of
     gate and up is None, its rows are 0; None if both are."""
     weights = up if gate is None else gate
@@ -156,7 +156,7 @@ def interleave_rows(e: Emitter, gate: Value | None, up: Value | None, like: Valu
     return e.weight(f"{like.name}.{name}", recipe, weights.type.dtype)
 
 
-def _emit_routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
+def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | None]:
     """Return the operands of the kernel MoE that route tokens: logits [tokens, experts], k, and a factor for its result
     [..., 1] (None: 1).
 
@@ -197,7 +197,7 @@ def activation_attributes(node: Node) -> dict[str, Any]:
 
 
 @lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
-def MoE(e: Emitter, node: Node) -> Out:
+def MoE(e: OnnxEmitter, node: Node) -> Out:
     x = node.required("x")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     if isinstance(gate, Param):
@@ -218,7 +218,7 @@ def MoE(e: Emitter, node: Node) -> Out:
 # -- experts in batched products
 
 
-def _emit_activation(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
+def _emit_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
     """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), limited."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
@@ -231,12 +231,12 @@ def _emit_activation(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
 
 
-def gather_experts(e: Emitter, value: Out, chosen: Out | None) -> Out:
+def gather_experts(e: OnnxEmitter, value: Out, chosen: Out | None) -> Out:
     """Return `value` [experts, ...] at the expert indices `chosen`, [used, ...]; unchanged if `chosen` is None."""
     return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
 
-def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
     """Return rows [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the expert indices
     `chosen` (None: all): [used, n, out]."""
     if e.target.contrib:
@@ -247,17 +247,17 @@ def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) 
     return e.op("MatMul", rows, e.op("Transpose", gather_experts(e, e[weight], chosen), perm=[0, 2, 1]))
 
 
-def _largest_count(e: Emitter, counts: Out) -> Out:
+def _largest_count(e: OnnxEmitter, counts: Out) -> Out:
     """Return the largest of `counts` [n], or 1 if that is larger, as a tensor [1]."""
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
 @lowering(ops.moe, targets=on_cpu)
-def GroupedExperts(e: Emitter, node: Node) -> Out:
+def GroupedExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
 
 
-def emit_grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
+def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out, Value, Out | None], Out]) -> Out:
     """Emit the mixture `node` as batched products over the experts in use. product(e, rows [used, n, in], weight,
     expert indices or None) returns [used, n, out]."""
     x, combine = node.required("x"), node.required("combine")

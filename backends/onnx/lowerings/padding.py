@@ -17,13 +17,13 @@ from weft.ir.types import sizes
 from weft.passes.analysis.states import has_cache, taken_states
 from weft.passes.analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 
-from ..onnx_emitter import ONNX_DTYPES, Emitted, Emitter
+from ..onnx_emitter import ONNX_DTYPES, Emitted, OnnxEmitter
 from .attention_mask import first_position
 
-Emit = Callable[[Emitter, Node], Emitted]
+Emit = Callable[[OnnxEmitter, Node], Emitted]
 
 
-def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
+def lower(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones.
 
     The last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted
@@ -63,7 +63,7 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
         )
 
 
-def _gather_rows(e: Emitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
+def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:
     """Return the tokens of `x` [batch, seq, ...] in the order of the indices `order` [batch, seq]."""
     return e.op("GatherND", x, e.op("Unsqueeze", order, e.constant([-1])), batch_dims=1)
 
@@ -86,7 +86,7 @@ def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
     """Return a lowering like `emit` that reorders the tokens of its operand `x` by `order`, or the tokens of its result
     if it has absorbed the producer of `x`."""
 
-    def emit_restored(e: Emitter, node: Node) -> Emitted:
+    def emit_restored(e: OnnxEmitter, node: Node) -> Emitted:
         if x not in e.values:
             result = emit(e, node)
             return [_gather_rows(e, r, order) for r in ([result] if isinstance(result, onnx.Value) else result) if r]
@@ -98,7 +98,7 @@ def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
     return emit_restored
 
 
-def _padding_limit(e: Emitter) -> onnx.Value | None:
+def _padding_limit(e: OnnxEmitter) -> onnx.Value | None:
     """Return the number of tokens of a batch row [1] up to which padding is harmless: the slots of the smallest rolling
     cache, or 0 with a recurrent state; None if padding is always harmless."""
     limits = [

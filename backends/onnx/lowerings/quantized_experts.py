@@ -28,7 +28,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
 from ...target import Backend
 from ..lowering import contrib, lowering, standard
-from ..onnx_emitter import Emitter
+from ..onnx_emitter import OnnxEmitter
 from . import dequantized
 from .block_matmul import cast_scales
 from .layers import MS
@@ -72,7 +72,7 @@ def refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.moe, targets=contrib, when=refusal, first=True)
-def QMoE(e: Emitter, node: Node) -> Out:
+def QMoE(e: OnnxEmitter, node: Node) -> Out:
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     assert isinstance(up, Param) and isinstance(down, Param)
@@ -108,13 +108,13 @@ class _CodeForm:
         self.has_zeros = layout.has_zeros
 
 
-def _code_form(e: Emitter, weight: Param) -> _CodeForm:
+def _code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
     layout = kept_layout(weight)
     assert isinstance(layout, BlockLayout)
     return _CodeForm(layout, e.target.device == "cuda" or is_exact(weight))
 
 
-def _parts(e: Emitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
+def _parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
     """Return codes, scales, and zero points (or None) of the stack `weight` in `form`; if `gate` is given, with its
     rows interleaved: gate 0, weight 0, gate 1, …"""
     parts: list[Out | None] = []
@@ -144,10 +144,10 @@ def stack_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.moe, targets=standard, when=stack_refusal, first=True, opset=dequantized.SINCE)
-def DequantizeExperts(e: Emitter, node: Node) -> Out:
+def DequantizeExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
 
 
-def _multiply_experts(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
     assert isinstance(weight, Param)
     return e.op("MatMul", rows, e.op("Transpose", dequantized.dequantize_stack(e, weight, chosen), perm=[0, 2, 1]))

@@ -22,7 +22,7 @@ from weft.ir.types.sizes import Size
 
 from ...target import Backend
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
-from ..onnx_emitter import ONNX_DTYPES, Emitter
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .layers import BODIES, MS, activation
 
 CHUNK = 32  # tokens in a chunk of the parallel form
@@ -30,14 +30,14 @@ CHUNK = 32  # tokens in a chunk of the parallel form
 Out = onnx.Value
 
 
-def to_f32(e: Emitter, value: Value | None) -> Any:
+def to_f32(e: OnnxEmitter, value: Value | None) -> Any:
     """Return the ONNX value, on CPUs in f32: states sum many terms, and CPU kernels lack narrower dtypes."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
 
 
-def cast_results(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
+def cast_results(e: OnnxEmitter, node: Node, results: list[Out]) -> list[Out]:
     """Return `results` of `node`, on CPUs cast from f32 to the dtypes of its outputs."""
 
     def cast(v: Out, dtype: DType) -> Out:
@@ -47,12 +47,12 @@ def cast_results(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
     return [cast(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
 
 
-def zeros(e: Emitter, batch: Size, *tail: int) -> Any:
+def zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
     """Return f32 zeros [batch, *tail]."""
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
-def initial_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
+def initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any:
     """Return the initial state [batch, *tail]: `past`, reshaped, or zeros if it is None."""
     return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
@@ -60,7 +60,7 @@ def initial_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 # -- linear attention and the delta rule
 
 
-def _operands(e: Emitter, node: Node) -> tuple[Any, ...]:
+def _operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
     """Return q, k, v, beta (None in linear attention), decay and past of `node` as ONNX values, on CPUs in f32."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
     q, k, v, *beta, decay, past = (to_f32(e, node.operand(n)) for n in names)
@@ -74,7 +74,7 @@ def head_sizes(node: Node) -> tuple[int, int, int, int]:
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=contrib)
-def LinearAttention(e: Emitter, node: Node) -> list[Out]:
+def LinearAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
         past = zeros(e, node.output.shape[0], heads, d, dv)
@@ -91,7 +91,7 @@ def _decay_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.gated_linear_attention, targets=standard, when=_decay_refusal)
-def ChunkScan(e: Emitter, node: Node) -> list[Out]:
+def ChunkScan(e: OnnxEmitter, node: Node) -> list[Out]:
     (q, k, v, _, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
@@ -103,7 +103,7 @@ def ChunkScan(e: Emitter, node: Node) -> list[Out]:
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=standard)
-def HeadScan(e: Emitter, node: Node) -> list[Out]:
+def HeadScan(e: OnnxEmitter, node: Node) -> list[Out]:
     """Scan token by token: a step is a few products with the state, which stays in the CPU cache."""
     (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     grid = [groups, heads // groups]
@@ -134,7 +134,7 @@ def HeadScan(e: Emitter, node: Node) -> list[Out]:
 class _Chunks:
     """The split of tensors [batch, seq, …] into chunks of min(seq, CHUNK) tokens, [batch, chunks, tokens, …]."""
 
-    def __init__(self, e: Emitter, seq: Size) -> None:
+    def __init__(self, e: OnnxEmitter, seq: Size) -> None:
         self.e, self.seq = e, e.size(seq)
         self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
@@ -191,7 +191,7 @@ class _Chunks:
 
 
 @lowering(ops.selective_scan, targets=on_cpu)
-def TokenScan(e: Emitter, node: Node) -> list[Out]:
+def TokenScan(e: OnnxEmitter, node: Node) -> list[Out]:
     x, delta, b, c, d, past = (to_f32(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
     a = node.required("a")
     channels, states = a.shape
@@ -226,7 +226,7 @@ def _kernel_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.causal_conv, targets=contrib_on("cuda"), when=_kernel_refusal)
-def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
+def CausalConvWithState(e: OnnxEmitter, node: Node) -> list[Out]:
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
@@ -252,7 +252,7 @@ def _taps_refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
-def Taps(e: Emitter, node: Node) -> list[Out]:
+def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     """Emit a product per tap: on CPUs as fast as the better of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = node.required("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)

@@ -14,7 +14,7 @@ from weft.passes import Trace, legalize
 
 from ...target import Backend
 from ..lowering import lowering, refusals, select
-from ..onnx_emitter import Emitter
+from ..onnx_emitter import OnnxEmitter
 
 
 def _step_graph(node: Node, target: Backend) -> Graph:
@@ -54,7 +54,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 
 @lowering(ops.scan, when=_refusal)
-def StepScan(e: Emitter, node: Node) -> list[onnx.Value]:
+def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
     step: Step = node.attrs["step"]
     body = _step_graph(node, e.target)
     chosen = {inner: choice.emit for inner, choice in select(body, e.target).chosen.items()}
@@ -75,7 +75,7 @@ def StepScan(e: Emitter, node: Node) -> list[onnx.Value]:
     return [*results[count:], *(results[:count] if past else [])]
 
 
-def _initial_state(e: Emitter, node: Node, state: str) -> onnx.Value:
+def _initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
     """Return the initial value of `state`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
     type = step.type(state, node.output.shape[0])

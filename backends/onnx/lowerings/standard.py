@@ -12,7 +12,7 @@ from weft.ir.op import Op
 from weft.ir.types import dtypes
 
 from ..lowering import lowering
-from ..onnx_emitter import ONNX_DTYPES, Emitter, storage_type
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter, storage_type
 from . import dequantized_caches as cache_codes
 
 Out = onnx.Value
@@ -32,17 +32,17 @@ _AXES = {  # operators that take their axes as an operand
 }
 
 
-def _same(e: Emitter, node: Node, operator: str) -> Out:
+def _same(e: OnnxEmitter, node: Node, operator: str) -> Out:
     return e.op(operator, *(e[v] for v in node.inputs), axis=node.attrs.get("axis"))
 
 
-def _over_axes(e: Emitter, node: Node, operator: str) -> Out:
+def _over_axes(e: OnnxEmitter, node: Node, operator: str) -> Out:
     keepdims = int(node.attrs["keepdims"]) if "keepdims" in node.attrs else None
     return e.op(operator, e[node.inputs[0]], e.constant(list(node.attrs["axes"])), keepdims=keepdims)
 
 
-def _register(op: Op, operator: str, emit: Callable[[Emitter, Node, str], Out]) -> None:
-    def lower(e: Emitter, node: Node) -> Out:
+def _register(op: Op, operator: str, emit: Callable[[OnnxEmitter, Node, str], Out]) -> None:
+    def lower(e: OnnxEmitter, node: Node) -> Out:
         return emit(e, node, operator)
 
     # Traces and refusals use the name of the function.
@@ -57,24 +57,24 @@ for _name, _onnx in _AXES.items():
 
 
 @lowering(ops.square)
-def Mul(e: Emitter, node: Node) -> Out:
+def Mul(e: OnnxEmitter, node: Node) -> Out:
     x = e[node.inputs[0]]
     return e.op("Mul", x, x)
 
 
 @lowering(ops.rsqrt)
-def ReciprocalSqrt(e: Emitter, node: Node) -> Out:
+def ReciprocalSqrt(e: OnnxEmitter, node: Node) -> Out:
     return e.op("Reciprocal", e.op("Sqrt", e[node.inputs[0]]))
 
 
 @lowering(ops.floordiv)
-def FloorDiv(e: Emitter, node: Node) -> Out:
+def FloorDiv(e: OnnxEmitter, node: Node) -> Out:
     x, y = (e[v] for v in node.inputs)  # integer Div truncates towards zero
     return e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y)
 
 
 @lowering(ops.affine)
-def MulAdd(e: Emitter, node: Node) -> Out:
+def MulAdd(e: OnnxEmitter, node: Node) -> Out:
     x, dtype = e[node.inputs[0]], node.output.type.dtype
     by, plus = node.attrs["by"], node.attrs["plus"]
     if by == 0:  # a product with 0 is NaN where x is not finite
@@ -86,7 +86,7 @@ def MulAdd(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.clip)
-def Clip(e: Emitter, node: Node) -> Out:
+def Clip(e: OnnxEmitter, node: Node) -> Out:
     bounds = [
         None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
     ]
@@ -94,7 +94,7 @@ def Clip(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.cast)
-def Cast(e: Emitter, node: Node) -> Out:
+def Cast(e: OnnxEmitter, node: Node) -> Out:
     x, to = node.required("x"), node.attrs["to"]
     if x.type.dtype == dtypes.i4 != to:
         values = cache_codes.unpack_codes(e, e[x], x.type.rank)
@@ -105,42 +105,42 @@ def Cast(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.reshape)
-def Reshape(e: Emitter, node: Node) -> Out:
+def Reshape(e: OnnxEmitter, node: Node) -> Out:
     x = node.required("x")
     return e.op("Reshape", e[x], e.shape(storage_type(node.output.type).shape, storage_type(x.type).shape))
 
 
 @lowering(ops.expand)
-def Expand(e: Emitter, node: Node) -> Out:
+def Expand(e: OnnxEmitter, node: Node) -> Out:
     return e.op("Expand", e[node.inputs[0]], e.shape(node.attrs["shape"]))
 
 
 @lowering(ops.transpose)
-def Transpose(e: Emitter, node: Node) -> Out:
+def Transpose(e: OnnxEmitter, node: Node) -> Out:
     return e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"]))
 
 
 @lowering(ops.split)
-def Split(e: Emitter, node: Node) -> list[Out]:
+def Split(e: OnnxEmitter, node: Node) -> list[Out]:
     pieces = list(node.attrs["sizes"])
     return e.many("Split", e[node.inputs[0]], e.constant(pieces), axis=node.attrs["axis"], outputs=len(pieces))
 
 
 @lowering(ops.slice_)
-def Slice(e: Emitter, node: Node) -> Out:
+def Slice(e: OnnxEmitter, node: Node) -> Out:
     a = node.attrs
     bounds = (e.constant([a[k]]) for k in ("start", "stop", "axis", "step"))
     return e.op("Slice", e[node.inputs[0]], *bounds)
 
 
 @lowering(ops.embedding)
-def Embedding(e: Emitter, node: Node) -> Out:
+def Embedding(e: OnnxEmitter, node: Node) -> Out:
     ids, table = node.inputs
     return e.op("Gather", e[table], e[ids], axis=0)
 
 
 @lowering(ops.conv1d)
-def Conv(e: Emitter, node: Node) -> Out:
+def Conv(e: OnnxEmitter, node: Node) -> Out:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     channels_first = e.op("Transpose", e[x], perm=[0, 2, 1])
     attrs = {"strides": [node.attrs["stride"]], "pads": list(node.attrs["padding"]), "group": node.attrs["groups"]}
@@ -148,13 +148,13 @@ def Conv(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.gather_rows)
-def GatherND(e: Emitter, node: Node) -> Out:
+def GatherND(e: OnnxEmitter, node: Node) -> Out:
     x, indices = (e[v] for v in node.inputs)
     return e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1)
 
 
 @lowering(ops.scatter_rows)
-def ScatterElements(e: Emitter, node: Node) -> Out:
+def ScatterElements(e: OnnxEmitter, node: Node) -> Out:
     x, rows, indices = (node.required(n) for n in ("x", "rows", "indices"))
     axis = node.attrs["axis"]
     other_axes = [a for a in range(1, rows.type.rank) if a != axis]
@@ -163,20 +163,20 @@ def ScatterElements(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.iota)
-def Range(e: Emitter, node: Node) -> Out:
+def Range(e: OnnxEmitter, node: Node) -> Out:
     x = node.required("x")
     axis = node.attrs["axis"] % x.type.rank
     return e.memo(("iota", x, axis), lambda: e.range(e.op("Shape", e[x], start=axis, end=axis + 1)))
 
 
 @lowering(ops.one_hot)
-def OneHot(e: Emitter, node: Node) -> Out:
+def OneHot(e: OnnxEmitter, node: Node) -> Out:
     depth, dtype = e.constant(node.attrs["depth"]), node.output.type.dtype
     return e.op("OneHot", e[node.inputs[0]], depth, e.constant([0, 1], dtype.numpy), axis=-1)
 
 
 @lowering(ops.pad)
-def Pad(e: Emitter, node: Node) -> Out:
+def Pad(e: OnnxEmitter, node: Node) -> Out:
     a = node.attrs
     value = e.scalar(a["value"], node.output.type.dtype)
     amounts = e.constant([a["before"], a["after"]])
@@ -184,7 +184,7 @@ def Pad(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.softmax)
-def Softmax(e: Emitter, node: Node) -> Out:
+def Softmax(e: OnnxEmitter, node: Node) -> Out:
     x, axis = e[node.inputs[0]], node.attrs["axis"]
     dtype = node.output.type.dtype
     # For a row with only −∞, ONNX returns NaN, but weft defines zeros.
@@ -193,11 +193,11 @@ def Softmax(e: Emitter, node: Node) -> Out:
 
 
 @lowering(ops.cumsum)
-def CumSum(e: Emitter, node: Node) -> Out:
+def CumSum(e: OnnxEmitter, node: Node) -> Out:
     axis = e.constant(node.attrs["axis"])
     return e.op("CumSum", e[node.inputs[0]], axis, exclusive=int(node.attrs["exclusive"]))
 
 
 @lowering(ops.top_k)
-def TopK(e: Emitter, node: Node) -> list[Out]:
+def TopK(e: OnnxEmitter, node: Node) -> list[Out]:
     return e.many("TopK", e[node.inputs[0]], e.constant([node.attrs["k"]]), axis=-1, outputs=2)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.decoder import Decoder
+from ..core.decoder import CachedDecoder
 from .batch import Batch as Batch
 from .running import RunningBatch
 from .static import StaticBatch
 
 
-def new_batch(decoder: Decoder[Any], most: int, quantum: int = 256) -> Batch:
+def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256) -> Batch:
     """Return an empty batch for `decoder` that decodes at most `most` answers at a time.
 
     It is a `RunningBatch` for a decoder: answers join while others decode; after `quantum` tokens an answer gives up

@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..core.answers import Answer
-from ..core.decoder import Decoder
+from ..core.decoder import CachedDecoder
 from ..core.sampler import check_count
 
 
@@ -21,7 +21,7 @@ class Batch(ABC):
     error of the model is raised instead; call `close` before the batch is used again.
     """
 
-    def __init__(self, decoder: Decoder[Any], most: int) -> None:
+    def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
         check_count("most", most)
         self.decoder, self.most = decoder, most
         self.waiting: deque[Answer] = deque()

@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from ..core.answers import Answer
 from ..core.batch_context import BatchContext
-from ..core.decoder import Decoder
+from ..core.decoder import CachedDecoder
 from .batch import Batch, push
 
 # Prompt tokens read between two decode steps; decoding rows wait meanwhile.
@@ -56,7 +56,7 @@ class RunningBatch(Batch):
     step computes all rows, which takes no longer on a GPU and needs no copies. Caches grow with the longest sequence.
     """
 
-    def __init__(self, decoder: Decoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
+    def __init__(self, decoder: CachedDecoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
         super().__init__(decoder, most)
         self.quantum = quantum
         self._compact = decoder.device_type == "cpu" if compact is None else compact

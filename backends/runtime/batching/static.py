@@ -10,14 +10,14 @@ import numpy as np
 from ..arrays import Bools, Ints
 from ..core.answers import Answer
 from ..core.batch_context import BatchContext
-from ..core.decoder import Decoder
+from ..core.decoder import CachedDecoder
 from .batch import Batch, push
 
 
 class StaticBatch(Batch):
     """A batch for encoder-decoders: an answer cannot join a running batch, as the encoder reads all sources at once."""
 
-    def __init__(self, decoder: Decoder[Any], most: int) -> None:
+    def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
         super().__init__(decoder, most)
         self._rows: list[Answer] = []
         self._tokens: Ints = np.zeros(0, np.int64)

@@ -13,7 +13,7 @@ from ..arrays import Bools, Floats, Ints
 from ..text.tokenizer import GrowingText, StopStrings, Tokenizer
 from .batch_context import BatchContext
 from .results import Result, TokenLogprobs
-from .sampler import Forced, Sampler
+from .sampler import Sampler, TokenRules
 from .speculation import Drafts
 
 
@@ -45,7 +45,7 @@ class Answer:
         limit: int,
         stop_ids: frozenset[int],
         sampler: Sampler,
-        forced: Forced,
+        forced: TokenRules,
         tokenizer: Tokenizer | None,
         stops: Sequence[str],
         *,

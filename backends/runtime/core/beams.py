@@ -13,9 +13,9 @@ import numpy as np
 from weft.ir.errors import WeftError
 
 from ..arrays import Floats, Ints
-from .decoder import Decoder
+from .decoder import CachedDecoder
 from .results import Timings
-from .sampler import Forced, check_count, check_logits
+from .sampler import TokenRules, check_count, check_logits
 
 EarlyStopping = bool | Literal["never"]
 
@@ -59,7 +59,7 @@ class Hypothesis:
 class BeamSearch:
     """The beam search of one prompt. `open` is True until it ends; `best` lists ended sequences, best first."""
 
-    def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: Forced) -> None:
+    def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: TokenRules) -> None:
         self.open, self.best = True, list[Hypothesis]()
         self.width, self._how, self._limit, self._stop_ids, self._forced = how.beams, how, limit, stop_ids, forced
         # One hypothesis at first: equal ones would all continue with the same tokens.
@@ -111,7 +111,7 @@ class BeamSearch:
 
 
 def search(
-    decoder: Decoder[Any],
+    decoder: CachedDecoder[Any],
     prompts: Sequence[Sequence[int]],
     most: int,
     searches: Sequence[BeamSearch],

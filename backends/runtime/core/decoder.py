@@ -22,7 +22,7 @@ STEP = {"cpu": 256, "cuda": 1024}
 CHUNK = {"cpu": 512, "cuda": 8192}
 
 
-class Decoder(ABC, Generic[C]):
+class CachedDecoder(ABC, Generic[C]):
     """A language model with caches on `device`, "cpu" or "cuda".
 
     `start`: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt.

@@ -21,9 +21,9 @@ from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, pro
 from .answers import Answer, Constraint, advance, verify
 from .batch_context import BatchContext, parts
 from .beams import Beams, BeamSearch, EarlyStopping, search
-from .decoder import Decoder
+from .decoder import CachedDecoder
 from .results import Result, Timings
-from .sampler import Forced, Sampler, Sampling, SamplingOptions, check_count
+from .sampler import Sampler, Sampling, SamplingOptions, TokenRules, check_count
 from .speculation import Speculation
 
 
@@ -50,11 +50,11 @@ class Generator:
 
     def __init__(
         self,
-        decoder: Decoder[Any],
+        decoder: CachedDecoder[Any],
         *,
         stop_ids: frozenset[int] = frozenset(),
         folder: Path | None = None,
-        forced: Forced = Forced(),  # noqa: B008 - frozen
+        forced: TokenRules = TokenRules(),  # noqa: B008 - frozen
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.defaults = defaults
@@ -309,7 +309,7 @@ class Generator:
             before = self.decoder.experts
             yield
             # Forced tokens replace logits on the host, so the host must also draw.
-            host = self.forced != Forced() or speculation
+            host = self.forced != TokenRules() or speculation
             draw = None if host else context.drawing([row.sampler for row in rows])
             drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
             try:

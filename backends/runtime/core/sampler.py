@@ -139,7 +139,7 @@ def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = N
 
 
 @dataclass(frozen=True)
-class Forced:
+class TokenRules:
     """Rules that restrict the tokens of an answer, regardless of the logits.
 
     `begin`: the allowed tokens at each of the first positions; `last`: the token forced at the length limit.

@@ -16,7 +16,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 
 from .batch_context import parts
-from .decoder import Decoder
+from .decoder import CachedDecoder
 from .sampler import check_count
 
 LONGEST, SHORTEST = 4, 2  # tokens of the n-grams that are looked up
@@ -62,7 +62,7 @@ def _repeat_from(text: Sequence[int], at: int, most: int) -> list[int]:
 class Assistant(Drafter):
     """A drafter that proposes the greedy continuation of a smaller model with the same vocabulary."""
 
-    def __init__(self, decoder: Decoder[Any], capacity: int) -> None:
+    def __init__(self, decoder: CachedDecoder[Any], capacity: int) -> None:
         self._context = decoder.new_context(1, min(capacity, decoder.max_length))
         self._chunk = decoder.chunk
 
@@ -92,7 +92,7 @@ class Speculation:
     """
 
     prompt_lookup_num_tokens: int = 0
-    assistant: Decoder[Any] | None = None
+    assistant: CachedDecoder[Any] | None = None
     num_assistant_tokens: int = 5
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Speculation:
     def __bool__(self) -> bool:
         return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
 
-    def check(self, decoder: Decoder[Any]) -> None:
+    def check(self, decoder: CachedDecoder[Any]) -> None:
         """Check that `decoder` can verify drafts and that the assistant can propose them. Raises WeftError if not."""
         if not decoder.rewinds or not decoder.padded:
             why = "its tokens compete" if decoder.rewinds else "states and rolling caches cannot drop tokens again"

@@ -29,7 +29,7 @@ _ALIGNMENT = 64  # bytes, a cache line
 
 
 @dataclass(frozen=True)
-class State:
+class BoundState:
     """One cache or state of a graph: input `past`, output `present`.
 
     `shape` is that of one batch row, None for the capacity of a cache that grows. `initial` fills a recurrent state at
@@ -66,8 +66,9 @@ def read_states(
     outputs: Mapping[str, Any],
     carried: Iterable[StateRecord],
     head_dim: int | None = None,
-) -> list[State]:
-    """Return a `State` for each of `carried`, with its type and shape from ONNX Runtime's `inputs` of graph `name`.
+) -> list[BoundState]:
+    """Return a `BoundState` for each of `carried`, with its type and shape from ONNX Runtime's `inputs` of graph
+    `name`.
 
     `head_dim` is the last size of caches if the graph leaves it dynamic. Raises WeftError when a state is not an input
     and an output of the graph, or has a dynamic axis other than its capacity.
@@ -87,14 +88,14 @@ def read_states(
             raise WeftError(f"{name}: {past} is {inputs[past].shape}, but its {axes} must be fixed numbers")
         aliases = tuple(output for output in outputs if output.startswith(f"{present}."))
         kind = kind_of(name, inputs[past])
-        states.append(State(past, present, kind, tuple(shape), state.growth, state.initial, aliases))
+        states.append(BoundState(past, present, kind, tuple(shape), state.growth, state.initial, aliases))
     return states
 
 
 class Memory:
     """The caches and states of one batch; `side` (0 or 1) is the buffer that recurrent states are read from next."""
 
-    def __init__(self, session: Session, states: Sequence[State], batch: int, capacity: int) -> None:
+    def __init__(self, session: Session, states: Sequence[BoundState], batch: int, capacity: int) -> None:
         self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
         self._states = states
         self._at = np.zeros(batch, np.int64)  # the side that holds each row's recurrent states
@@ -197,7 +198,7 @@ class Memory:
 
 
 def _allocate(
-    session: Session, states: Sequence[State], batch: int, capacity: int
+    session: Session, states: Sequence[BoundState], batch: int, capacity: int
 ) -> Iterator[NDArray[np.uint8] | None]:
     """Yield memory for each buffer of each state: on the CPU parts of one block, for which numpy requests huge pages;
     on other devices None."""

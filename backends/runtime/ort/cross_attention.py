@@ -19,7 +19,7 @@ from .buffers import Buffer, Kind, kind_of
 from .session import Session, convert_errors
 
 
-class Reading:
+class EncodedSources:
     """The encoded sources of a batch: cross-attention keys and values. Batch row r attends to source `of[r]`."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
@@ -31,7 +31,7 @@ class Reading:
             buffer.bind_input(binding, name, first, rows)
 
     @classmethod
-    def join(cls, readings: Sequence[Reading]) -> Reading:
+    def join(cls, readings: Sequence[EncodedSources]) -> EncodedSources:
         """Return `readings`, each of one batch row, joined into one batch and zero-padded to the longest source."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
@@ -42,7 +42,7 @@ class Reading:
             buffers[name] = _new_buffer(session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
         return cls(session, buffers, np.arange(len(readings)))
 
-    def gather(self, rows: Ints) -> Reading:
+    def gather(self, rows: Ints) -> EncodedSources:
         """Return a copy whose batch row r is row `rows[r]` of `self`; `self` if no row changes its source."""
         of = self.of[rows]
         if np.array_equal(of, self.of):
@@ -51,7 +51,7 @@ class Reading:
         for name, buffer in self._buffers.items():
             values = buffer.pull()[rows]
             buffers[name] = _new_buffer(self._session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
-        return Reading(self._session, buffers, of)
+        return EncodedSources(self._session, buffers, of)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SourceEncoder:
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 
-    def read(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> Reading:
+    def read(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> EncodedSources:
         """Run the encoder on the right-padded `sources` and return the encoded batch.
 
         `shapes` are the decoder inputs that it provides, see `gives`. If tokens compete, each source runs separately.
@@ -94,7 +94,7 @@ class SourceEncoder:
             WeftError: if ONNX Runtime fails, or a sound has no frame or more frames than the position table.
         """
         if self.compares and len(sources) > 1:
-            return Reading.join([self.read([source], shapes) for source in sources])
+            return EncodedSources.join([self.read([source], shapes) for source in sources])
         inputs = encoder_inputs(sources, self.sound)
         batch, longest = inputs[MASK].shape
         with convert_errors(self.name):
@@ -113,7 +113,7 @@ class SourceEncoder:
                     buffers[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
                     buffers[name].bind_output(binding, name)
             self.session.ort.run_with_iobinding(binding, self.session.run_options())
-        return Reading(self.session, buffers, np.arange(batch))
+        return EncodedSources(self.session, buffers, np.arange(batch))
 
     def _size(self, size: int | str, longest: int) -> int:
         """Evaluate the `size` of an axis, a formula of the graph, for sources of `longest` tokens or samples.

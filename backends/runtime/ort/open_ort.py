@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...folder_facts import Facts
+from ...folder_facts import FolderFacts
 from ...target import TARGETS
 from .cross_attention import SourceEncoder
 from .ort_decoder import OrtDecoder
@@ -12,12 +12,12 @@ from .ort_encoder import OrtEncoder
 from .session import Session, open_session
 
 
-def encoder(facts: Facts, device: str, threads: int | None) -> OrtEncoder:
+def encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEncoder:
     """Return the encoder of a folder. Raises WeftError when a file or the device cannot be used."""
     return OrtEncoder(_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
 
 
-def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
+def decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
     """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
 
     Raises as `encoder` does.
@@ -41,5 +41,5 @@ def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) 
     )
 
 
-def _session(facts: Facts, file: int, device: str, threads: int | None, **options: Any) -> Session:
+def _session(facts: FolderFacts, file: int, device: str, threads: int | None, **options: Any) -> Session:
     return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **options)

@@ -19,18 +19,18 @@ from weft.ir.errors import WeftError
 from ...folder_facts import StateRecord
 from ..arrays import Floats, Ints, float32
 from ..core.batch_context import BatchContext
-from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
+from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..state_io import infer_states
 from ..text.tokenizer import pad_rows
 from .bound_states import Memory, read_states
 from .buffers import Buffer, kind_of
-from .cross_attention import Reading, SourceEncoder
+from .cross_attention import EncodedSources, SourceEncoder
 from .session import Session, convert_errors, one_line, ort_errors
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
-class OrtDecoder(Decoder["OrtContext"]):
+class OrtDecoder(CachedDecoder["OrtContext"]):
     """A decoder graph in an open session; `sources` is the encoder of an encoder-decoder.
 
     `carried`: the states that the folder records; if empty, states are inferred from names, and `rolling` are the layer
@@ -141,7 +141,7 @@ class OrtContext(BatchContext):
         self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
         self._shares_logits = shared
         self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
-        self._reading: Reading | None = None
+        self._reading: EncodedSources | None = None
         self._plain = session.run_options()
         self._graph_ids: list[int] = []  # of the captured steps
         self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory

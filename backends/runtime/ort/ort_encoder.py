@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ...folder_facts import Facts
+from ...folder_facts import FolderFacts
 from ..arrays import Floats
 from ..core.sampler import check_count
 from ..tasks import Tasks
@@ -23,14 +23,14 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-class Encoder(Tasks):
+class EncoderModel(Tasks):
     """A model that computes a vector for every token (`hidden`); a model with a head also has methods for its `task`.
 
     `pooling`, `normalize` and `embedding` describe how it was trained to compute one vector per text. `compares`:
     tokens of a call compete, for example for the capacity of experts. `outputs` are the names of its outputs.
     """
 
-    def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
+    def __init__(self, facts: FolderFacts, outputs: Collection[str]) -> None:
         self.outputs, self.task = outputs, facts.task
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize = facts.pooling, facts.normalize
@@ -159,7 +159,7 @@ class Encoder(Tasks):
         return rows
 
 
-class OrtEncoder(Encoder):
+class OrtEncoder(EncoderModel):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
     output `last_hidden_state` [batch, seq, dim].
 
@@ -167,7 +167,7 @@ class OrtEncoder(Encoder):
         WeftError: if the graph has other inputs or lacks this output.
     """
 
-    def __init__(self, session: Session, facts: Facts) -> None:
+    def __init__(self, session: Session, facts: FolderFacts) -> None:
         outputs = {o.name: o.type for o in session.ort.get_outputs()}
         super().__init__(facts, outputs)
         self.session, name = session, facts.model

@@ -29,7 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 LONGEST = 1 << 24  # characters of a prompt; the longest contexts are a few million tokens
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """A jinja2 extension for `{% generation %}`, which marks the assistant's tokens for training; it renders the
     body."""
 
@@ -49,7 +49,9 @@ def environment() -> ImmutableSandboxedEnvironment:
     def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
     sandbox.filters["tojson"] = tojson
     sandbox.globals["raise_exception"] = refuse
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

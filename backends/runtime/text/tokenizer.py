@@ -104,7 +104,7 @@ def parse_tokenizer(text: str, path: Path) -> Fast:
         raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
 
 
-class Encoded(NamedTuple):
+class Encoding(NamedTuple):
     """The tokens of a text or a pair of texts: their ids, token types, character offsets (start, end), and parts (0:
     first text, 1: second text, None: special token)."""
 
@@ -139,7 +139,7 @@ class Tokenizer:
 
     def encode_parts(
         self, text: str, pair: str | None = None, limit: int | None = None, special: bool = True
-    ) -> Encoded:
+    ) -> Encoding:
         """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets.
 
         They are cut to `limit` tokens as in `encode`, in a pair the longer text first. Raises WeftError as `encode`.
@@ -149,7 +149,7 @@ class Tokenizer:
         with self._truncating(limit):
             # As a batch: only then does the library release Python's global interpreter lock.
             tokens = self._fast.encode_batch([text if pair is None else (text, pair)], add_special_tokens=special)[0]
-        return Encoded(list(tokens.ids), list(tokens.type_ids), list(tokens.offsets), list(tokens.sequence_ids))
+        return Encoding(list(tokens.ids), list(tokens.type_ids), list(tokens.offsets), list(tokens.sequence_ids))
 
     def token(self, index: int) -> str:
         """Return the token with id `index` as written in the vocabulary; the id as a string if it has none."""

@@ -26,7 +26,7 @@ class Waits(Exception):
     """Raised when a step synchronizes with the device, which a CUDA graph cannot capture."""
 
 
-class Landing:
+class TokenBuffer:
     """Host memory that receives the tokens of a step of `batch` rows."""
 
     def __init__(self, batch: int, cuda: bool) -> None:
@@ -46,7 +46,7 @@ class Landing:
         return self.tokens.numpy().copy()
 
 
-class Steps:
+class CapturedSteps:
     """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active` [batch, 1].
 
     A step is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if `any_length`.
@@ -64,8 +64,8 @@ class Steps:
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
-        self._landing = [Landing(batch, self._cuda) for _ in range(2)]  # a step may begin before the last one is read
-        self._pending: list[Landing] = []  # steps in progress, the first is read next
+        self._landing = [TokenBuffer(batch, self._cuda) for _ in range(2)]  # a step may begin before one is read
+        self._pending: list[TokenBuffer] = []  # steps in progress, the first is read next
         self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
         self._sources: Any = None  # addresses and shapes of the sources that captured steps read
         self.forget()

@@ -126,7 +126,7 @@ class Slots(Store):
         return self.held[expert]
 
 
-class Stream:
+class CopyStream:
     """A CUDA stream for copies that overlap computation."""
 
     def __init__(self, device: torch.device) -> None:
@@ -221,7 +221,7 @@ def offload(model: nn.Module, most: int, device: str, name: str, stream: Any = N
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     host = {module: [p.data for p in module.parameters(recurse=False)] for module in modules}
     if place.type == "cuda":
-        stream, host = stream or Stream(place), _pin(host)
+        stream, host = stream or CopyStream(place), _pin(host)
         _move(model, place, {id(p) for m in modules for p in m.parameters(recurse=False)})
     for module in modules:
         stacks, router_module = host[module], parents.get(module, module)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ...folder_facts import Facts
+from ...folder_facts import FolderFacts
 from ..arrays import Floats
 from ..core.sampler import check_count
 from ..huge_pages import huge_pages
-from ..ort.ort_encoder import HIDDEN, Encoder
+from ..ort.ort_encoder import HIDDEN, EncoderModel
 from ..ort.session import DEVICES
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAMES = ("model", "decode", "kernels")  # modules of a folder that import each other
 
 
-def decoder(facts: Facts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
+def decoder(facts: FolderFacts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
     """Return the decoder of a folder of the target torch; its decode.py runs the decode steps if it supports the model.
 
     With `experts` the device holds at most that many experts of each mixture, and model.py runs the decode steps.
@@ -60,16 +60,16 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
     )
 
 
-def encoder(facts: Facts, device: str, threads: int | None) -> TorchEncoder:
+def encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchEncoder:
     """Return the encoder of a folder. Raises as `decoder` does."""
     model, _ = _open(facts, device, threads)
     return TorchEncoder(model, facts)
 
 
-class TorchEncoder(Encoder):
+class TorchEncoder(EncoderModel):
     """An encoder that runs a generated module with an output `last_hidden_state`."""
 
-    def __init__(self, model: Any, facts: Facts) -> None:
+    def __init__(self, model: Any, facts: FolderFacts) -> None:
         super().__init__(facts, facts.outputs)
         self.model, self._order = model, facts.outputs
         self._inputs = set(inspect.signature(model.forward).parameters)
@@ -89,7 +89,7 @@ class TorchEncoder(Encoder):
         return [outputs[self._order.index(name)].float().cpu().numpy() for name in names]
 
 
-def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
+def _open(facts: FolderFacts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
     """Load the model of a folder; return (model, function that runs a decode step).
 
     If not `all_on_device`, load the model on the CPU and return None instead of the function.

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...folder_facts import Facts
+from ...folder_facts import FolderFacts
 from ...torch.lib.caches import Cache
 from ..arrays import Ints
 from ..ort import open_ort as folder
 from ..ort.buffers import Buffer
 from ..ort.ort_decoder import OrtContext, OrtDecoder
 from ..ort.session import convert_errors
-from .cuda_graphs import Steps
+from .cuda_graphs import CapturedSteps
 from .sampling_context import DrawingContext
 
 
@@ -31,7 +31,7 @@ def stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]  # as torch has it
 
 
-def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
+def decoder(facts: FolderFacts, device: str, threads: int | None) -> OrtDecoder:
     """Return the decoder of a folder of ONNX models, which samples tokens on the device if that is CUDA. Raises as
     `ort.open_ort.decoder` does."""
     model = folder.decoder(facts, device, threads, stream())
@@ -67,7 +67,7 @@ class DrawingOrtContext(DrawingContext, OrtContext):
             self._device_logits = view(self._logits)
             device = self._device_logits.device
             self._slots = torch.arange(capacity, device=device)
-            self.steps = Steps(self._run, Cache([], capacity), batch, device, captured=False)
+            self.steps = CapturedSteps(self._run, Cache([], capacity), batch, device, captured=False)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import torch
 from ..arrays import Bools, Ints
 from ..core.batch_context import BatchContext
 from ..core.sampler import Sampler
-from .cuda_graphs import Steps
+from .cuda_graphs import CapturedSteps
 from .device_sampling import DeviceSampler, can_draw
 
 
@@ -23,7 +23,7 @@ class DrawingContext(BatchContext):
     Raises as `BatchContext` does.
     """
 
-    steps: Steps
+    steps: CapturedSteps
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -16,18 +16,18 @@ from weft.ir.errors import WeftError
 
 from ...folder_facts import Sound
 from ..arrays import Bools, Ints
-from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
+from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..core.results import ExpertCounts
 from ..core.sampler import Sampler
 from ..text.encoder_inputs import encoder_inputs
 from ..text.tokenizer import pad_rows
 from . import module_caches as caches
-from .cuda_graphs import Step, Steps
+from .cuda_graphs import CapturedSteps, Step
 from .expert_offloading import Offload
 from .sampling_context import DrawingContext
 
 
-class TorchDecoder(Decoder["TorchContext"]):
+class TorchDecoder(CachedDecoder["TorchContext"]):
     """A decoder that runs a generated language model.
 
     `step`: the function that runs a decode step; by default the model itself.
@@ -116,8 +116,8 @@ class TorchContext(DrawingContext):
             self._cache = caches.new_cache(model.model, batch, capacity)
             once = getattr(model.step, "captured_once", None)
             any_length, captured = once is not None and once(batch), model.offloaded is None
-            self.steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
-        self._steps_of: dict[int, Steps] = {}  # number of first rows -> their steps
+            self.steps = CapturedSteps(model.step, self._cache, batch, model.device, any_length, captured)
+        self._steps_of: dict[int, CapturedSteps] = {}  # number of first rows -> their steps
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row attends to
@@ -217,7 +217,7 @@ class TorchContext(DrawingContext):
         self.settle()
         if count not in self._steps_of:
             cache = caches.narrow(self._cache, 0, count)
-            self._steps_of[count] = Steps(model.step, cache, count, model.device, captured=False)
+            self._steps_of[count] = CapturedSteps(model.step, cache, count, model.device, captured=False)
         steps = self._steps_of[count]
         steps.ids.copy_(model.tensor(tokens[:, None]))
         steps.positions.copy_(model.tensor(self.lengths[:count, None]))

@@ -9,7 +9,7 @@ from weft.ir import ops
 from weft.ir.graph import Node
 
 from ..program.statements import Statement
-from .structure import Call, Loop, Method
+from .structure import Loop, Method, ModuleCall
 
 CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
 KINDS = {  # ops that replace attention, and feed-forwards
@@ -57,9 +57,11 @@ def own_nodes(method: Method) -> list[Node]:
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
 
-def calls(method: Method) -> list[Call]:
+def calls(method: Method) -> list[ModuleCall]:
     """Return the calls of inner methods in order, with loops unrolled."""
-    return [c for i in method.items for c in ([i] if isinstance(i, Call) else i.calls if isinstance(i, Loop) else [])]
+    return [
+        c for i in method.items for c in ([i] if isinstance(i, ModuleCall) else i.calls if isinstance(i, Loop) else [])
+    ]
 
 
 def _kinds(nodes: Iterable[Node]) -> list[str]:

@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Node
 from ..program.block_params import count_parameters
 from ..program.statements import TOP, Program
 from .class_names import calls
-from .structure import Call, Method, reads
+from .structure import Method, ModuleCall, reads
 
 GATES = {"silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "identity": "bilinear unit"}
 BETWEEN = {  # the activation of a feed-forward without gate
@@ -90,7 +90,7 @@ def class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> st
     return _sentence(f"{stack}: {_enumerate(parts, inner)}")
 
 
-def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[str, str]) -> str:
+def _block(method: Method, nodes: list[Node], parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
     """Return a phrase on a block: its additions to the residual stream, and the placement of its norms (Xiong 2020,
     arXiv 2002.04745)."""
     places = {_place(n, method.path) for n in nodes if n.op in NORMS}
@@ -118,7 +118,7 @@ def _place(norm: Node, scope: str) -> str:
     return "post" if maker is not None and maker.op is ops.add and maker.scope == scope else "after"
 
 
-def _parallel(method: Method, parts: list[Call]) -> bool:
+def _parallel(method: Method, parts: list[ModuleCall]) -> bool:
     """Return whether the second of `parts` does not depend on results of the first."""
     dependent = set(parts[0].results)
     for item in method.items:
@@ -129,7 +129,7 @@ def _parallel(method: Method, parts: list[Call]) -> bool:
     return False
 
 
-def _enumerate(parts: list[Call], inner: Mapping[str, str]) -> str:
+def _enumerate(parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
     """Return the classes of `parts` as an English list, such as ``Embedding, 12 × Block and Head``."""
     counts = Counter(inner[p.path] for p in parts)
     layers = {inner[p.path] for p in parts if p.path.rpartition(".")[2].isdigit()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..program.statements import ParamRef, Submodule, relative
 from .method_writer import attribute, periodic
-from .structure import Call, Loop, Method, reads
+from .structure import Loop, Method, ModuleCall, reads
 
 
 class Constructor:
@@ -118,7 +118,7 @@ def _order(method: Method) -> dict[str, int]:
     """Map the relative path of each member to its rank in order of first use."""
     order: dict[str, int] = {}
     for item in method.items:
-        calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []
+        calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, ModuleCall) else []
         paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Submodule, ParamRef))]
         for p in paths:
             order.setdefault(relative(p, method.path), len(order))

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, inside, relative
-from .structure import Call, Item, Loop, Method, reads
-from .value_names import Line, Named, Names
+from .structure import Item, Loop, Method, ModuleCall, reads
+from .value_names import Named, SourceLine, ValueNames
 
 WIDTH = 92  # the longest line that inlining may create
 COMMENTED = 108  # the longest line together with its comment
@@ -27,7 +27,7 @@ class Writer:
     def __init__(self, method: Method, given: list[Named], hidden: Var | None, top: bool) -> None:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
         self.tokens: dict[Operand, str] = {}
-        self.lines: list[Line] = []
+        self.lines: list[SourceLine] = []
         self.uses: dict[Operand, int] = {}
         self.states: dict[Item, str] = {}
 
@@ -57,8 +57,8 @@ class Writer:
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(Line([], self._inline(_expression(self.result(outputs)), 7)[0]))
-        names = Names(self.lines, self.tokens, taken, self.stream)
+        self.lines.append(SourceLine([], self._inline(_expression(self.result(outputs)), 7)[0]))
+        names = ValueNames(self.lines, self.tokens, taken, self.stream)
         return [names.give(o, self._preferred_name(o)) for o in self.given], names.text()
 
     # -- to override
@@ -71,11 +71,11 @@ class Writer:
         """Return the source that accesses the cache of a statement."""
         return self.states[item]
 
-    def state_arguments(self, item: Call) -> list[str]:
+    def state_arguments(self, item: ModuleCall) -> list[str]:
         """Return the arguments of a call that follow its inputs: its cache if it has states, else none."""
         return [self.states[item]] if item.slots else []
 
-    def answer(self, item: Call, text: str) -> str:
+    def answer(self, item: ModuleCall, text: str) -> str:
         """Return the expression of the results of a call, whose source is `text`."""
         return text
 
@@ -126,13 +126,13 @@ class Writer:
             self.states[item] = name
         if used:
             text = f"{', '.join(used)} = cache" + f" or ({', '.join(['None'] * len(used))})" * self.trains
-            self.lines.append(Line([], ast.parse(text).body[0]))
+            self.lines.append(SourceLine([], ast.parse(text).body[0]))
 
     def _add(self, item: Item) -> None:
         if isinstance(item, Loop):
             self._add_loop(item)
             return
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             arguments = [*(self.token(o) for o in item.inputs), *self.state_arguments(item)]
             text = self.answer(item, f"{self.member(item.path)}({', '.join(arguments)})")
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
@@ -147,7 +147,7 @@ class Writer:
         tokens = [self.slot(item, o) if isinstance(o, CacheSlot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
-            self.lines.append(Line([], self._inline(ast.parse(text).body[0], 60)[0]))
+            self.lines.append(SourceLine([], self._inline(ast.parse(text).body[0], 60)[0]))
             return
         replaces = None if item.replaces is None else item.operands[item.replaces]
         self._append(item.results, text, item.comment, replaces)
@@ -160,14 +160,14 @@ class Writer:
                 replaces, comment = line.replaces, comment or line.comment
         changes = isinstance(tree, ast.IfExp) and replaces is not None  # it is written as an `if`
         movable = len(results) == 1 and self.uses.get(results[0]) == 1 and not changes
-        self.lines.append(Line([*results], tree, comment, replaces, movable))
+        self.lines.append(SourceLine([*results], tree, comment, replaces, movable))
 
-    def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
+    def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[SourceLine]]:
         """Inline expressions of earlier lines into `tree`, nearest first, while the line stays within `WIDTH`.
 
         Return the new tree and the inlined lines, which are removed. `room` is the width of the targets.
         """
-        inlined: list[Line] = []
+        inlined: list[SourceLine] = []
         for line in reversed(self.lines):
             if not line.movable:
                 continue
@@ -225,7 +225,7 @@ class Writer:
             body = f"{again}\n    {body}"
         text = f"for {', '.join(variables)} in {over}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
-        self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
+        self.lines.append(SourceLine([*results], ast.parse(text).body[0], loop=pairs))
 
 
 def _expression(text: str) -> ast.expr:
@@ -277,9 +277,9 @@ def periodic(texts: list[str]) -> str:
     return f"[{', '.join(texts)}]"
 
 
-def _first(item: Item) -> Call:
+def _first(item: Item) -> ModuleCall:
     call = item.calls[0] if isinstance(item, Loop) else item
-    assert isinstance(call, Call)
+    assert isinstance(call, ModuleCall)
     return call
 
 
@@ -292,7 +292,7 @@ def _alike(o: Operand, results: Iterable[Var]) -> bool:
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
-def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
+def layers(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
     """Return the path of the ModuleList whose modules `calls` run in order, and their slice ("" for all)."""
     container = relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]

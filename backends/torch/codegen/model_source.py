@@ -16,19 +16,19 @@ from typing import Any
 
 import jinja2
 
-from ..lower.lower import Lowered
+from ..lower.lower import LoweredGraph
 from ..program.snippets import imports, kernels, names, used_snippets
 from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative
 from .classes import ClassWriter
 from .docstrings import model_doc
 from .members import constructor
 from .method_writer import attribute, layers
-from .structure import Call, Item, Loop, Method, structure
+from .structure import Item, Loop, Method, ModuleCall, structure
 from .value_names import Named
 
 
 @dataclass(frozen=True)
-class Source:
+class GeneratedSource:
     """A generated module.
 
     text: its source, with a class `Model`. weights: parameters of the graph by state_dict key.
@@ -40,7 +40,7 @@ class Source:
     kernels: list[str] = field(default_factory=list)
 
 
-def write_source(lowered: Lowered, package: str = "kernels") -> Source:
+def write_source(lowered: LoweredGraph, package: str = "kernels") -> GeneratedSource:
     """Return the source, weights and kernels of a model; the source imports its kernels from `package`."""
     program = lowered.program
     top = structure(program)
@@ -58,7 +58,7 @@ def write_source(lowered: Lowered, package: str = "kernels") -> Source:
         parts=[*(p.source for p in parts), *functions],
         classes=classes,
     )
-    return Source(format_source(text), dict(program.weights), files)
+    return GeneratedSource(format_source(text), dict(program.weights), files)
 
 
 def format_source(text: str) -> str:
@@ -128,7 +128,7 @@ def _cache_type(method: Method) -> str:
 def _kind(item: Item) -> str:
     if isinstance(item, Loop):
         return f"list[{_cache_type(item.calls[0].callee)}]"
-    if isinstance(item, Call):
+    if isinstance(item, ModuleCall):
         return _cache_type(item.callee)
     return next(o.type for o in item.operands if isinstance(o, CacheSlot))
 
@@ -143,7 +143,7 @@ def _new_cache(method: Method) -> str:
         calls = item.calls if isinstance(item, Loop) else [item]
         paths = [attribute("self", relative(c.path, method.path)) for c in calls]
         arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             texts.append(f"{paths[0]}.new_cache({arguments})")
         elif len({*paths}) == 1:
             texts.append(f"[{paths[0]}.new_cache({arguments}) for _ in range({len(calls)})]")

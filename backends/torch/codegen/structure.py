@@ -17,7 +17,7 @@ from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Sta
 
 
 @dataclass(eq=False, repr=False)
-class Call:
+class ModuleCall:
     """A call of `callee`, the forward of the module at `path`, on `inputs`; `slots` is its number of states."""
 
     path: str
@@ -34,7 +34,7 @@ class Call:
 class Loop:
     """Consecutive calls, each of which reads the results of the previous call."""
 
-    calls: list[Call]
+    calls: list[ModuleCall]
     chained: list[int]  # for each result of a call, the index of the next call's input
 
     @property
@@ -46,7 +46,7 @@ class Loop:
         return self.calls[0].slots
 
 
-Item = Statement | Call | Loop
+Item = Statement | ModuleCall | Loop
 
 
 @dataclass(eq=False, repr=False)
@@ -99,11 +99,11 @@ def structure(program: Program, borrows: bool = False) -> Method:
             members.setdefault(output.path, output)
     leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.holds}
     members = {path: o for path, o in members.items() if path not in leaves}
-    builder = _Builder(program, members, borrows)
+    builder = _StructureBuilder(program, members, borrows)
     return builder.method(TOP, program.statements, list(program.outputs.values()))
 
 
-class _Builder:
+class _StructureBuilder:
     def __init__(self, program: Program, members: dict[str, Submodule | ParamRef], borrows: bool) -> None:
         self.members = members
         self.borrows = borrows
@@ -152,13 +152,13 @@ class _Builder:
             p: h for p, h in self.members.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)
         }
 
-    def _call(self, path: str, members: list[Statement]) -> Call:
+    def _call(self, path: str, members: list[Statement]) -> ModuleCall:
         results = [v for s in members for v in s.results]
         mine = set(members)
         outputs: list[Operand] = [v for v in results if not self.uses.get(v, set()) <= mine]
         outputs.sort(key=lambda v: isinstance(v, Var) and self._only_handed(v, mine))
         callee = self.method(path, members, outputs)
-        return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
+        return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
         """Return whether statements outside of `mine` only return `v`, without computing with it; it is then last."""
@@ -302,7 +302,9 @@ def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
     """Yield consecutive runs of `items`: calls of successive modules or of one module, or one item."""
     run: list[Item] = []
     for item in items:
-        if run and not (isinstance(item, Call) and isinstance(run[-1], Call) and _follows(run[-1].path, item.path)):
+        if run and not (
+            isinstance(item, ModuleCall) and isinstance(run[-1], ModuleCall) and _follows(run[-1].path, item.path)
+        ):
             yield run
             run = []
         run.append(item)
@@ -319,7 +321,7 @@ def _follows(path: str, after: str) -> bool:
 
 
 def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
-    calls = [c for c in run if isinstance(c, Call)]
+    calls = [c for c in run if isinstance(c, ModuleCall)]
     same = len({c.path for c in calls}) == 1
     if not same and len({c.path for c in calls}) != len(calls):
         return None

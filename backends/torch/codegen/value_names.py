@@ -15,7 +15,7 @@ Named = Var | ParamRef
 
 
 @dataclass(eq=False)
-class Line:
+class SourceLine:
     """One statement ``targets = tree``, or without targets the returned expression; names in `tree` are placeholders.
 
     replaces: the operand whose name the target may reuse.
@@ -29,14 +29,14 @@ class Line:
     loop: tuple[tuple[Var, Operand], ...] = ()  # results of a loop, with the operands that enter it
 
 
-class Names:
+class ValueNames:
     """Chooses the names of the values in `lines`.
 
     tokens: placeholder of each operand. taken: names that no value gets. stream: name of a looped value.
     """
 
     def __init__(
-        self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
+        self, lines: Sequence[SourceLine], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
     ) -> None:
         self.stream = stream
         self.lines, self.tokens, self.taken = lines, dict(tokens), {*RESERVED, *library(), *taken}
@@ -95,7 +95,7 @@ class Names:
             out += [*first, f"{end}  # {line.comment}" if line.comment else end]
         return out
 
-    def _name_targets(self, i: int, line: Line) -> list[tuple[str, str]]:
+    def _name_targets(self, i: int, line: SourceLine) -> list[tuple[str, str]]:
         """Choose the names of the results of line `i`, and return pairs (new, old) of names to copy before the line.
 
         A loop needs a copy if it would overwrite a value that later lines read.

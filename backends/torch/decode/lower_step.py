@@ -11,18 +11,18 @@ from weft.ir.op import OPS
 from weft.passes.analysis.states import specs
 from weft.passes.edits.legalization import Accepts
 
-from ..codegen.structure import Call, Loop, Method, structure
-from ..lower.lower import Lowered, emit, find_last_mixing, live_statements, refusals, select_last_rows
+from ..codegen.structure import Loop, Method, ModuleCall, structure
+from ..lower.lower import LoweredGraph, emit, find_last_mixing, live_statements, refusals, select_last_rows
 from ..program.stateful_nodes import cached_nodes
 from ..program.statements import TOP, Program
 from ..program.token_positions import rolling_capacity
 from . import step_constants as tables
-from .step_emitter import Choice, StepEmitter
+from .step_emitter import Implementation, StepEmitter
 from .step_registry import STEPS
 
 
 @dataclass
-class Step:
+class DecodeStep:
     """A decode step of the fused `graph`.
 
     - program, method: its statements, and the same structured into classes
@@ -35,7 +35,7 @@ class Step:
     graph: Graph
     program: Program
     method: Method
-    choices: list[Choice]
+    choices: list[Implementation]
     any_length: bool
     reads_prompts: bool
     kernels: Mapping[str, str]
@@ -58,7 +58,7 @@ def explain_refusal(graph: Graph) -> str:
     return refusal(graph) or "its states would not be those of the model"
 
 
-def lower_step(model: Lowered, graph: Graph) -> Step | None:
+def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
     """Return the decode step of `model`, given its fused `graph`; None if the step's caches would be structured
     otherwise than the model's."""
     head = find_last_mixing(graph)
@@ -82,7 +82,7 @@ def lower_step(model: Lowered, graph: Graph) -> Step | None:
     method = structure(program, borrows=True)
     if _nesting(method) != _nesting(structure(model.program)):
         return None
-    return Step(graph, program, method, emitter.choices, any_length, several, emitter.kernels)
+    return DecodeStep(graph, program, method, emitter.choices, any_length, several, emitter.kernels)
 
 
 def _nesting(method: Method) -> object:
@@ -91,7 +91,7 @@ def _nesting(method: Method) -> object:
     for item in method.stateful:
         if isinstance(item, Loop):
             nested.append(tuple(_nesting(call.callee) for call in item.calls))
-        elif isinstance(item, Call):
+        elif isinstance(item, ModuleCall):
             nested.append(_nesting(item.callee))
         else:
             assert item.node is not None

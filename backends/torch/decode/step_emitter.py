@@ -29,7 +29,7 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights o
 
 
 @dataclass
-class Choice:
+class Implementation:
     """The implementation of `node` in a decode step.
 
     - kernel: name of the kernel that computes it; "" if the model's lowering to torch does
@@ -59,7 +59,7 @@ class StepEmitter(Emitter):
         super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)
         self.program.functions, self.reads_prompts = dict(functions), reads_prompts
         self._keepers = [*dict.fromkeys(cache_owner(n) if caches(n) else n for n in graph.nodes if n in cached)]
-        self.choices: list[Choice] = []
+        self.choices: list[Implementation] = []
         self.kernels: dict[str, str] = {}  # generated for this model: source by name
         self.shared_caches: dict[Node, Var] = {}  # caches that several attentions read
         self.most_tickets = 0
@@ -114,12 +114,12 @@ class StepEmitter(Emitter):
 
     def record_kernel_for(self, node: Node, kernel: str, *refusals: Refusal) -> None:
         """Record that `kernel` computes `node` as part of the current node's statement."""
-        self.choices.append(Choice(node, kernel, refusals=refusals))
+        self.choices.append(Implementation(node, kernel, refusals=refusals))
 
     def record_fallback(self, reason: str) -> None:
         """Record the `reason` why no kernel computes the current node."""
         assert self.node is not None
-        self.choices.append(Choice(self.node, reason=reason))
+        self.choices.append(Implementation(self.node, reason=reason))
 
     def placeholders(self, node: Node) -> tuple[Var, ...]:
         """Return variables for the outputs of `node`, whose call becomes an argument in the statement of its reader."""

@@ -14,10 +14,10 @@ from ..codegen.method_writer import Writer
 from ..codegen.model_source import format_source, template
 from ..codegen.structure import Method
 from ..codegen.value_names import Named
-from ..lower.lower import Lowered
+from ..lower.lower import LoweredGraph
 from ..program.snippets import bound_names, imports, library, names, used_snippets
 from ..program.statements import ParamRef, Var, inside
-from .lower_step import Step
+from .lower_step import DecodeStep
 from .step_members import constructor, name_attributes
 
 LAUNCHERS = (  # of kernels, each in a file of its name
@@ -47,7 +47,7 @@ STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
 
 
 def write_step(
-    lowered: Lowered, step: Step | None, model: str = "model", package: str = "kernels"
+    lowered: LoweredGraph, step: DecodeStep | None, model: str = "model", package: str = "kernels"
 ) -> tuple[str, list[str]]:
     """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`.
 
@@ -102,7 +102,7 @@ class _Body(Writer):
 
 
 class _StepWriter(ClassWriter):
-    top = "Step"
+    top = "DecodeStep"
     body = _Body
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:

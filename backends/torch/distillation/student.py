@@ -56,7 +56,7 @@ class _Product(torch.autograd.Function):
 _product: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
 
 
-class Dequantized(nn.Module):
+class ScaledCodes(nn.Module):
     """A parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales.
 
     The weight is codes · scales · (1 + change), without the padding after `width`.
@@ -109,7 +109,7 @@ class Student:
 
     graph: Graph
     module: nn.Module
-    scales: Mapping[str, tuple[Dequantized, nn.Parameter]]
+    scales: Mapping[str, tuple[ScaledCodes, nn.Parameter]]
     vectors: Mapping[str, nn.Parameter]
 
     @property
@@ -204,7 +204,7 @@ def vector_params(graph: Graph) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Dense:
+class FloatCopy:
     """A copy of a graph that reads quantized weights, norms and biases as float tensors.
 
     own: names of the parameters that read a tensor, by the tensor's key. scaled: parameters whose scales are trained.
@@ -217,7 +217,7 @@ class Dense:
     vectors: set[str]
 
 
-def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> Dense:
+def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> FloatCopy:
     """Return a copy of `graph` that reads its quantized weights, norms and biases as float tensors.
 
     scaled: parameters whose scales are trained (default: `scaled_params`). vectors: norms and biases that are trained
@@ -240,16 +240,16 @@ def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[s
         read[name] = Source(key)
     floats = graph.clone(read)
     floats.reader = _EvaluatingReader(graph.reader, recipes)
-    return Dense(floats, names, scales, trained)
+    return FloatCopy(floats, names, scales, trained)
 
 
-def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
+def open_student(graph: Graph, numbers: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
     """Return the student of `graph` on `device`; `numbers` is the result of `dense`, `forms` are those of its graph.
 
     A parameter that `forms` store in another layout than `graph` is not trained.
     """
     module = build_module(forms, device=device).requires_grad_(False)
-    scales: dict[str, tuple[Dequantized, nn.Parameter]] = {}
+    scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
     trained: dict[str, nn.Parameter] = {}
     for path, param in lower(forms[MODEL]).program.weights.items():
         if not isinstance(param.recipe, Source) or param.recipe.key not in numbers.own:
@@ -264,7 +264,7 @@ def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], devic
     return Student(graph, module, scales, trained)
 
 
-def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[Dequantized, nn.Parameter]:
+def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledCodes, nn.Parameter]:
     """Parametrize the weight `attribute` of the module `home` by the codes and scales of `param`.
 
     Return the parametrization and its parameter, the relative change of the scales.
@@ -283,7 +283,7 @@ def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[Dequant
     if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
         centred = centred.astype(np.int8)
     device = getattr(home, attribute).device
-    weight = Dequantized(
+    weight = ScaledCodes(
         torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1])
     )
     change = nn.Parameter(torch.zeros(scales.shape, device=device))

@@ -59,8 +59,8 @@ def update_quantized_keys(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """Write k and return the keys like `update_quantized`, for a cache whose keys' first elements are also the
-    values.""" codes = quantize_heads(k, scale, bits)
+    """Write k and return the keys like `update_quantized`; the first elements of the cached keys are the values."""
+    codes = quantize_heads(k, scale, bits)
     if cache is not None:
         assert positions is not None
         codes = cache.update(codes, positions, mask)

@@ -121,7 +121,7 @@ def write_rolling(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> No
     held.copy_(torch.where((token >= 0)[:, None, :, None], new.take_along_dim(source, 2), held))
 
 
-def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+def update_rolling(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
     """Write `new` by `write_rolling`; return the keys or values of the columns of `mask` [..., keys]: `new` if there
     are no earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
@@ -144,7 +144,9 @@ class RollingKVCache:
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Write k, v [batch, heads, seq, width] at `positions`; return the keys and values of the mask's columns."""
-        return rolled(self.k, k, positions, mask, self.keep), rolled(self.v, v, positions, mask, self.keep)
+        return update_rolling(self.k, k, positions, mask, self.keep), update_rolling(
+            self.v, v, positions, mask, self.keep
+        )
 
 
 class RollingKeyCache:
@@ -158,7 +160,7 @@ class RollingKeyCache:
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Write k [batch, heads, seq, width] at `positions`; return the keys of the mask's columns."""
-        return rolled(self.k, k, positions, mask, self.keep)
+        return update_rolling(self.k, k, positions, mask, self.keep)
 
 
 def update_float8(

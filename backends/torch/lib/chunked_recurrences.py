@@ -106,8 +106,9 @@ def equal_factor_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """Return the results of `chunk_products` for factors a [..., size, 1] (with `gates`, their logarithms) that are
-    equal for all key elements. The last is not the keys, but the product of the factors after each token, [..., size,
-    1].""" between = (decay_between if gates else factors_between)(a)
+    equal for all key elements. Instead of the keys, the last is the product of the factors after each token,
+    [..., size, 1]."""
+    between = (decay_between if gates else factors_between)(a)
     left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
     return [(q @ k.mT) * between for q in queries], links, left, between[..., -1, :, None]

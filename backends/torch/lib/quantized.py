@@ -51,11 +51,8 @@ def block_linear(
     parts = []
     for first in range(0, len(codes), rows):
         part = whole.rows(slice(first, first + rows))
-        parts.append(
-            F.linear(
-                x, dequantize_weights(part, dtype) if by_kernel else dequantize_rows(*part.parts, bits, width).to(dtype)
-            )
-        )
+        w = dequantize_weights(part, dtype) if by_kernel else dequantize_rows(*part.parts, bits, width).to(dtype)
+        parts.append(F.linear(x, w))
     y = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
     return y if bias is None else y + bias
 

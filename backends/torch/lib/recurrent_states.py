@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-class State:
+class RecurrentState:
     """The state of a recurrence between calls: the tensors `values`, zero at the start of a sequence."""
 
     growth = "constant"
@@ -14,7 +14,7 @@ class State:
         self.values = values
 
 
-class FilledState(State):
+class FilledState(RecurrentState):
     """A state whose tensors are filled with `starts` instead of zero at the start of a sequence."""
 
     def __init__(self, *values: Tensor, starts: tuple[float, ...]) -> None:
@@ -22,14 +22,14 @@ class FilledState(State):
         self.starts = starts
 
 
-def previous_state(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
+def previous_state(state: RecurrentState | None) -> Tensor | tuple[Tensor, ...] | None:
     """Return the values of `state`: a tensor if there is one, else a tuple; None without a state (no cache)."""
     if state is None:
         return None
     return state.values if len(state.values) > 1 else state.values[0]
 
 
-def store_state(state: State | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
+def store_state(state: RecurrentState | None, made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> Tensor:
     """Return the result in `made`, (result, new state), and copy the new state into `state`, if there is one."""
     y, after = made
     if state is not None:

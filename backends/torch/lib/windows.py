@@ -26,7 +26,7 @@ ENDLESS = 1 << 30  # a window longer than any sequence
 WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 
 
-class Seen:
+class KeyVisibility:
     """The keys that the new tokens attend to, by a predicate on positions; it computes each mask once for all layers.
 
     queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is that of the first query if they are
@@ -89,7 +89,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    seen: Seen,
+    seen: KeyVisibility,
     scale: float | None = None,
     window: int | None = None,
     keep_first: int = 0,
@@ -140,7 +140,7 @@ def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
     return q.shape[2] > 1 and has_window_kernel(q, k, v, sinks)
 
 
-def fits_window(seen: Seen, window: int) -> bool:
+def fits_window(seen: KeyVisibility, window: int) -> bool:
     """Return whether the keys are exactly the queries' tokens, all within one window.
 
     In an exported program, whose lengths are symbolic, return False.

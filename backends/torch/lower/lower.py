@@ -36,7 +36,7 @@ def refusals(node: Node, kernels: bool = True) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredGraph:
     """A graph whose ops all have lowerings, and its program; with `float8_caches` its KV caches are in FP8."""
 
     graph: Graph
@@ -44,7 +44,7 @@ class Lowered:
     float8_caches: bool = False
 
 
-def lower(graph: Graph, float8_caches: bool = False) -> Lowered:
+def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
     """Lower `graph`, which must be legalized to the form "model" of the target torch, to a program.
 
     The program of a decoder takes an optional cache of keys, values and states, which later forward passes continue.
@@ -66,7 +66,7 @@ def lower(graph: Graph, float8_caches: bool = False) -> Lowered:
     read = read_weights(program)
     # Some statements that read a weight turned out to be dead.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
-    return Lowered(graph, program, float8_caches)
+    return LoweredGraph(graph, program, float8_caches)
 
 
 def emit(

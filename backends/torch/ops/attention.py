@@ -14,7 +14,7 @@ from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
 from ..program.token_positions import query_positions, rolling_capacity, written_positions
 from . import quantized_caches as cache_codes
-from .calls import Call
+from .calls import FunctionCall
 from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
 from .float8_caches import scales
@@ -83,9 +83,9 @@ def _attend(
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
-        call = Call("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
+        call = FunctionCall("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
         return call.set("softcap", e.attr(node, "softcap")).emit(e, name="x")
-    call = Call("F.scaled_dot_product_attention").give(*qkv)
+    call = FunctionCall("F.scaled_dot_product_attention").give(*qkv)
     if bias is None:
         call.named(attn_mask=mask)
     else:
@@ -98,9 +98,9 @@ def _attend(
 
 
 def _attend_by_position(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
-    """Emit softmax(scale · q kᵀ) v over the visible keys of `seen`, a `Seen`, as a call of the snippet `attend`, which
-    chooses between a window kernel, flex_attention and masked attention."""
-    a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
+    """Emit softmax(scale · q kᵀ) v over the visible keys of `seen`, a `KeyVisibility`, as a call of the snippet
+    `attend`, which chooses between a window kernel, flex_attention and masked attention."""
+    a, call = node.attrs, FunctionCall("attend").give(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
     return call.set("softcap", e.attr(node, "softcap")).named(sinks=node.operand("sinks")).emit(e, name="x")
@@ -143,7 +143,9 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
         like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
-    keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # both have the keys on their last axis
+    keys = (
+        ".keys" if isinstance(mask, Var) and mask.type == "KeyVisibility" else ""
+    )  # both have the keys on their last axis
     if bits is not None and scaled is not None:
         text = f"update_quantized_keys({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
         if v is None:
@@ -198,7 +200,7 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         mask = e.emit(seen, distances, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, visible_keys(e, key_mask), name="mask", replaces=0)
-    call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
+    call = FunctionCall("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
     e.set_heads(node.output, heads, call.give(distances, mask).emit(e, name="x"))
 
 
@@ -208,14 +210,14 @@ def _lightning_index(e: Emitter, node: Node) -> Var:
     mask, _ = mask_of(e, node)
     if node in e.cached:
         k, _ = _update_cache(e, node, k, None, mask)
-    call = Call("lightning_index").give(q, k, node.required("weights"), str(node.attrs["top_k"]))
+    call = FunctionCall("lightning_index").give(q, k, node.required("weights"), str(node.attrs["top_k"]))
     return call.named(seen=mask).emit(e, name="chosen")
 
 
 @lowering(ops.block_sparse_attention)
 def _block_sparse_attention(e: Emitter, node: Node) -> None:
     heads, kv_heads, mask = node.attrs["heads"], node.attrs["kv_heads"], node.operand("key_mask")
-    call = Call("block_sparse_attention").give(e.heads(node.required("q"), heads, "q"))
+    call = FunctionCall("block_sparse_attention").give(e.heads(node.required("q"), heads, "q"))
     call.give(*(e.heads(node.required(name), kv_heads, name) for name in "kv"))
     if mask is not None:
         call.give(visible_keys(e, mask))

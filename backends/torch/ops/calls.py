@@ -13,7 +13,7 @@ from .elementwise import number
 Given = Value | Operand
 
 
-class Call:
+class FunctionCall:
     """A call of `function`: the text of its arguments, and the operands that fill their placeholders.
 
     For a call that is an argument of another call, pass the list `operands` of the outer call: they share it.
@@ -33,17 +33,17 @@ class Call:
             self.operands.append(operand)
         return f"{{{self.operands.index(operand)}}}"
 
-    def give(self, *arguments: Given | str | None) -> Call:
+    def give(self, *arguments: Given | str | None) -> FunctionCall:
         """Append positional arguments (operands, text with placeholders, or None), and return the call."""
         self.arguments += [a if isinstance(a, str) else "None" if a is None else self.place(a) for a in arguments]
         return self
 
-    def named(self, **operands: Given | None) -> Call:
+    def named(self, **operands: Given | None) -> FunctionCall:
         """Append keyword arguments except those that are None, and return the call."""
         self.arguments += [f"{name}={self.place(o)}" for name, o in operands.items() if o is not None]
         return self
 
-    def set(self, name: str, value: Any, default: Any = None) -> Call:
+    def set(self, name: str, value: Any, default: Any = None) -> FunctionCall:
         """Append a keyword argument with a constant value, unless it is the function's `default`; return the call."""
         if value != default:
             self.arguments.append(f"{name}={number(value) if isinstance(value, float) else repr(value)}")

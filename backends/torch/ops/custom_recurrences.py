@@ -16,7 +16,7 @@ from weft.passes import Trace, legalize
 from weft.passes.analysis.recurrences.affine import affine
 from weft.passes.analysis.recurrences.delta import parallel_delta
 from weft.passes.analysis.recurrences.linear import Linear, linear_parts
-from weft.passes.analysis.recurrences.outer import Outer, Parallel, parallel_form
+from weft.passes.analysis.recurrences.outer import Outer, ParallelForm, parallel_form
 from weft.passes.analysis.states import specs
 from weft.passes.library.cleanup.cse import Cse
 
@@ -28,7 +28,7 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.snippets import RESERVED, library
 from ..program.statements import TOP, Var
-from .calls import Call
+from .calls import FunctionCall
 from .elementwise import number
 from .recurrent import PAST, carried
 
@@ -41,7 +41,7 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     step: Step = node.attrs["step"]
     first, second = len(step.tokens), len(step.tokens) + len(step.constants)
     values = [v for v in node.inputs if v is not None]
-    call = Call("scan")
+    call = FunctionCall("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
     starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
     function = step_function(e, step)
@@ -115,7 +115,7 @@ def _wrap_docstring(doc: str) -> list[str]:
     return textwrap.fill(f'"""{doc}"""', 112, break_long_words=False).splitlines()
 
 
-def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
+def _many(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
     """Add a function to the model that runs `step` on many tokens at once, and return its name.
 
     `form` has the step's three parts: gates of each token, scans or outer products of states, outputs of each token.

@@ -8,7 +8,7 @@ from weft.ir.graph import Node
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Var
-from .calls import Call
+from .calls import FunctionCall
 from .elementwise import activation, number
 
 
@@ -19,7 +19,7 @@ def _linear(e: Emitter, node: Node) -> Var:
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
-    return Call("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
+    return FunctionCall("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
 
 
 @lowering(ops.conv1d)
@@ -63,7 +63,7 @@ def _rms_norm(e: Emitter, node: Node) -> Var:
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return Call("F.rms_norm").give(x, f"({width},)", weight, repr(eps)).emit(e, replaces=x)
+    return FunctionCall("F.rms_norm").give(x, f"({width},)", weight, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.layer_norm)
@@ -73,7 +73,7 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
     leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return Call("F.layer_norm").give(x, f"({e.size_of(x)},)", weight, bias, repr(eps)).emit(e, replaces=x)
+    return FunctionCall("F.layer_norm").give(x, f"({e.size_of(x)},)", weight, bias, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.glu)

@@ -80,20 +80,20 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_seen(e: Emitter, node: Node) -> Var:
-    """Emit the `Seen` (visible keys by position) of an attention with `has_position_mask`; attentions with a cache
-    share equal ones."""
+    """Emit the `VisibleKeys` (visible keys by position) of an attention with `has_position_mask`; attentions with a
+    cache share equal ones."""
     rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
     if node in e.cached:
         first = first_position(e) if kernel else None
         operands = [query_positions(e), cached_keys(e, node), *([] if first is None else [first])]
-        text = f"Seen({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
+        text = f"VisibleKeys({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
         seen = e.hoist((text, *operands), text, *operands, name=name)
     else:
-        text = f"Seen({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
+        text = f"VisibleKeys({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
         seen = e.emit(text, node.required("q"), node.required("k"), name=name)
-    seen.type = "Seen"
+    seen.type = "VisibleKeys"
     return seen
 
 

@@ -8,7 +8,7 @@ from weft.ir.graph import Node
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
-from .calls import Call
+from .calls import FunctionCall
 from .elementwise import activation, number
 
 READY = {  # routers that are one snippet: (scoring, renormalize, with bias, score of groups)
@@ -48,7 +48,7 @@ def _moe(e: Emitter, node: Node) -> Var:
     active = node.attrs["active"] or node.required("up").shape[0]
     expert = e.function("expert", _expert(node, names))
     x = node.required("x")
-    call = Call("moe").give(x, node.required("combine"), str(active), expert, *map(node.required, names))
+    call = FunctionCall("moe").give(x, node.required("combine"), str(active), expert, *map(node.required, names))
     e.scope = _home(node, names)
     return call.emit(e, replaces=x)
 

@@ -1,4 +1,5 @@
-"""Recurrences: causal convolutions, state-space layers, linear attention; their states are kept in a `State`."""
+"""Recurrences: causal convolutions, state-space layers, linear attention; their states are kept in a
+`RecurrentState`."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from weft.passes.analysis.states import states
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Var
-from .calls import Call
+from .calls import FunctionCall
 from .elementwise import activation, number
 
 PAST = "{past}"  # the placeholder of the previous state in a call
 
 
-def carried(e: Emitter, node: Node, call: Call, count: int = 1) -> tuple[Var, ...]:
+def carried(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple[Var, ...]:
     """Emit the recurrence `node` and return its outputs. `call` returns (result, new state); the result is a tuple if
     `count`, the number of outputs without states, is above 1.
 
@@ -52,9 +53,9 @@ def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
         filled = f"full(({sizes}), {number(spec.initial)}" if spec.initial else f"zeros({sizes}"
         tensors.append(f"{{like}}.new_{filled}{dtype})")
     if not any(spec.initial for spec in parts):
-        return parts[0].part, f"State({', '.join(tensors)})", "State"
+        return parts[0].part, f"RecurrentState({', '.join(tensors)})", "RecurrentState"
     starts = f"({', '.join(number(spec.initial) for spec in parts)},)"
-    return parts[0].part, f"FilledState({', '.join(tensors)}, starts={starts})", "State"
+    return parts[0].part, f"FilledState({', '.join(tensors)}, starts={starts})", "RecurrentState"
 
 
 @lowering(ops.causal_conv)
@@ -65,9 +66,9 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     taps = e.emit("{0}.to({1}.dtype)", weight, x, name="taps") if fixed else weight
     operands, act = [x, taps, *([] if bias is None else [bias])], node.attrs["activation"]
     if node not in e.cached and node.operand("past") is None:
-        outputs: tuple[Var, ...] = (Call("causal_conv").give(*operands).emit(e, replaces=x),)
+        outputs: tuple[Var, ...] = (FunctionCall("causal_conv").give(*operands).emit(e, replaces=x),)
     else:
-        outputs = carried(e, node, Call("causal_conv_from").give(PAST, *operands))
+        outputs = carried(e, node, FunctionCall("causal_conv_from").give(PAST, *operands))
     return outputs if act == "identity" else (e.emit(activation(act), outputs[0], replaces=0), *outputs[1:])
 
 
@@ -83,7 +84,7 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
     operands = [node.operand(o.name) for o in node.op.operands[:6]]
-    call = Call(function)
+    call = FunctionCall(function)
     call.give(operands[0], e.zero_padding(node.required("delta")), *operands[2:], PAST)
     if node.op is ops.ssd:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
@@ -94,7 +95,7 @@ def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
 def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     changes, decay = node.op is ops.gated_delta_rule, node.operand("decay")
     q, k, v = (node.required(name) for name in "qkv")
-    call = Call("linear_recurrence").give(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
+    call = FunctionCall("linear_recurrence").give(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
     beta = e.zero_padding(node.required("beta")) if changes else None
     call.named(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(f"past={PAST}")
     return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
@@ -104,8 +105,8 @@ def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     operands, heads = (*features(e, node), node.required("v")), e.attr(node, "heads")
     if not node.attrs["causal"]:
-        return (Call("linear_attention").give(*operands, str(heads)).emit(e),)
-    return carried(e, node, Call("causal_linear_attention").give(*operands, PAST).set("heads", heads))
+        return (FunctionCall("linear_attention").give(*operands, str(heads)).emit(e),)
+    return carried(e, node, FunctionCall("causal_linear_attention").give(*operands, PAST).set("heads", heads))
 
 
 def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:

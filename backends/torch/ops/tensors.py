@@ -10,7 +10,7 @@ from ..program.emitter import Emitter, local_name
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
 from ..program.token_positions import key_positions
-from .calls import Call
+from .calls import FunctionCall
 from .elementwise import number
 
 
@@ -176,7 +176,7 @@ def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.choose_tokens, kernels=True)
 def _choose_tokens(e: Emitter, node: Node) -> Var:
-    call = Call("choose_tokens").give(node.required("logits"))
+    call = FunctionCall("choose_tokens").give(node.required("logits"))
     if node.attrs["temperature"] > 0:
         uniforms = call.place(node.required("uniforms"))
         call.give(f"{uniforms}.double()", f"torch.zeros_like({uniforms}, dtype=torch.int64)")

@@ -13,8 +13,8 @@ from weft.ir.op import Trait
 from weft.passes import Report, Trace
 from weft.passes.default import FUSE_DECODE
 
-from ..decode.lower_step import Step, explain_refusal
-from ..decode.step_emitter import Choice
+from ..decode.lower_step import DecodeStep, explain_refusal
+from ..decode.step_emitter import Implementation
 from ..kernels.shared import small_batch_linear as rows
 from ..kernels.shared.launch import assume_capability
 
@@ -22,7 +22,7 @@ HOPPER = (9, 0)  # the default compute capability
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanation:
     """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "".
 
     count: number of layers with an equal node. reason: why no kernel, or none that fuses more nodes, is used.
@@ -42,11 +42,11 @@ class Explained:
 
 def explain(
     graph: Graph,
-    step: Step | None,
+    step: DecodeStep | None,
     report: Report,
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
-) -> list[Explained]:
+) -> list[Explanation]:
     """Return the implementation of each node in the fused graph of the decode `step`; equal nodes are one entry.
 
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
@@ -54,13 +54,15 @@ def explain(
     """
     if step is None:
         return [
-            Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {explain_refusal(graph)}")
+            Explanation(
+                graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {explain_refusal(graph)}"
+            )
         ]
     trace = _merge_traces(report)
     chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
-    entries: dict[str, Explained] = {}
+    entries: dict[str, Explanation] = {}
     for node in (n for n in step.graph.nodes if n in stated or n in chosen):
-        choice = chosen.get(node, Choice(node))
+        choice = chosen.get(node, Implementation(node))
         explained = _explain_choice(
             choice, _explain_unfused(node, trace) if not choice.reason else "", dtype, capability
         )
@@ -96,14 +98,16 @@ def explain_cpu(dtype: torch.dtype) -> str:
     return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
 
-def _explain_choice(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
+def _explain_choice(
+    choice: Implementation, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> Explanation:
     """Return the entry of one choice, without the node's name; `unfused`: why its node is not fused further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assume_capability(capability):
             reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
     if choice.kernel and not reasons:
-        return Explained("", op, 1, choice.kernel, unfused)
-    return Explained(
+        return Explanation("", op, 1, choice.kernel, unfused)
+    return Explanation(
         "", op, 1, reason=f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason or unfused
     )

@@ -23,7 +23,7 @@ from weft.ir.types import dtypes
 
 from ...target import MODEL
 from .. import kernels
-from ..codegen.model_source import Source, write_source
+from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import explain_refusal
 from ..decode.step_source import write_step
 from ..lower.lower import lower
@@ -80,7 +80,7 @@ def build_step(
 
 
 def state_dict(
-    source: Source, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
+    source: GeneratedSource, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a generated source by state_dict key, on `device`; see `tensor` for their dtypes."""
     return {key: tensor(param, reader, dtype).to(device) for key, param in source.weights.items()}

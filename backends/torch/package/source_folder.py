@@ -16,10 +16,10 @@ from weft.ir.types.dtypes import DType
 from ...safetensors import Tensor
 from ...target import MODEL as MODEL_FORM
 from ...weights import StoredTensor
-from ..codegen.model_source import Source, write_source
-from ..decode.lower_step import Step, lower_step
+from ..codegen.model_source import GeneratedSource, write_source
+from ..decode.lower_step import DecodeStep, lower_step
 from ..decode.step_source import write_step
-from ..lower.lower import Lowered, lower
+from ..lower.lower import LoweredGraph, lower
 from ..program.constants import stored_dtype
 
 STEP_FORM = "step"  # the form of the decode step
@@ -34,7 +34,7 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 
 
 @dataclass(frozen=True)
-class Built:
+class GeneratedModel:
     """A generated model, whose weights are still recipes.
 
     kind: decoder, encoder or encoder-decoder. keeps: the model takes a cache.
@@ -43,15 +43,15 @@ class Built:
     """
 
     kind: str
-    lowered: Lowered
-    source: Source
+    lowered: LoweredGraph
+    source: GeneratedSource
     keeps: bool = False
-    step: Step | None = None
+    step: DecodeStep | None = None
     step_text: str = ""
     kernels: list[str] = field(default_factory=list)
 
 
-def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
+def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedModel:
     """Generate the model of `forms` (graphs by name), and its decode step if `forms` has one and the model takes a
     cache.
 
@@ -60,18 +60,20 @@ def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
-        return Built(kind, lowered, source, kernels=source.kernels)
+        return GeneratedModel(kind, lowered, source, kernels=source.kernels)
     step = step_of(forms, lowered)
     text, kernels = write_step(lowered, step)
-    return Built(kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels}))
+    return GeneratedModel(
+        kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels})
+    )
 
 
-def step_of(forms: Mapping[str, Graph], lowered: Lowered) -> Step | None:
+def step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
     """Return the decode step of the model `lowered`; None if `forms` has no step."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
-def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
+def weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
     """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
 
     Trained weights are stored as `dtype`, all other tensors in their `stored_dtype`.
@@ -84,13 +86,13 @@ def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
 
 
-def stored_tensors(built: Built, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+def stored_tensors(built: GeneratedModel, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
     """Return the recipe, dtype and shape of each of `tensors`, the result of `weights`."""
     params = built.source.weights
     return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
 
-def write_code(built: Built, folder: Path) -> None:
+def write_code(built: GeneratedModel, folder: Path) -> None:
     """Write model.py into `folder`, with its scripts, its decode step and the kernels that they import."""
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):

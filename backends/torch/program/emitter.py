@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import OPS, Trait
 from weft.ir.types import Shape
-from weft.ir.types.sizes import Call, Poly, Size, sym
+from weft.ir.types.sizes import Poly, Size, SizeCall, sym
 from weft.passes.analysis.states import cache_owner
 
 from .constants import formula
@@ -314,10 +314,10 @@ class Emitter:
         terms = [self._term(mono, factor, operands) for mono, factor in size.terms]
         return "(" + " + ".join(terms) + ")" if len(terms) > 1 else terms[0], operands
 
-    def _term(self, mono: tuple[tuple[str | Call, int], ...], factor: int, operands: list[Operand]) -> str:
+    def _term(self, mono: tuple[tuple[str | SizeCall, int], ...], factor: int, operands: list[Operand]) -> str:
         parts = [str(factor)] if factor != 1 or not mono else []
         for atom, power in mono:
-            if isinstance(atom, Call):
+            if isinstance(atom, SizeCall):
                 args = []
                 for arg in atom.args:
                     text, used = self.size(arg)

@@ -31,7 +31,7 @@ from .lower.stacked_experts import home_of, stacks
 from .modeling.base import BaseModel
 from .modeling.configuration_file import TORCH_DTYPES, Configuration, states_each, write_configuration
 from .modeling.initial import initializer_range
-from .modeling.modeling_file import Modeling, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
+from .modeling.modeling_file import ModelingFile, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
 
 GRAPH = "model.weft"  # as in folders of graphs
 KNOWN = (  # prefixes of class names in transformers and engines
@@ -82,7 +82,7 @@ class TransformersFolder:
         self._stem = derive_stem(self._name)
         self._sides = lower(forms)
         self._head = self._sides[0].head
-        self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
+        self.modeling: ModelingFile = write_modeling(self._sides, self._name, self._stem)
         self.plans = plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(

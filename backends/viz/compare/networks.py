@@ -35,7 +35,7 @@ def compare(before: Network, after: Network) -> Comparison:
     aligned layers. Any other operation corresponds to the operation in its scope with the same operator that shares the
     most neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
     """
-    pairs = _Matcher(before, after).pairs()
+    pairs = _NetworkMatcher(before, after).pairs()
     names, recipe = _values(before, after, pairs), _recipes(before, after)
     ours, theirs = ({v.name: v for v in network.vertices} for network in (before, after))
     marks = {a: _mark(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
@@ -102,7 +102,7 @@ def _recipes(before: Network, after: Network) -> Recipe:
     return lambda w: w.recipe
 
 
-class _Matcher:
+class _NetworkMatcher:
     """A matcher of corresponding operations of two networks."""
 
     def __init__(self, before: Network, after: Network) -> None:

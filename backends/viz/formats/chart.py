@@ -34,7 +34,7 @@ PLACES = [(side, up) for away in range(0, 100, 11) for up in (-away, away) for s
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ChartModel:
     """A model in a chart: the bytes of its weights, its loss against the original (None: not measured), and for each
     measured layer the relative error and the bits per weight."""
 
@@ -60,7 +60,7 @@ def check_chart(out: Path) -> None:
         raise WeftError("charts need the package matplotlib: pip install 'weft[viz]'") from e
 
 
-def chart(suffix: str, title: str, about: str, measure: str, models: Sequence[Candidate], dark: bool = False) -> bytes:
+def chart(suffix: str, title: str, about: str, measure: str, models: Sequence[ChartModel], dark: bool = False) -> bytes:
     """Return the chart of `models`, the first of which is the original, as bytes of a file with the given suffix.
 
     `measure` names the quantity in `lost`, lower is better. Equal arguments yield equal bytes.
@@ -97,7 +97,7 @@ def use_style(dark: bool = False) -> Iterator[None]:
         yield
 
 
-def draw(title: str, about: str, measure: str, models: Sequence[Candidate]) -> Figure:
+def draw(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
     """Return the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
 
     Plots per layer are added if any layer was measured.
@@ -127,7 +127,7 @@ def draw(title: str, about: str, measure: str, models: Sequence[Candidate]) -> F
     return figure
 
 
-def _plot_sizes(axes: Axes, measure: str, models: Sequence[Candidate]) -> list[Line2D]:
+def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[Line2D]:
     """Plot losses against sizes and the Pareto front of both; return the plotted line of each model."""
     from matplotlib.lines import Line2D
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ..layout.coordinates import Placed
+from ..layout.coordinates import PlacedShape
 from ..layout.font import one_line
 from ..layout.links import ids, links
 from .sheet import Sheet
@@ -14,7 +14,7 @@ from .style import EVERY, LIGHT
 SPECIAL = re.compile(r'["\\]')
 
 
-def dot(placed: Placed, sheet: Sheet) -> str:
+def dot(placed: PlacedShape, sheet: Sheet) -> str:
     """Return `placed` as a directed graph in the DOT language."""
     named, title = ids(placed), _quote(sheet.title)
     lines = [
@@ -29,7 +29,7 @@ def dot(placed: Placed, sheet: Sheet) -> str:
     return "\n".join([*lines, ""])
 
 
-def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
+def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]

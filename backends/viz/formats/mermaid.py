@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from ..layout.coordinates import Placed
+from ..layout.coordinates import PlacedShape
 from ..layout.font import one_line
 from ..layout.links import ids, links
 from .sheet import Sheet, describe
@@ -16,7 +16,7 @@ SPECIAL = re.compile(r"""["#&<>`\\\[\]{}|]""")
 OPEN = "open"  # the class of open parts
 
 
-def mermaid(placed: Placed, sheet: Sheet) -> str:
+def mermaid(placed: PlacedShape, sheet: Sheet) -> str:
     """Return the Mermaid flowchart of `placed`, with open parts as subgraphs and kinds as classes."""
     named = ids(placed)
     open_names = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
@@ -35,7 +35,7 @@ def mermaid(placed: Placed, sheet: Sheet) -> str:
     return "\n".join([*lines, ""])
 
 
-def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
+def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, _escape(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]

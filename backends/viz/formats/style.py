@@ -9,7 +9,7 @@ from ..model.marks import kind as sign_kind
 
 
 @dataclass(frozen=True)
-class Look:
+class KindStyle:
     """The look of a kind: fill and border colours in light and dark, a mark within 10 × 10 pixels (SVG path data), and
     the width and dashes of the border."""
 
@@ -23,25 +23,27 @@ class Look:
 
 
 LOOKS = {
-    "stream": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M5 1V9M1 5H9"),
-    "embedding": Look("#e4f4ff", "#548aa7", "#424689", "#9c9bec", "M1 1H9V9H1ZM1 5H9M5 1V9"),
-    "norm": Look("#edeea4", "#7e8431", "#5b4211", "#be954a", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
-    "attention": Look("#e7bfa3", "#945722", "#471601", "#b45f42", "M5 1L1 9M5 1V9M5 1L9 9"),
-    "position": Look("#f0d7e1", "#a26481", "#3c1839", "#a65d9e", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
-    "feed-forward": Look("#ccfadb", "#34925d", "#2e4731", "#59a364", "M1 5L5 1L9 5L5 9Z"),
-    "experts": Look("#a9e7fe", "#0b829e", "#045465", "#4eafc9", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
-    "recurrence": Look("#b8c4f8", "#3f64ae", "#370e78", "#8f6db7", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
-    "linear": Look("#c2c6d7", "#55658f", "#484d50", "#8ca7b7", "M1 9L9 1"),
-    "tensor": Look("#cac7c1", "#6a655d", "#2a2522", "#7f7570", "M1.5 1.5H8.5V8.5H1.5Z"),
-    "group": Look("#f4f4f2", "#6f7480", "#20252d", "#8b94a3", "M1 3.5L5 1L9 3.5L5 6ZM1 6.5L5 9L9 6.5"),
-    "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
+    "stream": KindStyle("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M5 1V9M1 5H9"),
+    "embedding": KindStyle("#e4f4ff", "#548aa7", "#424689", "#9c9bec", "M1 1H9V9H1ZM1 5H9M5 1V9"),
+    "norm": KindStyle("#edeea4", "#7e8431", "#5b4211", "#be954a", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
+    "attention": KindStyle("#e7bfa3", "#945722", "#471601", "#b45f42", "M5 1L1 9M5 1V9M5 1L9 9"),
+    "position": KindStyle("#f0d7e1", "#a26481", "#3c1839", "#a65d9e", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
+    "feed-forward": KindStyle("#ccfadb", "#34925d", "#2e4731", "#59a364", "M1 5L5 1L9 5L5 9Z"),
+    "experts": KindStyle("#a9e7fe", "#0b829e", "#045465", "#4eafc9", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
+    "recurrence": KindStyle("#b8c4f8", "#3f64ae", "#370e78", "#8f6db7", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
+    "linear": KindStyle("#c2c6d7", "#55658f", "#484d50", "#8ca7b7", "M1 9L9 1"),
+    "tensor": KindStyle("#cac7c1", "#6a655d", "#2a2522", "#7f7570", "M1.5 1.5H8.5V8.5H1.5Z"),
+    "group": KindStyle("#f4f4f2", "#6f7480", "#20252d", "#8b94a3", "M1 3.5L5 1L9 3.5L5 6ZM1 6.5L5 9L9 6.5"),
+    "input": KindStyle("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
 }
 
 SIGNS = {
-    sign_kind(KEPT): Look("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
-    sign_kind(REMOVED): Look("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
-    sign_kind(NEW): Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
-    sign_kind(CHANGED): Look("#f8eba6", "#84680a", "#5a5212", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"),
+    sign_kind(KEPT): KindStyle("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    sign_kind(REMOVED): KindStyle("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    sign_kind(NEW): KindStyle("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
+    sign_kind(CHANGED): KindStyle(
+        "#f8eba6", "#84680a", "#5a5212", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"
+    ),
 }
 EVERY = LOOKS | SIGNS
 

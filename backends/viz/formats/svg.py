@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
-from ..layout.coordinates import GAP, HEAD, PAD, Placed, Point, layout
+from ..layout.coordinates import GAP, HEAD, PAD, PlacedShape, Point, layout
 from ..layout.font import faces, width, wrap_text
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
@@ -53,12 +53,12 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
     )
 
 
-def drawn_size(placed: Placed) -> Point:
+def drawn_size(placed: PlacedShape) -> Point:
     """Return the width and height in pixels of the drawing that `picture` yields, whose top left corner is (0, 0)."""
     return placed.width - 2 * PAD, placed.height - HEAD - 2 * GAP
 
 
-def picture(placed: Placed) -> Iterator[str]:
+def picture(placed: PlacedShape) -> Iterator[str]:
     """Yield SVG elements for the contents of the open part `placed`, without its frame, from (0, 0)."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
@@ -95,7 +95,7 @@ def text(plain: str) -> str:
 # -- parts
 
 
-def _draw(p: Placed) -> Iterator[str]:
+def _draw(p: PlacedShape) -> Iterator[str]:
     """Yield SVG elements for a part and its inner parts."""
     label = p.shape.label
     yield f"<g class={quoteattr(f'k-{label.kind}' + (' open' if p.open else ''))}><title>{text(p.shape.key)}</title>"
@@ -106,7 +106,7 @@ def _draw(p: Placed) -> Iterator[str]:
     yield "</g>"
 
 
-def _circle(p: Placed) -> Iterator[str]:
+def _circle(p: PlacedShape) -> Iterator[str]:
     cx, cy, r, d = p.x + p.width / 2, p.y + p.height / 2, p.width / 2, 5
     yield f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{r:g}"/>'
     if p.shape.label.symbol == "+":
@@ -115,7 +115,7 @@ def _circle(p: Placed) -> Iterator[str]:
         yield _line(p.shape.label.symbol, cx, cy + 4.5, "t m")
 
 
-def _box(p: Placed) -> Iterator[str]:
+def _box(p: PlacedShape) -> Iterator[str]:
     label = p.shape.label
     yield f'<rect x="{p.x:.1f}" y="{p.y:.1f}" width="{p.width:.1f}" height="{p.height:.1f}" rx="8"/>'
     times = p.shape.part.times.strip()
@@ -138,7 +138,7 @@ def _line(plain: str, x: float, y: float, style: str) -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{text(plain)}</text>'
 
 
-def _wires(p: Placed) -> Iterator[str]:
+def _wires(p: PlacedShape) -> Iterator[str]:
     for wire in p.wires:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in wire.points)
         end = "" if wire.target is None else ' marker-end="url(#arrow)"'
@@ -160,7 +160,7 @@ def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
         y += 16
 
 
-def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
+def _sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]]:
     """Yield (y of its bottom, SVG element) for each row of the fact sheet and the legend."""
     y = 0.0
     for name, value in sheet.rows:

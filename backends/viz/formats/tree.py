@@ -11,16 +11,16 @@ from rich.text import Text
 
 from weft.ir.readable import count
 
-from ..layout.coordinates import Placed
+from ..layout.coordinates import PlacedShape
 from ..layout.font import one_line
-from ..model.outline import Part
+from ..model.outline import PicturePart
 from .sheet import Sheet
 from .style import EVERY
 
 WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 
 
-def tree(placed: Placed, sheet: Sheet) -> RenderableType:
+def tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
     """Return a table with a row per part of `placed`; an open part is followed by its inner parts. The columns are
     name and repetitions, description, and parameters."""
     table = Table.grid(padding=(0, 2))
@@ -34,14 +34,14 @@ def tree(placed: Placed, sheet: Sheet) -> RenderableType:
     return table
 
 
-def plain_tree(placed: Placed, sheet: Sheet) -> str:
+def plain_tree(placed: PlacedShape, sheet: Sheet) -> str:
     """Return the table of `tree` as plain text without colours."""
     file = io.StringIO()
     Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(tree(placed, sheet))
     return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
 
 
-def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
+def _rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
     """Yield the row of a part, then of its inner parts; `before` is the indentation, `last`: no sibling follows."""
     label, part = p.shape.label, p.shape.part
     lines = [line for line in (*label.lines, *p.shape.captions) if line]
@@ -58,7 +58,7 @@ def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text
         yield from _rows(inner, before + ("   " if last else "│  "), inner is p.inner[-1])
 
 
-def _parameters(part: Part) -> Text:
+def _parameters(part: PicturePart) -> Text:
     """Format the number of parameters that this part is the first to use; empty if there are none."""
     learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
     return Text(count(learned) if learned else "")

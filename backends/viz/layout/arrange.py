@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from ..model.outline import Part
+from ..model.outline import PicturePart
 from .wiring import END as END
 from .wiring import START as START
 from .wiring import Wiring, find_exits, link_parts, wire_parts
@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Pass:
+class LineGap:
     """A gap in a row, through which the line from part `source` to part `target` passes."""
 
     source: int
@@ -56,15 +56,15 @@ class Branches:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PartRows:
     """Rows of parts from top to bottom: a part is read only in lower rows. There is room for `lanes[i]` horizontal
     lines above row i, and for `lanes[-1]` below the last row."""
 
-    rows: tuple[tuple[Item | Pass, ...], ...]
+    rows: tuple[tuple[Item | LineGap, ...], ...]
     lanes: tuple[int, ...]
 
 
-Box = Item | Pass | Column | Branches | Rows
+Box = Item | LineGap | Column | Branches | PartRows
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Line:
     "": nowhere, because both parts are in the same column.
     "fork": above the box at `region`, which contains the target.
     "merge": below the box at `region`, which contains the source.
-    "rows": above every row that it crosses in the `Rows` at `region`, in the lane that `lanes` lists for the row.
+    "rows": above every row that it crosses in the `PartRows` at `region`, in the lane that `lanes` lists for the row.
     "rail": along the right side of the scope in lane `region[0]`, from START into the right side of the target.
     """
 
@@ -95,7 +95,7 @@ class Arrangement:
     scope without a line. `rails` is the number of values on lines along the right side.
     """
 
-    parts: list[Part]
+    parts: list[PicturePart]
     box: Column
     lines: list[Line]
     notes: dict[int, list[str]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Arrangement:
     rails: int = 0
 
 
-def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
+def arrange(parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
     """Return an arrangement of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
     The first of `entering` that a part reads has a line from the top. At most RAILS other computed values have lines
@@ -122,13 +122,13 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
 
 
 def _count_cells(box: Box) -> int:
-    """Return the number of cells in all `Rows` within `box`: the more cells, the more lines tangle."""
-    if isinstance(box, Rows):
+    """Return the number of cells in all `PartRows` within `box`: the more cells, the more lines tangle."""
+    if isinstance(box, PartRows):
         return sum(map(len, box.rows))
     return sum(map(_count_cells, box.boxes)) if isinstance(box, (Column, Branches)) else 0
 
 
-def _arrange_wired(parts: list[Part], wiring: Wiring) -> Arrangement:
+def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
     """Return the arrangement of `parts` with the lines and notes of `wiring`, which it changes."""
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
@@ -152,7 +152,9 @@ def _arrange_wired(parts: list[Part], wiring: Wiring) -> Arrangement:
     return Arrangement(parts, box, lines, notes, wiring.gives, len(rails))
 
 
-def _rails(wiring: Wiring, parts: Sequence[Part], paths: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
+def _rails(
+    wiring: Wiring, parts: Sequence[PicturePart], paths: Mapping[int, tuple[int, ...]], box: Box
+) -> Iterator[str]:
     """Yield the names in `wiring.side` whose readers all read several values, and have no other box to the right."""
     for name, readers in wiring.side.items():
         if all(len(parts[i].read) > 1 and _rightmost(box, paths[i]) for i in readers):
@@ -160,7 +162,7 @@ def _rails(wiring: Wiring, parts: Sequence[Part], paths: Mapping[int, tuple[int,
 
 
 def _rightmost(box: Box, path: Sequence[int]) -> bool:
-    """Return whether no box is to the right of the box at `path` inside `box`; False for a box in `Rows`."""
+    """Return whether no box is to the right of the box at `path` inside `box`; False for a box in `PartRows`."""
     for index in path:
         if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and index + 1 < len(box.boxes)):
             return False
@@ -172,11 +174,11 @@ def _paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ..
     """Yield (part number, path) for every part in `box`, which is at `path` itself: its index in each nested box."""
     if isinstance(box, Item):
         yield box.index, path
-    elif isinstance(box, Rows):
+    elif isinstance(box, PartRows):
         for r, row in enumerate(box.rows):
             for c, x in enumerate(row):
                 yield from _paths(x, (*path, r, c))
-    elif not isinstance(box, Pass):
+    elif not isinstance(box, LineGap):
         for i, inner in enumerate(box.boxes):
             yield from _paths(inner, (*path, i))
 
@@ -239,14 +241,14 @@ class _Arranger:
 
     def _branch(
         self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, is_whole_column: bool
-    ) -> Branches | Rows:
+    ) -> Branches | PartRows:
         components = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
         # As a column these members would recurse without end.
         if is_whole_column and not bypass and len(components) == 1:
             return self._rows(members)
         return Branches(tuple(self.column(frozenset(branch)) for branch in components), bypass)
 
-    def _rows(self, members: frozenset[int]) -> Rows:
+    def _rows(self, members: frozenset[int]) -> PartRows:
         inner = self.graph.subgraph(members)
         rank = {n: i for i, layer in enumerate(nx.topological_generations(inner)) for n in layer}
         # A part without producers is placed directly above its first reader.
@@ -254,7 +256,7 @@ class _Arranger:
             below = [rank[m] for m in inner.successors(n)]
             if below and not set(inner.predecessors(n)):
                 rank[n] = min(below) - 1
-        rows: list[list[Item | Pass]] = [[] for _ in range(max(rank.values()) + 1)]
+        rows: list[list[Item | LineGap]] = [[] for _ in range(max(rank.values()) + 1)]
         for n in sorted(members):
             rows[rank[n]].append(Item(n))
         crossed: list[dict[int, int]] = [{} for _ in range(len(rows) + 1)]  # above a row: the lane of every source
@@ -266,24 +268,24 @@ class _Arranger:
                 self.cut.add((a, b))
                 continue
             for r in range(first, last):
-                rows[r].append(Pass(a, b))
+                rows[r].append(LineGap(a, b))
             above = range(first, last + 1)
             self.lanes[a, b] = tuple((r, crossed[r].setdefault(a, len(crossed[r]))) for r in above)
-        return Rows(tuple(map(tuple, _order_rows(rows, self.graph))), tuple(map(len, crossed)))
+        return PartRows(tuple(map(tuple, _order_rows(rows, self.graph))), tuple(map(len, crossed)))
 
 
-def _order_rows(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item | Pass]]:
+def _order_rows(rows: list[list[Item | LineGap]], graph: nx.DiGraph) -> list[list[Item | LineGap]]:
     """Sort each row in place by the mean position of its producers, then of its readers, to reduce line crossings.
     Return `rows`."""
 
-    def find_neighbours(x: Item | Pass, row: Mapping[object, float], above: bool) -> list[float]:
+    def find_neighbours(x: Item | LineGap, row: Mapping[object, float], above: bool) -> list[float]:
         """Return the positions of the cells that `x` has a line to; `row` is the adjacent row, above or below `x`."""
-        if isinstance(x, Pass):
-            ends: list[Item | Pass] = [x, Item(x.source if above else x.target)]
+        if isinstance(x, LineGap):
+            ends: list[Item | LineGap] = [x, Item(x.source if above else x.target)]
             return [row[end] for end in ends if end in row][:1]
         if above:
-            return [row[s] for p in graph.predecessors(x.index) for s in (Item(p), Pass(p, x.index)) if s in row]
-        return [row[s] for p in graph.successors(x.index) for s in (Item(p), Pass(x.index, p)) if s in row]
+            return [row[s] for p in graph.predecessors(x.index) for s in (Item(p), LineGap(p, x.index)) if s in row]
+        return [row[s] for p in graph.successors(x.index) for s in (Item(p), LineGap(x.index, p)) if s in row]
 
     # Barycentre heuristic (Sugiyama 1981): the fewest crossings are NP-hard to find (Garey and Johnson 1983).
     for _ in range(4):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, Pass
+from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, LineGap
 from .scene import ALL, Shape, Size, unroll
 
 GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
@@ -31,7 +31,7 @@ Point = tuple[float, float]
 
 
 @dataclass
-class Placed:
+class PlacedShape:
     """A shape with its top left corner, its size and the x of its vertical line (`axis`), in pixels. If it is open,
     `inner` and `wires` are the shapes and lines inside it; otherwise they are empty."""
 
@@ -42,14 +42,14 @@ class Placed:
     height: float
     axis: float
     open: bool
-    inner: list[Placed] = field(default_factory=list)
+    inner: list[PlacedShape] = field(default_factory=list)
     wires: list[Wire] = field(default_factory=list)
 
     @property
     def bottom(self) -> float:
         return self.y + self.height
 
-    def all(self) -> Iterator[Placed]:
+    def all(self) -> Iterator[PlacedShape]:
         """Yield this shape, then all shapes in it."""
         yield self
         for inner in self.inner:
@@ -78,13 +78,13 @@ class _Inside:
 
     shape: Shape
     arrangement: Arrangement
-    spots: dict[int, Placed] = field(default_factory=dict)
+    spots: dict[int, PlacedShape] = field(default_factory=dict)
     spans: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
     tops: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
     rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
 
-def layout(root: Shape, opened: Collection[str]) -> Placed:
+def layout(root: Shape, opened: Collection[str]) -> PlacedShape:
     """Return `root` placed at (0, 0), with the shapes in `opened` (keys) open. A key + ALL unrolls that repeat."""
     return _Placer(opened).place(root, 0, 0)
 
@@ -95,10 +95,10 @@ class _Placer:
         self.sizes: dict[tuple[int, int], Size] = {}
         self.repeated: dict[int, Shape] = {}
 
-    def place(self, shape: Shape, x: float, y: float) -> Placed:
+    def place(self, shape: Shape, x: float, y: float) -> PlacedShape:
         """Return `shape` placed with its top left corner at (x, y); if it is open, with everything in it."""
         shape, size = self.expand(shape), self.size(shape)
-        result = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
+        result = PlacedShape(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
         if result.open and shape.arrangement is not None:
             inside = _Inside(shape, shape.arrangement)
             self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
@@ -133,7 +133,7 @@ class _Placer:
     def _measure(self, shape: Shape, box: Box) -> Size:
         if isinstance(box, Item):
             return self.size(shape.inner[box.index])
-        if isinstance(box, Pass):
+        if isinstance(box, LineGap):
             return Size(PASS, 0, PASS / 2)
         if isinstance(box, Column):
             return _stack([self._box(shape, b) for b in box.boxes])
@@ -162,7 +162,7 @@ class _Placer:
             for i, b in enumerate(box.boxes):
                 self._put(inside, b, x, y, (*path, i))
                 x += self._box(shape, b).width + APART
-        elif not isinstance(box, Pass):
+        elif not isinstance(box, LineGap):
             tops = inside.tops[path] = []
             for r, row in enumerate(box.rows):
                 y += ACROSS * box.lanes[r]
@@ -171,7 +171,7 @@ class _Placer:
                 row_size = _join_row(sizes, APART / 2)
                 left = x + size.axis - row_size.axis
                 for c, (b, inner) in enumerate(zip(row, sizes, strict=True)):
-                    if isinstance(b, Pass):
+                    if isinstance(b, LineGap):
                         inside.rooms[b.source, b.target, r] = left + inner.axis
                     else:
                         self._put(inside, b, left, y, (*path, r, c))
@@ -199,7 +199,7 @@ def _join_row(sizes: Sequence[Size], gap: float) -> Size:
 # -- lines
 
 
-def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
+def _wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
     """Yield the lines between the shapes in the open shape `around`, whose positions are `inside`."""
     shifts = _shifts(around, inside)
     lanes = _lanes(around, inside, shifts)
@@ -220,7 +220,7 @@ def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
         yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, tuple(_corners(points)))
 
 
-def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
+def _rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:
     """Return the points of a line along the right side of `around` into the right side of `target`; lane 0 is the
     outermost."""
     inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
@@ -228,19 +228,21 @@ def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
     return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
 
 
-def _beside_circle(x: float, target: Placed) -> bool:
+def _beside_circle(x: float, target: PlacedShape) -> bool:
     """Return whether `target` is a circle that a line coming down at `x` enters from the left or right."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 
-def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
+def _into_circle(start: Point, circle: PlacedShape, lower: float) -> list[Point]:
     """Return the points of a line from `start` into the left or right of `circle`, `lower` pixels below its middle."""
     y, round_ = (circle.y + circle.bottom) / 2 + lower, circle.height / 2
     across = math.sqrt(round_**2 - lower**2)
     return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
 
 
-def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+def _lanes(
+    around: PlacedShape, inside: _Inside, shifts: Mapping[tuple[int, int], float]
+) -> dict[tuple[int, int], float]:
     """Map (source, target) of each "merge" line to the offset of its horizontal segment, −1 (highest) to 1 (lowest).
     Of the lines that reach a target from the same side, the farthest is the lowest, so that none cross."""
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
@@ -279,7 +281,7 @@ def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
     return [start, end]
 
 
-def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
+def _shifts(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float]:
     """Map (source, target) of each line, except rails, to the horizontal distance in pixels of its end from the axis
     of the target. Several lines to one target end at different points."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
@@ -302,7 +304,7 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
     return offsets
 
 
-def _column(line: Line, target: Placed, inside: _Inside, around: Placed) -> float:
+def _column(line: Line, target: PlacedShape, inside: _Inside, around: PlacedShape) -> float:
     """Return the x at which `line` comes down to `target`, before `_shifts` moves it."""
     if line.bend == "fork":  # it bends above
         return target.axis

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.outline import Part
-from .coordinates import Placed
+from ..model.outline import PicturePart
+from .coordinates import PlacedShape
 
 
-def links(placed: Placed) -> list[tuple[str, str]]:
+def links(placed: PlacedShape) -> list[tuple[str, str]]:
     """Return the pairs (key of the producer, key of the reader) of closed parts that a value connects.
 
     If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
@@ -32,10 +32,10 @@ def links(placed: Placed) -> list[tuple[str, str]]:
     return list(edges)
 
 
-def ids(placed: Placed) -> dict[str, str]:
+def ids(placed: PlacedShape) -> dict[str, str]:
     """Map the key of every part to a short id: n0 for the root, then n1, n2, …"""
     return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
 
 
-def _iter_results(parts: list[Part]) -> Iterator[str]:
+def _iter_results(parts: list[PicturePart]) -> Iterator[str]:
     return (name for part in parts for v in part.all_vertices() for name in v.makes)

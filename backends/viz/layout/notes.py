@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..model.outline import Part
+from ..model.outline import PicturePart
 
 PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 
 
-def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
+def captions(part: PicturePart, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
     """Yield at most two captions of `part` for values without a line: "with …" names its operands (`read`), "gives …"
     the outputs of the model that belong to its layer (`gives`) and its results that other parts read (`leaves`)."""
     names = list(dict.fromkeys(abbreviate_value(name, part.path, name in part.shared) for name in read))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ..model.labels import Label, label, title_of
 from ..model.network import Network
-from ..model.outline import Part, outline
+from ..model.outline import PicturePart, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
 from .font import width
 from .notes import captions
@@ -44,7 +44,7 @@ class Shape:
     """
 
     key: str
-    part: Part
+    part: PicturePart
     label: Label
     notes: tuple[str, ...]
     gives: tuple[str, ...]
@@ -109,7 +109,7 @@ def _through(shape: Shape, edge: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for line in ends for name in line.values))
 
 
-def find_rails(part: Part, first: Shape, last: Part) -> list[str]:
+def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
     """Return the values that enter every round of the repeat `part` on a rail, by lane: the rails of its first round
     (the shape `first`) that its last round (`last`) also reads. Empty if the rounds are parallel."""
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
@@ -117,23 +117,23 @@ def find_rails(part: Part, first: Shape, last: Part) -> list[str]:
     return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
-def _as_part(part: Part, body: list[Part]) -> Part:
+def _as_part(part: PicturePart, body: list[PicturePart]) -> PicturePart:
     """Return a part with the children `body`, one round of the repeat `part`; a single child is returned itself."""
     if len(body) == 1:
         return body[0]
     first, last = body[0], body[-1]
     name = f"{first.name.partition('-')[0]}-{last.name.rpartition('-')[2]}"
     stem = first.path.rpartition(".")[0]
-    return Part(name, f"{stem}.{name}" if stem else name, (), body)
+    return PicturePart(name, f"{stem}.{name}" if stem else name, (), body)
 
 
-def _names(first: Part, other: Part) -> dict[str, str]:
+def _names(first: PicturePart, other: PicturePart) -> dict[str, str]:
     """Map each value name in `first` to its counterpart in `other`; the two parts differ only in names."""
     pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
     return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
 
 
-def _copy_for(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
+def _copy_for(shape: Shape, part: PicturePart, names: Mapping[str, str]) -> Shape:
     """Return a copy of `shape` for `part`, which differs only in names; `names` maps old value names to new ones."""
 
     def rename(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _copy_for(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
 
 
 def shapes(
-    part: Part,
+    part: PicturePart,
     entering: tuple[str, ...] = (),
     leaving: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
@@ -188,18 +188,18 @@ def shapes(
     return Shape(part.path, part, text, notes, gives, leaves, size, head, arrangement, inner)
 
 
-def _label(part: Part, notes: tuple[str, ...]) -> Label:
+def _label(part: PicturePart, notes: tuple[str, ...]) -> Label:
     """Label `part`; a part with notes gets a title instead of a symbol, because notes do not fit into a circle."""
     text = label(part)
     return replace(text, title=title_of(part.vertices[0].meant), symbol="") if notes and text.symbol else text
 
 
-def _find_needed(parent: Part, leaving: tuple[str, ...]) -> set[str]:
+def _find_needed(parent: PicturePart, leaving: tuple[str, ...]) -> set[str]:
     """Return the union of the values that children of `parent` read and of `leaving`."""
     return {name for child in parent.children for name in child.read} | {*leaving}
 
 
-def _borders(child: Part, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _borders(child: PicturePart, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return two tuples: the values that `child` reads, and its results that are in `needed` or that its own later
     rounds read."""
     later = {name for body in child.others for part in body for name in part.read}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from ..model.outline import Part
+from ..model.outline import PicturePart
 
 START, END = -1, -2
 
@@ -37,7 +37,7 @@ class Wiring:
 
 
 def wire_parts(
-    parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], within: Collection[int] | None = None
+    parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iterable[str], within: Collection[int] | None = None
 ) -> Wiring:
     """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
@@ -71,13 +71,13 @@ def wire_parts(
     return wiring
 
 
-def find_exits(parts: Sequence[Part], wiring: Wiring) -> list[int]:
+def find_exits(parts: Sequence[PicturePart], wiring: Wiring) -> list[int]:
     """Return the numbers of the parts with a line out of the scope, except the last part of the stream."""
     end = _stream(parts, wiring.links)[-1:]
     return [a for a, b in wiring.links if b == END and a not in end]
 
 
-def link_parts(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
+def link_parts(parts: Sequence[PicturePart], links: Iterable[Link]) -> nx.DiGraph:
     """Return a graph whose nodes are the numbers of `parts` and whose edges are `links`."""
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(parts)))
@@ -85,7 +85,7 @@ def link_parts(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
     return graph
 
 
-def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
+def _stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[int]:
     """Return the part numbers on the path with the largest total weight (to END, if a line leaves), in order."""
     graph = link_parts(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
@@ -102,7 +102,7 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
     return [n for n in reversed(path) if n >= 0]
 
 
-def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None:
+def _drop_lines(parts: Sequence[PicturePart], wiring: Wiring, stream: Sequence[int]) -> None:
     """Replace lines of `wiring` by notes: model inputs and parts independent of `stream` keep a line to one reader.
 
     That is the first reader that uses more than the shape, if any. Lines to END are unchanged.
@@ -119,7 +119,7 @@ def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) ->
                 wiring.notes.setdefault(b, []).extend(wiring.links.pop((i, b)))
 
 
-def _reads_shape(part: Part) -> bool:
+def _reads_shape(part: PicturePart) -> bool:
     """Return whether the first operation of a part is `iota`, which uses only the shape of its input."""
     return bool(part.vertices) and part.vertices[0].op == "iota"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from .marks import CHANGED, KEPT, SIGNS, common, count_signs
 from .marks import kind as sign_kind
 from .network import Vertex
-from .outline import Part
+from .outline import PicturePart
 
 KINDS = {
     "stream": "residual stream",
@@ -98,12 +98,12 @@ class Label:
     symbol: str = ""
 
 
-def label(part: Part) -> Label:
+def label(part: PicturePart) -> Label:
     """Return the label of a closed part."""
     return _apply_sign(part, _add_bits(part, _leaf(part) if part.vertices else _group(part)))
 
 
-def _add_bits(part: Part, text: Label) -> Label:
+def _add_bits(part: PicturePart, text: Label) -> Label:
     """Return `text` with a line about quantized weights, if any: bits per weight, and the packing if all share one."""
     packed = {w.name: w for v in part.all_vertices() for w in v.weights if w.bits is not None}.values()
     bits = sorted({w.bits for w in packed if w.bits is not None})
@@ -115,7 +115,7 @@ def _add_bits(part: Part, text: Label) -> Label:
     return replace(text, lines=(*text.lines, words))
 
 
-def _apply_sign(part: Part, text: Label) -> Label:
+def _apply_sign(part: PicturePart, text: Label) -> Label:
     """Return `text` with the sign of `part` in a comparison as its kind, and a line about the changes; `text` itself
     if there is no comparison."""
     marks = [v.mark for v in part.all_vertices()]
@@ -128,7 +128,7 @@ def _apply_sign(part: Part, text: Label) -> Label:
     return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(words or [plain])))
 
 
-def _leaf(part: Part) -> Label:
+def _leaf(part: PicturePart) -> Label:
     v = part.vertices[0].meant
     kind = _KIND.get(v.op, "tensor")
     if v.op in ("input", "output"):
@@ -199,7 +199,7 @@ def _experts(v: Vertex) -> str:
     return f"{experts} experts" + (f", {active} active" if active else "")
 
 
-def _group(part: Part) -> Label:
+def _group(part: PicturePart) -> Label:
     """Return the label of a group, named as in papers if its operations reveal its role."""
     if not part.path:
         return Label(part.name, (_contents(part),), "group")
@@ -236,14 +236,14 @@ def _group(part: Part) -> Label:
     return Label(part.name, (_contents(part),), "group")
 
 
-def _name_attention(part: Part, attention: Vertex) -> str:
+def _name_attention(part: PicturePart, attention: Vertex) -> str:
     """Return the title of the group around an attention."""
     if part.name.startswith("cross"):
         return "Cross-attention"
     return "Multi-head latent attention" if attention.attrs.get("value_dim") else attention_name(attention)
 
 
-def _layers(part: Part) -> str:
+def _layers(part: PicturePart) -> str:
     """Return the title of a repeat or one of its layers: layer numbers, and properties that other layers lack."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
@@ -260,7 +260,7 @@ def _layers(part: Part) -> str:
     return " · ".join([f"{stem} {part.name}", *tags])
 
 
-def _contents(part: Part) -> str:
+def _contents(part: PicturePart) -> str:
     """Return the titles of the parts in a part, or in the first layer of a repeat, joined by commas."""
     labels = [(c, label(c)) for c in part.body.children]
     return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))

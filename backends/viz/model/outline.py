@@ -19,7 +19,7 @@ SIZE = re.compile(r"[A-Za-z_][^,\[\]]*")
 
 
 @dataclass
-class Part:
+class PicturePart:
     """A part of the picture: `name` is its name within its scope, `path` its unique name.
 
     A leaf has `vertices`: an operation and the views of its results. A group has `children`. A repeat is a group whose
@@ -32,9 +32,9 @@ class Part:
     name: str
     path: str
     vertices: tuple[Vertex, ...] = ()
-    children: list[Part] = field(default_factory=list)
+    children: list[PicturePart] = field(default_factory=list)
     count: int = 1
-    others: list[list[Part]] = field(default_factory=list)
+    others: list[list[PicturePart]] = field(default_factory=list)
     reach: str = ""
     shared: frozenset[str] = frozenset()
 
@@ -45,7 +45,7 @@ class Part:
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
     @property
-    def body(self) -> Part:
+    def body(self) -> PicturePart:
         """Return the part whose children are drawn: the first layer of a repeat of single layers, else the part."""
         return self.children[0] if self.count > 1 and len(self.children) == 1 and self.children[0].children else self
 
@@ -97,26 +97,28 @@ class Part:
         """Return whether the part is a layer or contains layers."""
         return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[PicturePart]:
         """Yield this part, then all parts in it; of a repeat only the first round."""
         yield self
         for child in self.children:
             yield from child.parts()
 
 
-def outline(network: Network) -> Part:
+def outline(network: Network) -> PicturePart:
     """Return the tree of `network`; inputs and outputs that do not belong to a single layer are leaves of the root."""
     layer_inputs, outputs = find_layer_io(network)
     leaves = [
-        Part(name, name, (_end(network, name, "input", (), (name,), t),))
+        PicturePart(name, name, (_end(network, name, "input", (), (name,), t),))
         for name, t in network.inputs.items()
         if name not in layer_inputs
     ]
     leaves += _leaves(network, layer_inputs, outputs)
     for name, (value, kind) in network.outputs.items():
         if name not in outputs.get(value, ()):
-            leaves.append(Part(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),)))
-    root = Part(network.name, "", children=_group(leaves, ""))
+            leaves.append(
+                PicturePart(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),))
+            )
+    root = PicturePart(network.name, "", children=_group(leaves, ""))
     if {"local", "global"} <= {_reach(v) for v in root.all_vertices()}:
         _set_reach(root)
     return root
@@ -127,7 +129,7 @@ def _reach(v: Vertex) -> str:
     return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
 
 
-def _set_reach(part: Part) -> None:
+def _set_reach(part: PicturePart) -> None:
     """Set `reach` of every layer in `part`, and of every repeat whose layers have the same reach."""
     for child in itertools.chain(part.children, *part.others):
         _set_reach(child)
@@ -159,9 +161,11 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
     return inputs, outputs
 
 
-def _leaves(network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]) -> list[Part]:
+def _leaves(
+    network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]
+) -> list[PicturePart]:
     """Return a leaf for every operation; views join the leaf of their source if it is in the same scope."""
-    makers: dict[str, Part] = {}
+    makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:
         takes = tuple(name for name in vertex.reads if name in layer_inputs)
@@ -172,7 +176,7 @@ def _leaves(network: Network, layer_inputs: Mapping[str, None], outputs: Mapping
         if source is not None and source.vertices[0].scope == vertex.scope and _belongs(vertex, source.vertices[0]):
             source.vertices += (vertex,)
         else:
-            source = Part(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
+            source = PicturePart(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
             leaves.append(source)
         makers |= dict.fromkeys(vertex.makes, source)
     return _merge_sums(leaves, [value for value, _ in network.outputs.values()])
@@ -183,9 +187,9 @@ def _belongs(vertex: Vertex, source: Vertex) -> bool:
     return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
 
 
-def _merge_sums(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
+def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[PicturePart]:
     """Merge each sum into its only reader if that is a sum in the same scope; return the remaining leaves."""
-    readers: dict[str, list[Part]] = {}
+    readers: dict[str, list[PicturePart]] = {}
     for leaf in leaves:
         for name in dict.fromkeys(name for v in leaf.vertices for name in v.reads):
             readers.setdefault(name, []).append(leaf)
@@ -206,25 +210,25 @@ def _merge_sums(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
     return [leaf for leaf in leaves if leaf not in merged]
 
 
-def _group(leaves: Sequence[Part], scope: str) -> list[Part]:
+def _group(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart]:
     """Return the children of the group of `scope` that contains `leaves`."""
     groups = _break_cycles(_split_by_scope(leaves, scope))
     order = {leaf.path: i for i, leaf in enumerate(leaves)}
-    children: list[Part] = []
+    children: list[PicturePart] = []
     for key, members in sorted(groups.items(), key=lambda item: order[item[1][0].path]):
         if key.startswith(" "):
             children += members
             continue
         inside, name = _group(sorted(members, key=lambda leaf: order[leaf.path]), key), key.rpartition(".")[2]
         is_lone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
-        children += [_rename_lone(inside[0], name)] if is_lone else [Part(name, key, children=inside)]
+        children += [_rename_lone(inside[0], name)] if is_lone else [PicturePart(name, key, children=inside)]
     return _fold_repeats(_inline_lists(children))
 
 
-def _split_by_scope(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
+def _split_by_scope(leaves: Sequence[PicturePart], scope: str) -> dict[str, list[PicturePart]]:
     """Return `leaves` by the child scope of `scope` that contains them; a leaf in none has the key " " + path."""
     stem = f"{scope}." if scope else ""
-    groups: dict[str, list[Part]] = {}
+    groups: dict[str, list[PicturePart]] = {}
     for leaf in leaves:
         leaf_scope = leaf.vertices[0].scope
         inner = leaf_scope.removeprefix(stem).partition(".")[0] if leaf_scope.startswith(stem) else ""
@@ -232,7 +236,7 @@ def _split_by_scope(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]
     return groups
 
 
-def _break_cycles(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
+def _break_cycles(leaves: dict[str, list[PicturePart]]) -> dict[str, list[PicturePart]]:
     """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it.
 
     Operations that both read a group and are read by it move into the group, regardless of their scope. Of groups that
@@ -250,13 +254,13 @@ def _break_cycles(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
     return leaves
 
 
-def _rename_lone(leaf: Part, scope: str) -> Part:
+def _rename_lone(leaf: PicturePart, scope: str) -> PicturePart:
     """Return `leaf`, the only leaf in `scope`, renamed to `scope` if its own name is only an operator."""
     leaf.name = scope if leaf.name[:1].isupper() else leaf.name
     return leaf
 
 
-def _find_cycles(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
+def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
     """Return sets of keys whose parts read each other in a cycle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
@@ -268,18 +272,18 @@ def _find_cycles(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
     return [loop for loop in nx.strongly_connected_components(between) if len(loop) > 1]
 
 
-def _inline_lists(children: list[Part]) -> list[Part]:
+def _inline_lists(children: list[PicturePart]) -> list[PicturePart]:
     """Return `children` with every list of layers replaced by its layers."""
-    parts: list[Part] = []
+    parts: list[PicturePart] = []
     for child in children:
         numbered = child.children and all(c.name.isdigit() or c.count > 1 for c in child.children)
         parts += child.children if numbered and not child.name.isdigit() else [child]
     return parts
 
 
-def _fold_repeats(parts: list[Part]) -> list[Part]:
+def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
     """Return `parts` with consecutive numbered parts that are equal, or repeat an equal sequence, folded to repeats."""
-    folded: list[Part] = []
+    folded: list[PicturePart] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
         members = list(run)
         folded += _compress(members) if numbered else members
@@ -304,10 +308,10 @@ def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
     return spans[::-1]
 
 
-def _compress(parts: list[Part]) -> list[Part]:
+def _compress(parts: list[PicturePart]) -> list[PicturePart]:
     """Return `parts` with repetitions folded, greedily: at each index the repetition that covers the most parts."""
     spans = _repeats([fingerprint(p) for p in parts])
-    folded: list[Part] = []
+    folded: list[PicturePart] = []
     i = 0
     while i < len(parts):
         length, period = spans[i]
@@ -319,12 +323,14 @@ def _compress(parts: list[Part]) -> list[Part]:
             others = [_compress(r) if period > 1 else r for r in rounds[1:]]
             _mark_shared(rounds)
             path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
-            folded.append(Part(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others))
+            folded.append(
+                PicturePart(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others)
+            )
         i += length
     return folded
 
 
-def _mark_shared(rounds: Sequence[Sequence[Part]]) -> None:
+def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
     """Add the values that both the first and the second of `rounds` read to `shared` of every part in all rounds."""
     first, second = ({name for part in body for name in part.read} for body in rounds[:2])
     pending = [part for body in rounds for part in body]
@@ -333,7 +339,7 @@ def _mark_shared(rounds: Sequence[Sequence[Part]]) -> None:
         pending += itertools.chain(part.children, *part.others)
 
 
-def fingerprint(part: Part) -> str:
+def fingerprint(part: PicturePart) -> str:
     """Return a hash that is equal for parts that differ only in the names of scopes and weights."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from weft.ir.types.sizes import Call, Poly, Size
+from weft.ir.types.sizes import Poly, Size, SizeCall
 
 from .network import Vertex
-from .outline import Part
+from .outline import PicturePart
 from .work import NONE, Work, total
 
 
 @dataclass(frozen=True)
-class Facts:
+class PartCosts:
     """Costs of a part. A parameter that several parts read counts in the first of them.
 
     `work`, `step`: the work of a prefill and of a decode step.
@@ -52,7 +52,7 @@ class Facts:
         }
 
 
-def facts(part: Part) -> Facts:
+def facts(part: PicturePart) -> PartCosts:
     """Return the costs of `part` summed over all its operations, including all repetitions."""
     vertices = list(part.all_vertices())
     cache: dict[int | None, int] = {}
@@ -60,7 +60,7 @@ def facts(part: Part) -> Facts:
         if v.cache is not None:
             width, window = v.cache
             cache[window] = cache.get(window, 0) + width
-    return Facts(
+    return PartCosts(
         sum(w.learned for v in vertices for w in v.weights),
         total(map(_work, vertices)),
         total(v.step for v in vertices),
@@ -77,7 +77,7 @@ def _work(v: Vertex) -> Work:
     return Work(v.cost.flops, 0, 0, v.cost.read, v.cost.written)
 
 
-def data(facts: Facts) -> dict[str, Any]:
+def data(facts: PartCosts) -> dict[str, Any]:
     """Convert facts to JSON data, with sizes as in `polynomial`; omit zeros and empty fields."""
     plain = {
         "parameters": facts.parameters,
@@ -103,5 +103,5 @@ def polynomial(size: Size) -> Any:
     return [[c, *([_atom(atom), power] for atom, power in mono)] for mono, c in size.terms]
 
 
-def _atom(atom: str | Call) -> Any:
+def _atom(atom: str | SizeCall) -> Any:
     return atom if isinstance(atom, str) else [atom.fn, *map(polynomial, atom.args)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.ir.types import sizes
 
 from .network import Network
-from .outline import Part
+from .outline import PicturePart
 from .part_costs import facts
 
 ITEM = 2  # bytes of a cached element, as f16
@@ -37,7 +37,7 @@ class Totals:
 
 def totals(network: Network, tokens: int) -> Totals:
     """Return the totals of `network` for a sequence of `tokens` tokens."""
-    totals = facts(Part(network.name, "", network.vertices))
+    totals = facts(PicturePart(network.name, "", network.vertices))
     binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
     elements, other_bytes = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()

@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 
-from .operation import Op
+from .operation import OnnxOperation
 from .types import dtype_name, short, tensor_text
 
 Terms = str | tuple[str, ...]  # a size, or a tuple of sizes; a single text "f(x)" if the sizes are unknown
@@ -102,7 +102,7 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     return Constant(dtype, (), value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
-def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
+def formula(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
     """Return the result of `op`, computed from shapes and constants; None if it reads or produces other data."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
@@ -113,7 +113,7 @@ def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str])
     return Constant("i64", (), _compute_sizes(op.kind, terms)) if terms and len(terms) == len(operands) else None
 
 
-def copy_weight(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
+def copy_weight(op: OnnxOperation, constants: Mapping[str, Constant]) -> Constant | None:
     """Return the result of reshaping, transposing or casting a weight as a weight; None for any other operation."""
     weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
     if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):
@@ -133,7 +133,7 @@ def copy_weight(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
     return replace(weight, shape=shape, source=weight.source or op.inputs[0])
 
 
-def _shape(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Terms:
+def _shape(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Terms:
     name = op.inputs[0]
     if name in constants and constants[name].terms is None:
         dims = tuple(map(str, constants[name].shape))

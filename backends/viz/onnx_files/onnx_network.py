@@ -18,7 +18,7 @@ from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
 from ..model.network import Network, Vertex, Weight, describe_layout
 from .onnx_constants import Constant, constant, copy_weight, formula, initializer
-from .operation import Op
+from .operation import OnnxOperation
 from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
 from .scopes import exported_scope, fresh, name_operations
 from .types import attribute_text, dtype_name, type_text
@@ -154,7 +154,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     return stub
 
 
-def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
+def _ops(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperation]:
     """Yield the operations in order, with calls of functions inlined."""
     functions = {(f.domain, f.name): f for f in model.functions}
     count = 0
@@ -164,7 +164,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
         calls: tuple[str, ...],
         values: Mapping[str, str],
         outer: Mapping[str, onnx.AttributeProto],
-    ) -> Iterator[Op]:
+    ) -> Iterator[OnnxOperation]:
         if len(calls) > DEEPEST:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
         stem = "/".join(calls)
@@ -179,7 +179,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
                 [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
             )
             scopes = exported_scope({p.key: p.value for p in node.metadata_props})
-            op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
+            op = OnnxOperation(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
             # Functions that call others twice double at every level: a small file could expand to billions of nodes.
@@ -220,7 +220,7 @@ def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(captured)
 
 
-def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
+def _check(path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
     """Check that each value is in `defined` at first, or produced once before its readers. Raises WeftError if not."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
@@ -241,8 +241,8 @@ def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, t
 
 
 def _without_sizes(
-    ops: list[Op], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
-) -> list[Op]:
+    ops: list[OnnxOperation], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
+) -> list[OnnxOperation]:
     """Return `ops` without operations that compute constants or sizes from shapes; add the results to `constants`."""
     remaining = []
     for op in ops:
@@ -261,7 +261,7 @@ def _without_sizes(
 
 
 def _vertices(
-    ops: list[Op], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
+    ops: list[OnnxOperation], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
 ) -> tuple[list[Vertex], dict[str, str]]:
     """Return the operations as vertices, and a map from value names in the file to new names."""
     scopes = name_operations(ops, constants)
@@ -297,7 +297,7 @@ def _vertices(
     return gates(vertices), new_names
 
 
-def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str]) -> Weight:
+def _weight(weight: Constant, name: str, role: str, op: OnnxOperation, uncounted: set[str]) -> Weight:
     """Return the weight `name` that `op` reads as operand `role`; it counts as parameters only if in `uncounted`."""
     size, shape, layout = weight.elements, weight.shape, None
     if role in PACKED.get(op.kind, ()):
@@ -325,7 +325,7 @@ def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str])
     )
 
 
-def _schema(op: Op, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+def _schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
     domain = "" if op.domain == "ai.onnx" else op.domain
     version = versions.get(domain, versions.get("ai.onnx", 1))
     if not onnx.defs.has(op.kind, version, domain):
@@ -333,7 +333,7 @@ def _schema(op: Op, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
     return onnx.defs.get_schema(op.kind, version, domain)
 
 
-def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
+def _roles(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
     """Return the names of an operator's operands in the ONNX standard, or in the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
@@ -343,7 +343,7 @@ def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
     return [names[min(i, len(names) - 1)] if names else f"input {i}" for i in range(len(op.inputs))]
 
 
-def _output(op: Op, index: int, versions: Mapping[str, int]) -> str:
+def _output(op: OnnxOperation, index: int, versions: Mapping[str, int]) -> str:
     """Return the name of result number `index` (at least 1) of `op` in the ONNX standard; "out1", … if it has none."""
     schema = _schema(op, versions)
     names = [formal.name for formal in schema.outputs] if schema is not None else []

@@ -8,7 +8,7 @@ import onnx
 
 
 @dataclass
-class Op:
+class OnnxOperation:
     """An operation of the file.
 
     `names`: the function calls that contain it, then its own name. `scopes`: the modules that contain it, if the

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from .onnx_constants import Constant
-from .operation import Op
+from .operation import OnnxOperation
 from .segments import segments
 
 NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
@@ -41,7 +41,7 @@ def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     return _split(names[-2]) if len(names) > 1 else None
 
 
-def name_operations(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
+def name_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
     """Return (scope, unique name) of every operation; the name begins with the scope."""
     scopes = [_scope(op) for op in ops]
     scopes = _fill_gaps(ops, scopes) if any(scopes) else segments(ops, constants)
@@ -54,7 +54,7 @@ def name_operations(ops: Sequence[Op], constants: Mapping[str, Constant]) -> lis
     return [(".".join(scope), fresh(_path(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)]
 
 
-def _scope(op: Op) -> Scope:
+def _scope(op: OnnxOperation) -> Scope:
     if op.scopes is not None:
         return op.scopes
     *calls, name = op.names
@@ -67,7 +67,7 @@ def _split(name: str) -> Scope:
     return tuple(words)[-DEEPEST:]
 
 
-def _path(op: Op, scope: Scope) -> str:
+def _path(op: OnnxOperation, scope: Scope) -> str:
     """Return the name of `op`: the name of its first result if that is a path within `scope`, else its own name.
 
     A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
@@ -96,7 +96,7 @@ def fresh(name: str, taken: set[str]) -> str:
     return unique
 
 
-def _fill_gaps(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
+def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]:
     """Return `scopes` with empty scopes replaced by the common prefix of the scopes of producers and first reader."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}

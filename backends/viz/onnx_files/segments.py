@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .onnx_constants import Constant
-from .operation import Op
+from .operation import OnnxOperation
 
 SHORTEST = 5  # least number of operations in a layer
 
@@ -21,7 +21,7 @@ SHORTEST = 5  # least number of operations in a layer
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
+def segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
     """Return the scope of every operation, such as ("layers", "0"); () for those outside of layers."""
     scopes: list[tuple[str, ...]] = [()] * len(ops)
     kinds, reads = _encode(ops, constants)
@@ -40,7 +40,7 @@ def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple
     return scopes
 
 
-def _encode(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
+def _encode(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
     """Return an integer per operation, equal for equal operations, and the index of the producer of each operand (-1:
     no operand, below -1: an input)."""
     numbers: dict[Hashable, int] = {}
@@ -98,7 +98,7 @@ def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
     return first
 
 
-def _phase(ops: Sequence[Op], first: int, period: int, count: int) -> int:
+def _phase(ops: Sequence[OnnxOperation], first: int, period: int, count: int) -> int:
     """Return the first operation of the first layer for the offset at which the fewest values cross the boundaries."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))

@@ -17,7 +17,7 @@ EXAMPLES = 12  # tokens with random scores that illustrate the rule
 
 
 @dataclass(frozen=True)
-class Rule:
+class RoutingRule:
     """The routing rule of a layer: the attributes of the op `route` (`k` is None if the number of experts varies),
     a sentence about the `capacity` of an expert (or ""), and whether there is also a `shared` expert."""
 
@@ -35,20 +35,20 @@ class Rule:
 
 def data(network: Network) -> list[dict[str, Any]] | None:
     """Return the data of every distinct routing rule of `network`; None for a network without experts."""
-    rules: dict[Rule, list[Vertex]] = {}
+    rules: dict[RoutingRule, list[Vertex]] = {}
     for v in network.vertices:
         if v.meant.op == "moe" and v.weights:
             rules.setdefault(_rule(v, network), []).append(v)
     return [_to_dict(rule, vertices) for rule, vertices in rules.items()] or None
 
 
-def _rule(v: Vertex, network: Network) -> Rule:
+def _rule(v: Vertex, network: Network) -> RoutingRule:
     siblings = [u for u in network.vertices if u.scope == v.scope and u is not v]
     inside = any(u.scope.startswith(f"{v.scope}.") and u.weights for u in network.vertices)
     router = next((u.meant for u in siblings if u.meant.op == "route"), None)
     limit = next((u.meant for u in siblings if u.meant.op in ("limit_capacity", "expert_choice")), None)
     text, active = (router or replace(v, attrs={})).text, v.meant.attrs.get("active")
-    return Rule(
+    return RoutingRule(
         int(v.weights[0].dims[0]),
         None if active is None else int(str(active)),
         text("scoring", "softmax"),
@@ -73,7 +73,7 @@ def _capacity(limit: Vertex | None) -> str:
     return f"An expert takes at most {most}; further tokens skip it (residual only)."
 
 
-def _to_dict(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
+def _to_dict(rule: RoutingRule, vertices: list[Vertex]) -> dict[str, Any]:
     expert_sizes = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
     return {
         "where": layers(v.scope or v.name for v in vertices),
@@ -90,7 +90,7 @@ def _to_dict(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
     }
 
 
-def _sentences(rule: Rule) -> Iterator[str]:
+def _sentences(rule: RoutingRule) -> Iterator[str]:
     if rule.k is not None:
         yield f"Each token is routed to {rule.k} of {rule.experts} experts" + (
             " and to a shared one." if rule.shared else "."
@@ -109,7 +109,7 @@ def _sentences(rule: Rule) -> Iterator[str]:
         yield rule.capacity
 
 
-def examples(rule: Rule) -> list[list[list[float]]]:
+def examples(rule: RoutingRule) -> list[list[list[float]]]:
     """Return the [expert, weight] pairs of each of EXAMPLES tokens with random scores; empty if `rule.k` is None."""
     if rule.k is None:
         return []

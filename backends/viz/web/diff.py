@@ -17,7 +17,7 @@ from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, shapes
 from ..model.labels import Label
 from ..model.marks import KEPT, SIGNS, kind
 from ..model.network import Vertex
-from ..model.outline import Part, outline
+from ..model.outline import PicturePart, outline
 from ..model.totals import Totals
 
 SIDES = ("before", "after")
@@ -28,7 +28,7 @@ def side_by_side(comparison: Comparison) -> Shape:
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
     sides = [_add_prefix(outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
-    root = shapes(Part(name, "", children=sides))
+    root = shapes(PicturePart(name, "", children=sides))
     differ = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
         root.inner[i] = _retitle(root.inner[i], n.name if differ else f"{n.name} · {side}")
@@ -41,7 +41,7 @@ def _retitle(shape: Shape, title: str) -> Shape:
     return replace(shape, label=Label(title, shape.label.lines, kind(KEPT)), head=head)
 
 
-def _add_prefix(part: Part, side: str) -> Part:
+def _add_prefix(part: PicturePart, side: str) -> PicturePart:
     """Return `part` with the prefix `side` ("before" or "after") on every path and value name."""
 
     def at(name: str) -> str:
@@ -69,7 +69,7 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
     return opening.select_open(root, depth, parts) | (mixed if depth is None else set())
 
 
-def _has_mixed_signs(part: Part) -> bool:
+def _has_mixed_signs(part: PicturePart) -> bool:
     signs = {v.mark.sign for v in part.all_vertices() if v.mark}
     return KEPT in signs and len(signs) > 1
 

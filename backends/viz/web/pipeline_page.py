@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.ir.recipes.spelling import spell
-from weft.passes.report import Record
+from weft.passes.report import PassRecord
 
 from ..compare.networks import compare
 from ..layout.scene import scene
@@ -22,14 +22,14 @@ LINES = 40  # maximum number of trace lines on a page
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """A pass of the pipeline: its record in the report, and the network after it."""
 
-    record: Record
+    record: PassRecord
     after: Network
 
 
-def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
+def steps_page(start: Network, steps: Sequence[PipelineStep], tokens: int) -> str:
     """Return the HTML page for `steps` of a pipeline, beginning with the graph `start`; FLOPs are for `tokens` tokens.
 
     Parts that are equal in several steps are stored once.
@@ -46,7 +46,7 @@ def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
     return page(scene(start), (), {"root": None, "panels": None, "kinds": kinds(), "passes": passes})
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record(record: PassRecord) -> dict[str, Any]:
     """Convert a pass's record to JSON data."""
     applied = record.applied
     arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}

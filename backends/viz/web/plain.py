@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.ir.readable import size
 
-from ..layout.arrange import Box, Branches, Column, Item, Pass
+from ..layout.arrange import Box, Branches, Column, Item, LineGap
 from ..layout.scene import Shape, Size, unroll
 from ..model import part_costs as facts
 from ..model.marks import KEPT, Mark
@@ -59,7 +59,7 @@ def _box(box: Box) -> Any:
     with a bypass, ["r", lanes, rows…] for rows, ["|", source, target] for a line that passes."""
     if isinstance(box, Item):
         return box.index
-    if isinstance(box, Pass):
+    if isinstance(box, LineGap):
         return ["|", box.source, box.target]
     if isinstance(box, Column):
         return ["c", *map(_box, box.boxes)]

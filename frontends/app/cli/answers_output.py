@@ -10,10 +10,10 @@ from weft.ir.errors import WeftError
 from .terminal import echo, printable
 
 if TYPE_CHECKING:
-    from weft.backends.runtime.ort.ort_encoder import Encoder
+    from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
 
-def print_task(model: Encoder, text: str | list[int], pairs: Sequence[str]) -> None:
+def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str]) -> None:
     """Print a line for each label, token, answer or candidate of `pairs`; the score is first in the line.
 
     Raises:

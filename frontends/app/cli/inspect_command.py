@@ -16,7 +16,7 @@ from .options import TargetOption, adapter_option
 from .terminal import count, echo, size, table
 
 if TYPE_CHECKING:
-    from weft.backends.torch.transformers.scale.estimate import Parallel
+    from weft.backends.torch.transformers.scale.estimate import ParallelCosts
 
     from ..api.inspect.breakdown import PartCost
     from ..api.inspect.inspection import Inspection
@@ -134,7 +134,7 @@ def _show_sizes(sizes: WeightSizes) -> None:
         echo(f"target {sizes.target} keeps no blocks of this model: it stores dequantized values")
 
 
-def _show_parallel(costs: Parallel) -> None:
+def _show_parallel(costs: ParallelCosts) -> None:
     """Print the memory of a device of each stage, and the collectives of one token."""
     from ..api.inspect.parallel import DEVICES, TRAFFIC, device_rows, summary, traffic_rows
 

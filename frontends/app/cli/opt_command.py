@@ -105,7 +105,7 @@ def opt_command(
         piped = source == "-"
         model = _read_stdin(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
         notices = model.notices(strict=bool(folder))
-        steps = drawing.Steps(model) if drawing is not None else None
+        steps = drawing.PipelineGraphs(model) if drawing is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
     for line in notices:

@@ -19,7 +19,7 @@ from .terminal import echo, note, printable
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
     from weft.backends.runtime.core.results import Result
-    from weft.backends.runtime.ort.ort_encoder import Encoder
+    from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
 
 def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
@@ -140,7 +140,7 @@ def run_command(
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts larger than the device's memory
     """
-    from weft.backends.runtime.ort.ort_encoder import Encoder
+    from weft.backends.runtime.ort.ort_encoder import EncoderModel
     from weft.backends.runtime.text.tokenizer import check_text
 
     talk = chat and prompt is None and sys.stdin.isatty()
@@ -162,7 +162,7 @@ def run_command(
     requirements: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
     requirements["trusted"] = [source, *filter(None, [assistant])] if trust else []
     with opened_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
-        if isinstance(model, Encoder):
+        if isinstance(model, EncoderModel):
             text = ids if prompt is None else prompt
             assert text is not None  # opened_model rejects a sound for encoders
             if model.task is not None and not any(v is not None for v in embedding.values()):
@@ -224,7 +224,7 @@ def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) 
     return model
 
 
-def _print_embedding(model: Encoder, prompt: str | list[int], source: str, **options: Any) -> None:
+def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, **options: Any) -> None:
     import json
 
     name = options["prompt_name"]

@@ -77,7 +77,7 @@ def serve_command(
     """
     try:
         from ..serve.server import LOOPBACK, Server, is_loopback, listen
-        from ..serve.server_settings import Settings
+        from ..serve.server_settings import ServerSettings
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
@@ -85,7 +85,7 @@ def serve_command(
     key = api_key if api_key is not None else os.environ.get(KEY)
     with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)
-        settings = Settings(
+        settings = ServerSettings(
             name=model_name or _model_name(source),
             max_batch=max_batch,
             max_queue=max_queue,

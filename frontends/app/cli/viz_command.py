@@ -73,13 +73,13 @@ def viz_command(
     """
     from weft.backends.viz.formats.tree import tree
 
-    from ..api.draw.drawing import Look
+    from ..api.draw.drawing import PictureOptions
     from ..api.draw.pictures import check_format, draw, drawing
 
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
-        picture = drawing(source, Look(depth, parts), other, trust)
+        picture = drawing(source, PictureOptions(depth, parts), other, trust)
         render(tree(picture.placed, picture.sheet))
         return
     names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]

@@ -17,15 +17,15 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .connections import Connection, Json, JsonReply, StreamReply, error_of, read_body, watch_client
-from .engine.jobs import Channel, Closing, Full, Gone, Job
+from .engine.jobs import Channel, Gone, Job, QueueFull, ServerClosing
 from .protocol.errors import ApiError, invalid
-from .protocol.fields import Model
+from .protocol.fields import RequestObject
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.responses import embeddings, model, truncate
 from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
-from .service import Answering, Service
+from .service import RunningReply, Service
 
-R = TypeVar("R", bound=Model)
+R = TypeVar("R", bound=RequestObject)
 OPEN = ("/health",)  # for load balancers, which have no key
 SPARE = 64  # requests besides those that run or wait: rejected ones, and requests for lists and metrics
 _log = logging.getLogger("weft.serve")
@@ -40,7 +40,7 @@ def application(service: Service) -> ASGIApp:
         raw = await read_body(request, settings.max_body, settings.client_timeout)
         return await service.read(kind, raw), len(raw)
 
-    def reply(answering: Answering) -> Any:
+    def reply(answering: RunningReply) -> Any:
         return StreamReply(answering) if answering.stream else JsonReply(answering)
 
     async def chat(request: Request) -> Any:
@@ -113,10 +113,10 @@ def application(service: Service) -> ASGIApp:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
-    return Gate(Router(routes), service)
+    return RequestChecks(Router(routes), service)
 
 
-class Gate:
+class RequestChecks:
     """The checks before the endpoints: limits, host, key and type of requests; it responds to every failure."""
 
     def __init__(self, router: Router, service: Service) -> None:
@@ -175,9 +175,9 @@ class Gate:
             if not hmac.compare_digest(key_bytes, settings.api_key.encode()):
                 raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         if self._service.closing and scope["path"] not in OPEN:
-            raise Closing
+            raise ServerClosing
         if self._requests > self._most:
-            raise Full("Too many requests are open. Try again later.")
+            raise QueueFull("Too many requests are open. Try again later.")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":

@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from .engine.constraints import Unfollowable
-from .engine.jobs import Channel, Closing, Full, Gone, Piece
+from .engine.jobs import AnswerPiece, Channel, Gone, QueueFull, ServerClosing
 from .protocol.errors import ApiError, invalid
 from .protocol.responses import DONE, event, to_bytes
-from .service import Answering
+from .service import RunningReply
 
 
 class Connection:
@@ -93,9 +93,9 @@ def error_of(error: Exception) -> ApiError:
             return error
         case Unfollowable():
             return invalid(f"The constraint cannot be followed: {error}")
-        case Full():
+        case QueueFull():
             return ApiError(429, str(error), code="rate_limit_exceeded")
-        case Closing():
+        case ServerClosing():
             return ApiError(503, "The server is shutting down.", code="service_unavailable")
     return ApiError(500, "The server had an error while processing your request.")
 
@@ -110,7 +110,7 @@ class Json(JSONResponse):
 class JsonReply:
     """A response that waits for all answers."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: RunningReply) -> None:
         self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +132,7 @@ class JsonReply:
 class StreamReply:
     """A response that streams answers as server-sent events; errors during the stream are events as well."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: RunningReply) -> None:
         self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,7 +155,7 @@ class StreamReply:
         finally:
             answering.close()
 
-    def _events(self, pieces: list[Piece]) -> bytes:
+    def _events(self, pieces: list[AnswerPiece]) -> bytes:
         answering, events = self._answering, b""
         for piece in pieces:
             if piece.error is not None:

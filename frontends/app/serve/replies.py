@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.backends.runtime.core.results import Finish, TokenLogprobs
 
-from .engine.jobs import Piece
+from .engine.jobs import AnswerPiece
 from .protocol.responses import (
     Envelope,
     Offsets,
@@ -36,7 +36,7 @@ class Choice:
     parser: ToolParser | None = None
     started: bool = False
 
-    def add(self, piece: Piece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
+    def add(self, piece: AnswerPiece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
         """Add a piece; return its new content, calls and log-probabilities, without those of stop tokens."""
         text, calls = piece.text, list[ToolCall]()
         if self.parser is not None:
@@ -76,7 +76,7 @@ class Reply(ABC):
         """Return the token counts."""
         return usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
         self.choices[piece.index].add(piece, self._stop_ids)
 
@@ -87,7 +87,7 @@ class Reply(ABC):
         )
 
     @abstractmethod
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         """Add a piece, and yield the choices of the resulting chunks."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class ChatReply(Reply):
         super().__init__(*args)
         self._named = named
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
         if not choice.started:
             choice.started = True
@@ -138,7 +138,7 @@ class CompletionReply(Reply):
         self._echoes = echoes
         self._offsets = [Offsets() for _ in self.choices]
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
         was_started, choice.started = choice.started, True
         text, _, entries = choice.add(piece, self._stop_ids)

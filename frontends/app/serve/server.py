@@ -15,11 +15,11 @@ from types import FrameType
 import uvicorn
 
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 
 from .application import application
-from .server_settings import Settings
+from .server_settings import ServerSettings
 from .service import Service
 from .transport import RateLimit, log_trouble, most_connections, protocol
 
@@ -62,7 +62,7 @@ class Server:
     The first SIGINT or SIGTERM lets running answers continue for `settings.drain` seconds, a second one ends them.
     """
 
-    def __init__(self, model: Generator | Encoder, listening: socket.socket, settings: Settings) -> None:
+    def __init__(self, model: Generator | EncoderModel, listening: socket.socket, settings: ServerSettings) -> None:
         self.service, self._listening, self._settings = Service(model, settings), listening, settings
         n_connections = most_connections()
         self._protocol = protocol(settings.client_timeout, n_connections)
@@ -175,7 +175,7 @@ class _Uvicorn(uvicorn.Server):
 
 @contextlib.contextmanager
 def serve_in_thread(
-    model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None
+    model: Generator | EncoderModel, settings: ServerSettings, listening: socket.socket | None = None
 ) -> Iterator[Server]:
     """Serve a model in a thread while the block runs; the default socket is local, on a free port."""
     server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)

@@ -9,7 +9,7 @@ from weft.ir.errors import WeftError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Settings of a server: the `name` of its model, its clients, its limits.
 
     max_batch: answers decoded at the same time. max_queue: waiting requests. max_body: bytes of a request body.

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from weft import __version__
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder
-from weft.backends.runtime.text.tokenizer import Encoded
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
+from weft.backends.runtime.text.tokenizer import Encoding
 from weft.ir.errors import WeftError
 
 from .engine.constraints import Guide, grammar_of
@@ -23,13 +23,13 @@ from .engine.metrics import Metrics
 from .engine.prompts import LARGE, Prompts
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
 from .protocol.errors import ApiError, invalid
-from .protocol.fields import Model
+from .protocol.fields import RequestObject
 from .protocol.requests import (
     ChatRequest,
     CompletionRequest,
     ConstraintSpec,
     EmbeddingRequest,
-    Generation,
+    GenerationRequest,
     Prompt,
     read_body,
 )
@@ -37,15 +37,15 @@ from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
-from .server_settings import Settings
+from .server_settings import ServerSettings
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Model)
+R = TypeVar("R", bound=RequestObject)
 _log = logging.getLogger("weft.serve")
 
 
 @dataclass
-class Answering:
+class RunningReply:
     """The running jobs of a request, the channel of their pieces, and the reply built from them; `close` cancels the
     jobs."""
 
@@ -68,17 +68,17 @@ class Service:
     Raises WeftError if the model's folder has no tokenizer.
     """
 
-    def __init__(self, model: Generator | Encoder, settings: Settings) -> None:
+    def __init__(self, model: Generator | EncoderModel, settings: ServerSettings) -> None:
         self.model, self.settings, self.metrics = model, settings, Metrics()
         if model.folder is None or not (model.folder / "tokenizer.json").is_file():
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
         _ = model.tokenizer  # read now, so that the first request does not wait
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _fingerprint(model)
-        vocab = model.vocab if isinstance(model, Encoder) else model.decoder.vocab
-        self.prompts = Prompts(model.folder, vocab, () if isinstance(model, Encoder) else model.stop_ids)
+        vocab = model.vocab if isinstance(model, EncoderModel) else model.decoder.vocab
+        self.prompts = Prompts(model.folder, vocab, () if isinstance(model, EncoderModel) else model.stop_ids)
         self.worker: Worker
-        if isinstance(model, Encoder):
+        if isinstance(model, EncoderModel):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
         self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
@@ -89,7 +89,7 @@ class Service:
     @property
     def longest(self) -> int:
         """Return the maximum number of tokens of a sequence."""
-        return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
+        return self.model.max_length if isinstance(self.model, EncoderModel) else self.model.decoder.max_length
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the worker, which sends results to channels of the event loop `loop`."""
@@ -126,7 +126,7 @@ class Service:
             body |= {name: value for name, value in defaults.items() if body.get(name) is None}
         return kind.read(body)
 
-    async def chat(self, request: ChatRequest, size: int) -> Answering:
+    async def chat(self, request: ChatRequest, size: int) -> RunningReply:
         """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
         model = self._decoder(request.model)
         if self.prompts.template is None:
@@ -149,7 +149,7 @@ class Service:
             answer.parser = ToolParser(form) if form is not None else None
         return self._begin(model, [ids], request, guide, reply)
 
-    async def complete(self, request: CompletionRequest, size: int) -> Answering:
+    async def complete(self, request: CompletionRequest, size: int) -> RunningReply:
         """Start the continuations of a request's prompts; its body has `size` bytes. Raise ApiError if it is
         invalid."""
         model, count = self._decoder(request.model), len(request.prompt) * request.n
@@ -172,7 +172,7 @@ class Service:
         invalid."""
         self.check_model(request.model)
         model = self.model
-        if not isinstance(model, Encoder):
+        if not isinstance(model, EncoderModel):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
         self.worker.check_room(len(request.input))
         prefix = model.prompt()
@@ -192,7 +192,7 @@ class Service:
             self.check_model(request.model)
         model = self.model
         try:
-            if not isinstance(model, Encoder) or model.task is None:
+            if not isinstance(model, EncoderModel) or model.task is None:
                 raise WeftError("it has no head for labels")
             model.check_ranks() if request.ranks else model.needs("text-classification", "next-sentence-prediction")
         except WeftError as error:
@@ -201,7 +201,7 @@ class Service:
         texts, truncates = request.texts, request.truncate or request.truncate_prompt_tokens is not None
         self.worker.check_room(len(texts))
 
-        def encode_all() -> list[Encoded]:
+        def encode_all() -> list[Encoding]:
             return [model.encoded(model.rendered(*text) if request.ranks else text, truncates) for text in texts]
 
         rows = await self._translate_errors(self.prompts.run("large", encode_all), "input")
@@ -211,8 +211,13 @@ class Service:
         return jobs, channel, sum(len(row.ids) for row in rows)
 
     def _begin(
-        self, model: Generator, prompts: Sequence[list[int]], request: Generation, guide: Guide | None, reply: Reply
-    ) -> Answering:
+        self,
+        model: Generator,
+        prompts: Sequence[list[int]],
+        request: GenerationRequest,
+        guide: Guide | None,
+        reply: Reply,
+    ) -> RunningReply:
         channel, jobs = Channel(), list[Job]()
         for ids in prompts:
             for row in range(request.n):
@@ -230,7 +235,7 @@ class Service:
                     raise invalid(str(error)) from error
                 jobs.append(Job(channel, len(jobs), answer, streams=request.stream))
         self.worker.submit(jobs)
-        return Answering(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
+        return RunningReply(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
 
     # -- parts of requests
 
@@ -242,7 +247,7 @@ class Service:
 
     def _decoder(self, name: str) -> Generator:
         self.check_model(name)
-        if isinstance(self.model, Encoder):
+        if isinstance(self.model, EncoderModel):
             raise invalid(
                 "This model encodes text and does not generate any: use /v1/embeddings.", "model", "unsupported_model"
             )
@@ -269,7 +274,7 @@ class Service:
         guide = self.prompts.guide(size, form.grammar, request.tools, request.choice, special)
         return await self._translate_errors(guide, "tools")
 
-    async def _token_bytes(self, request: Generation) -> TokenBytes | None:
+    async def _token_bytes(self, request: GenerationRequest) -> TokenBytes | None:
         """Return the function from tokens to their bytes; None if the request wants no log-probabilities."""
         if request.top_logprobs is None:
             return None
@@ -298,7 +303,7 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
         raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
 
 
-def _fingerprint(model: Generator | Encoder) -> str:
+def _fingerprint(model: Generator | EncoderModel) -> str:
     """Return a hash of the model's files and weft's version: equal seeds give equal answers for equal hashes."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():

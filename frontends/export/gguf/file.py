@@ -28,7 +28,7 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
-from ..fitting import Candidate, Fit, exact_dtype, fit
+from ..fitting import Candidate, FamilyFit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import ShapedRecipe
 from ..stored_codes import choose_codes, counted_layouts, shortened
@@ -125,7 +125,7 @@ def _file_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
 
 def _write(
     path: Path,
-    result: Fit,
+    result: FamilyFit,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     blocks: Mapping[str, Callable[[], Iterator[Array]]],

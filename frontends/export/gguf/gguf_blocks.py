@@ -23,7 +23,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS, BlockLayout, Blocks
 from weft.ir.types.dtypes import DType
 
-from ..stored_codes import Codes
+from ..stored_codes import StoredCodes
 
 BLOCK = 32  # values of a row in a block
 FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7, dtypes.mxfp4: 38}  # general.file_type
@@ -42,7 +42,7 @@ def kind_of(layout: BlockLayout) -> DType | None:
     return dtypes.q4_1 if layout.has_zeros else dtypes.q4_0
 
 
-def refusal(key: str, codes: Codes) -> str:
+def refusal(key: str, codes: StoredCodes) -> str:
     """Return the reason why no GGUF blocks can store the `codes` of tensor `key`, or ""."""
     if kind_of(codes.layout) is None:
         return f"GGUF has no blocks for codes of {codes.layout}"
@@ -79,7 +79,7 @@ class Rounding:
                 self.tensors.append(key)
 
 
-def blocks_of(key: str, codes: Codes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
+def blocks_of(key: str, codes: StoredCodes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
     """Yield the bytes of the tensor `key` in GGUF blocks; rounding errors are recorded in `rounding`."""
     layout, width = codes.layout, codes.shape[-1]
     dtype = kind_of(layout)

@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal, Map, Scale
 from weft.ir.recipes.frequencies import RopeFrequencies
 
 from ...models.families import FAMILIES, Settings, architectures
-from ...models.tables.family import Architecture, Loader
+from ...models.tables.family import GGUFArchitecture, Loader
 from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import ShapedRecipe
@@ -37,7 +37,7 @@ def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
     return first, [name for name in names if tables[name].loader is not None and tables[name].model_types[0] == name]
 
 
-def propose(table: Architecture, s: Settings) -> dict[str, Any]:
+def propose(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
     """Return the metadata keys of the settings `s`, without the architecture's prefix; defaults are left out.
 
     Raises:
@@ -73,7 +73,7 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def list_tensor_names(table: Architecture, s: Settings) -> frozenset[str]:
+def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
     """Return the checkpoint tensors of `s` whose presence implies settings (biases if llama.cpp loads them)."""
     loader = table.loader or Loader()
     biases = {

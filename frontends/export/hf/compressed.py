@@ -21,13 +21,13 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, pack_codes
 from weft.ir.types.dtypes import DType
 
-from ..stored_codes import Codes
+from ..stored_codes import StoredCodes
 
 PACK, FLOAT, SMALL = "pack-quantized", "float-quantized", "{}-pack-quantized"
 MULTIPLIED = ("linear", "experts")  # matrices of layers of the class Linear
 
 
-def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
+def refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
     """Return the reason why the format cannot store the `codes` of tensor `key`, or ""."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
@@ -50,13 +50,13 @@ def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
     return ""
 
 
-def _is_tiled(codes: Codes, reader: TensorReader) -> bool:
+def _is_tiled(codes: StoredCodes, reader: TensorReader) -> bool:
     """Return whether the rows of each tile have the same scales."""
     scales = codes.part("steps").read(reader, 0, codes.shape[0])
     return bool((scales == scales[np.arange(len(scales)) // TALL * TALL]).all())
 
 
-def pack_weight(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
+def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
     """Return the tensors that replace the weight `key` in a folder with weights of `dtype`, by name."""
     # Loaders multiply in the dtype of the scales: with f32 scales, the values are exact.
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
@@ -80,7 +80,7 @@ def pack_weight(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> d
     return {f"{name}weight_{part}": tensor for part, tensor in tensors.items()}
 
 
-def _pack_small_floats(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
+def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Tensor]:
     """Return the tensors of 4-bit floats by suffix: codes, two per byte; bytes of the scales; divisor of the scales."""
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
@@ -93,23 +93,23 @@ def _pack_small_floats(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
     return tensors
 
 
-def _small_scales(codes: Codes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
+def _small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
     for rows in stream(codes.part("levels"), reader):
         yield rows.view(dtype.numpy)
 
 
-def _tensor_scales(codes: Codes, reader: TensorReader) -> Array:
+def _tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
     """Return the distinct tensor scales of the rows of a matrix, f32; a single matrix has one."""
     return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
-def _words(codes: Codes, reader: TensorReader) -> Iterator[Array]:
+def _words(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     # The bytes of codes, lowest bits first, are the words of a little-endian file.
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
 
 
-def _bytes(codes: Codes, reader: TensorReader) -> Iterator[Array]:
+def _bytes(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     width = codes.shape[1]
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]).view(
@@ -117,11 +117,11 @@ def _bytes(codes: Codes, reader: TensorReader) -> Iterator[Array]:
         )
 
 
-def _tile_scales(codes: Codes, reader: TensorReader) -> list[Array]:
+def _tile_scales(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     return [codes.part("steps").read(reader, 0, codes.shape[0])[::TALL]]
 
 
-def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
+def _zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     """Return the zero points, packed along the outputs; [] without zero points."""
     bits = codes.layout.bits
     zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
@@ -130,7 +130,7 @@ def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
     return [np.ascontiguousarray(packed).view("<i4").astype(np.int32, copy=False).T]
 
 
-def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any]:
+def config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[str, Any]:
     """Return the quantization_config for the codes `kept`; `modules` are all modules with a matrix, except tables."""
     counts = Counter(codes.layout for codes in kept.values())
     names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...models.config_keys import Recorded, normalized
+from ...models.config_keys import RecordingConfig, normalized
 from ...models.families import FAMILIES, Family, Settings
 from ...models.tables.rope_config import rope_parameters
 from ...models.tables.settings import ACTIVATIONS
@@ -64,7 +64,7 @@ def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
     The test is that the settings change without the key, or with an invalid value.
     """
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
-    recorded = Recorded(normalized({**rest, key: config[key]}, family.model_types[0]))
+    recorded = RecordingConfig(normalized({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)
     if key in recorded and key not in recorded.read:  # true for most keys: this saves three readings
         return False

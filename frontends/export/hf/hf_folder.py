@@ -24,7 +24,7 @@ from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
 from ...models.task_heads import GENERATES, base_class, head_config, suffix_of, with_head
-from ..fitting import Candidate, Fit, exact_dtype, fit
+from ..fitting import Candidate, FamilyFit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import Shape, ShapedRecipe
 from ..stored_codes import choose_codes, counted_layouts, shortened
@@ -43,7 +43,7 @@ def write_huggingface(
     weights: str = "auto",
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
-) -> Fit:
+) -> FamilyFit:
     """Write `model` as the Hugging Face folder `out`, in one step, and return the family that fits.
 
     The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
@@ -104,7 +104,7 @@ def write_huggingface(
     return result
 
 
-def _matrix_modules(result: Fit) -> list[str]:
+def _matrix_modules(result: FamilyFit) -> list[str]:
     """Return the modules with a matrix that is not a lookup table."""
     matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
     return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]

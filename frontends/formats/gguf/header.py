@@ -67,14 +67,14 @@ def read_header(path: Path) -> Header:
         if path.is_dir():
             raise WeftError(f"{path} is a folder, not a GGUF file")
         with open(open_regular(path), "rb") as file:
-            return _Parser(path, file, os.fstat(file.fileno()).st_size).header()
+            return _HeaderParser(path, file, os.fstat(file.fileno()).st_size).header()
     except FileNotFoundError:
         raise WeftError(f"{path}: no such GGUF file") from None
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-class _Parser:
+class _HeaderParser:
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size, self.at = path, file, size, 0
         self.values = 0

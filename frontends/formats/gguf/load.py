@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 from weft.ir.storage.documents import Record, quote_value
 
-from ...models.families import Loaded, architectures, load
+from ...models.families import LoadedModel, architectures, load
 from ...models.left_out import LeftOut, unread_tensors
 from ...models.tables.gguf import BIASED, GATED, INDEXED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
@@ -58,7 +58,7 @@ POOLINGS = ("none", "mean", "cls", "last")  # of llama.cpp, by number
 OF_TENSORS = (*OF_LAYERS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
 
 
-def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
+def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
     """Read the model in the GGUF file at `path`; its parameters read the file's tensors on demand.
 
     Raises:
@@ -105,7 +105,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     return reader, loaded
 
 
-def _unread_parts(loaded: Loaded, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
+def _unread_parts(loaded: LoadedModel, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
     """Yield the tensors of `loaded` that nothing reads, and those of its unread keys that are in `unread_keys`.
 
     Key names get the prefix of the `architecture`. Skipped are keys derived from tensors, and of RoPE without RoPE.

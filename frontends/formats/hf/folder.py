@@ -14,8 +14,8 @@ from weft.ir.storage.documents import Record, read_json
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest
-from ...models.config_keys import Recorded
-from ...models.families import FAMILIES, Family, Loaded, load
+from ...models.config_keys import RecordingConfig
+from ...models.families import FAMILIES, Family, LoadedModel, load
 from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
 from ...models.task_heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
@@ -79,7 +79,7 @@ class Folder:
             if QUANTIZED not in config and (path / name).is_file():
                 config[QUANTIZED] = {"quant_method": method, **read_json(path / name)}
         if isinstance(scheme := config.get(QUANTIZED), dict):
-            config[QUANTIZED] = Recorded(scheme)
+            config[QUANTIZED] = RecordingConfig(scheme)
         generation_config = read_json(generation) if generation.is_file() else {}
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
@@ -174,7 +174,7 @@ class Folder:
 
 def load_folder(
     path: Path, adapters: Sequence[Path] = (), family: str | None = None
-) -> tuple[Folder, Loaded, list[Adapter]]:
+) -> tuple[Folder, LoadedModel, list[Adapter]]:
     """Load the model of the Hugging Face folder at `path`; its parameters read the folder's weights on demand.
 
     The PEFT adapters in the folders `adapters` are merged into it in order, and returned last. `family` overrides
@@ -278,7 +278,7 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
 
 def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     """Yield the unread keys and files of `folder`, whose top folder is `root`, except the keys of config.json."""
-    if isinstance(scheme := folder.config.get(QUANTIZED), Recorded):
+    if isinstance(scheme := folder.config.get(QUANTIZED), RecordingConfig):
         yield from unread_scheme(scheme)
     if folder.sentence is not None:
         yield from folder.sentence.left_out
@@ -287,7 +287,9 @@ def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     yield from unread_files(root, folder.files)
 
 
-def _report_towers(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+def _report_towers(
+    towers: Collection[str], loaded: LoadedModel, around: Mapping[str, Any], text: Mapping[str, Any]
+) -> None:
     """Add to `loaded.left_out` the modules in `towers`, and the unread keys of the composite config `around`.
 
     `text` is the config of the language model, whose unread keys get the prefix text_config.

@@ -20,17 +20,17 @@ from weft.ir.recipes.matrices import MatMul, Norms
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 
-from ...models.loading import Loaded, describe, load
+from ...models.loading import LoadedModel, describe, load
 from ...models.tables.family import Family
 from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
-from .safetensors import Rerouted, SafetensorsFile
+from .safetensors import RoutedReader, SafetensorsFile
 from .updates import scale_by, stack_expert_updates, transpose_matrix, transposed_keys, with_rows
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # names of the stacked expert weights in transformers
 
 
 @dataclass(frozen=True)
-class JoinedReader(Rerouted):
+class JoinedReader(RoutedReader):
     """A reader of the tensors of `base`, and of the adapters' tensors under ``adapter0:key``, ``adapter1:key`` …"""
 
     base: TensorReader
@@ -56,7 +56,7 @@ class JoinedReader(Rerouted):
 
 
 @dataclass(frozen=True)
-class _PatchedReader(Rerouted):
+class _PatchedReader(RoutedReader):
     """A reader of `base` in which some keys (`replacements`) refer to tensors of other readers."""
 
     base: TensorReader
@@ -80,7 +80,7 @@ def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
 
 def load_merged(
     family: Family, config: Mapping[str, Any], base: TensorReader, source: str, folders: Sequence[Path]
-) -> tuple[Loaded, list[Adapter]]:
+) -> tuple[LoadedModel, list[Adapter]]:
     """Return the model of `config` and `base` with the adapters in `folders` merged in order, and the adapters.
 
     An adapter that changes the embedding or the head of a model that ties them makes them two weights, as in PEFT. An
@@ -324,7 +324,13 @@ class _FamilyMerger(Merger):
     """A merger for a model described by a family's table; keys are those of transformers."""
 
     def __init__(
-        self, family: Family, config: Mapping[str, Any], base: TensorReader, source: str, loaded: Loaded, head: str = ""
+        self,
+        family: Family,
+        config: Mapping[str, Any],
+        base: TensorReader,
+        source: str,
+        loaded: LoadedModel,
+        head: str = "",
     ) -> None:
         super().__init__(loaded.graph, base, source, loaded.settings.tie, head)
         self.family, self.config, self.loaded = family, config, loaded

@@ -148,7 +148,7 @@ def _widen(raw: Array, dtype: DType) -> Array:
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
-class Rerouted(ABC):
+class RoutedReader(ABC):
     """A reader whose tensors are in other readers."""
 
     @abstractmethod
@@ -175,7 +175,7 @@ class Rerouted(ABC):
         return reader.read_blocks(name, start, stop)
 
 
-class SafetensorsReader(Rerouted):
+class SafetensorsReader(RoutedReader):
     """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
 
     Prefixes that torch.compile and DistributedDataParallel add (`wrappers`) are removed from the names.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..loading import Loaded, describe, load
-from ..tables.family import Architecture, Families, Family, key
+from ..loading import LoadedModel, describe, load
+from ..tables.family import Families, Family, GGUFArchitecture, key
 from ..tables.settings import Settings, build
 
 FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type
@@ -20,10 +20,10 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # register the ta
     FAMILIES.register(*vars(importlib.import_module(_file.name)).values())
 
 
-def architectures() -> dict[str, Architecture]:
+def architectures() -> dict[str, GGUFArchitecture]:
     """Return the GGUF architectures of all families, by their names in files."""
     tables = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
     return {name: table for table in tables for name in table.model_types}
 
 
-__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "architectures", "build", "describe", "key", "load"]
+__all__ = ["FAMILIES", "Family", "LoadedModel", "Settings", "architectures", "build", "describe", "key", "load"]

@@ -213,7 +213,7 @@ class Loader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture(Table):
+class GGUFArchitecture(Table):
     """A table of llama.cpp's keys and tensor names; only architectures with a `loader` are export targets."""
 
     loader: Loader | None = None
@@ -228,7 +228,7 @@ class Family(Table):
     """
 
     transformers: str = ""
-    gguf: Architecture | None = None
+    gguf: GGUFArchitecture | None = None
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:

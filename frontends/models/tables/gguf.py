@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE, RoPE
-from .family import Architecture, Config, Fetch, Lookup, Rule, Template, in_layers, key, required
+from .family import Config, Fetch, GGUFArchitecture, Lookup, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import half_of_each, packed_parts
@@ -104,7 +104,7 @@ class _EachLayer(Lookup):
 
 
 _WIDTH = ("feed_forward_length",)
-BASE = Architecture(
+BASE = GGUFArchitecture(
     model_types=(),
     settings={
         "vocab": key("vocab_size"),

@@ -12,13 +12,13 @@ from weft.ir import Graph, Value, ops
 from weft.ir.graph.step import BATCH, NEXT, Step, live_nodes
 
 from .affine import Diagonal, Rules, affine, copy_into, reaches
-from .outer import Layout, Parallel, Reading, depends_on_gates, move_into, outer_state, prune, reading_of
+from .outer import ParallelForm, StateRead, StateView, depends_on_gates, move_into, outer_state, prune, reading_of
 from .rows import keeps_rows
 
 SEEN = "seen"  # the input that replaces the reading of the state, given like a token
 
 
-def parallel_delta(step: Step) -> Parallel | None:
+def parallel_delta(step: Step) -> ParallelForm | None:
     """Return the parallel form of `step` if its only state S is updated as S ← a ⊙ S + k (v + c wᵀS)ᵀ, else None."""
     if len(step.states) != 1 or SEEN in step.graph.inputs or not all(map(keeps_rows, step.graph.nodes)):
         return None
@@ -31,7 +31,7 @@ def parallel_delta(step: Step) -> Parallel | None:
     outer = outer_state(step, name, gates, after)
     if outer is None or after.inputs[SEEN].uses:
         return None
-    layout = Layout(step.graph.inputs[name].shape, outer.order)
+    layout = StateView(step.graph.inputs[name].shape, outer.order)
     if (
         reading.axis != layout.at_keys
         or reading.query.shape[layout.at_values] != 1
@@ -46,15 +46,19 @@ def parallel_delta(step: Step) -> Parallel | None:
     gates.add_output(f"w.{name}", layout.keys(move_into(reading.query, gates, {})))
     if reaches(gates.inputs[SEEN], gates.outputs.values()):
         return None
-    return Parallel(prune(gates), prune(after), {name: replace(outer, changes=True)})
+    return ParallelForm(prune(gates), prune(after), {name: replace(outer, changes=True)})
 
 
-def _find_reading(step: Step, name: str) -> Reading | None:
+def _find_reading(step: Step, name: str) -> StateRead | None:
     """Return the reading (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
     Return None if there is none or more than one, or if the state enters by other ops than affine ones."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
-    rules, forms, readings = Rules(graph.inputs[step.tokens[0]]), {state: Diagonal(name, state.shape)}, list[Reading]()
+    rules, forms, readings = (
+        Rules(graph.inputs[step.tokens[0]]),
+        {state: Diagonal(name, state.shape)},
+        list[StateRead](),
+    )
     for node in live_nodes(graph, [new]):
         if forms.keys().isdisjoint(node.inputs):
             continue
@@ -70,7 +74,7 @@ def _find_reading(step: Step, name: str) -> Reading | None:
     return readings[0] if len(readings) == 1 else None
 
 
-def _replace_reading(step: Step, reading: Reading) -> Step:
+def _replace_reading(step: Step, reading: StateRead) -> Step:
     """Return a copy of `step` with the result of `reading` as a further token input, named `SEEN`."""
     graph, body = step.graph, Graph("step")
     node = next(n for n in graph.nodes if n.output.name == reading.node.output.name)

@@ -39,7 +39,7 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class ParallelForm:
     """A form of a step that runs on many tokens at once: `gates` and `after` as in `Affine`.
 
     `outer` maps each state to its `Outer`, or to None if the state must be computed at every token.
@@ -51,7 +51,7 @@ class Parallel:
 
 
 @dataclass
-class Reading:
+class StateRead:
     """The sum of query ⊙ S over `axis` of the state S, the result of `node`; `query` has the rank of S."""
 
     node: Node
@@ -59,13 +59,13 @@ class Reading:
     axis: int
 
 
-def parallel_form(step: Step, affine: Affine) -> Parallel:
+def parallel_form(step: Step, affine: Affine) -> ParallelForm:
     """Return the parallel form of `step`, given its parts `affine`."""
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, Outer | None] = {}
     for name in step.states:
         outer[name] = outer_state(step, name, gates, after)
-    return Parallel(prune(gates), prune(after), outer)
+    return ParallelForm(prune(gates), prune(after), outer)
 
 
 def prune(graph: Graph) -> Graph:
@@ -106,7 +106,7 @@ def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | No
         return None
     values = max(fitting, key=lambda axis: n if isinstance(n := shape[axis], int) else 0)
     order = (0, *(axis for axis in other_axes if axis != values), keys, values)
-    layout = Layout(shape, order)
+    layout = StateView(shape, order)
     del gates.outputs[f"b.{name}"]
     if a is not None:
         gates.outputs[f"a.{name}"] = layout.keys(scales[0], whole=False)
@@ -123,9 +123,9 @@ def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | No
     return Outer(order, layout.groups, len(readings))
 
 
-def _find_readings(step: Step, state: Value, after: Graph) -> list[Reading]:
+def _find_readings(step: Step, state: Value, after: Graph) -> list[StateRead]:
     """Return the readings (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if another op reads it."""
-    rules, readings = Rules(after.inputs[step.tokens[0]]), list[Reading]()
+    rules, readings = Rules(after.inputs[step.tokens[0]]), list[StateRead]()
     forms = {state: Diagonal("", state.shape)}
     for node in list(after.nodes):
         if forms.keys().isdisjoint(node.inputs):
@@ -140,7 +140,7 @@ def _find_readings(step: Step, state: Value, after: Graph) -> list[Reading]:
     return [] if any(v in forms for v in after.outputs.values()) else readings
 
 
-def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> Reading | None:
+def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> StateRead | None:
     operands = [v for v in node.inputs if v is not None]
     operand_forms = [forms.get(v) for v in operands]
     form = next(f for f in operand_forms if f is not None)
@@ -148,7 +148,7 @@ def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> Readin
     if node.op is ops.sum and len(node.attrs["axes"]) == 1:
         axis = node.attrs["axes"][0] % rank
         query = rules.like(form.shape, 1.0) if form.a is None else form.a
-        return Reading(node, pad_rank(query, rank), axis) if axis else None
+        return StateRead(node, pad_rank(query, rank), axis) if axis else None
     if (
         node.op is not ops.matmul
         or len(operand_forms) != 2
@@ -161,7 +161,7 @@ def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> Readin
     if factor.shape[-2 if state_index else -1] != 1:
         return None
     query = ops.transpose(factor, axes=(*range(rank - 2), rank - 1, rank - 2))
-    return Reading(node, query if form.a is None else ops.mul(form.a, query), rank - 2 if state_index else rank - 1)
+    return StateRead(node, query if form.a is None else ops.mul(form.a, query), rank - 2 if state_index else rank - 1)
 
 
 def _factors(value: Value) -> list[Value]:
@@ -211,7 +211,7 @@ def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
     return mapped[value]
 
 
-class Layout:
+class StateView:
     """A view of a state as [batch, groups, keys, values]: `order` lists the axes of its `shape` in this order."""
 
     def __init__(self, shape: Shape, order: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from ...analysis.projections import Branch, branch_of, slice_rows, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unread, replace_uses
-from ..heads.head_layout import Layout, find_obstacle
+from ..heads.head_layout import HeadLayout, find_obstacle
 
 _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `emit_expanded` sets
 
@@ -80,7 +80,7 @@ def _convert(node: Node) -> str | None:
         if isinstance(branch, str):
             return branch
         ropes = sum(n.op is ops.rope for n in branch.between)
-        unchanged = Layout(tuple(range(count)), branch.start.width // count)
+        unchanged = HeadLayout(tuple(range(count)), branch.start.width // count)
         if (reason := find_obstacle(branch, unchanged)) is not None or not branch.plain or ropes > (role != "v"):
             return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
         branches[role] = branch

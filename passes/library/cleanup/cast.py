@@ -15,7 +15,7 @@ from ...core.trace import Trace
 
 
 @dataclass(frozen=True)
-class Cast(Pass):
+class CastDtype(Pass):
     """Convert floating-point parameters, inputs and values to `dtype` (f16, bf16, f32).
 
     Positions stay in f32: the frequencies of rope, and values that are computed elementwise from integers cast to

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 
-from ...analysis.residual import Stream, require, residual_streams, tables, unwritable, write_mapped
+from ...analysis.residual import ResidualStream, require, residual_streams, tables, unwritable, write_mapped
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, centre_map, is_layer
@@ -67,14 +67,14 @@ class LayernormToRmsnorm(Pass):
             trace.note(f"{self.name}: no LayerNorm reads a residual stream")
 
 
-def _obstacle(stream: Stream) -> str | None:
+def _obstacle(stream: ResidualStream) -> str | None:
     if why := unwritable(stream):
         return why
     readers = [*(n for n in stream.norms if not is_layer(n)), *stream.linears]
     return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
 
 
-def _find_centred_heads(streams: list[Stream]) -> list[Node]:
+def _find_centred_heads(streams: list[ResidualStream]) -> list[Node]:
     """Return the linears that read a LayerNorm without weight and bias and whose weight is a table of `streams`."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]

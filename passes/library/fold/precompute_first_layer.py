@@ -15,7 +15,7 @@ from ...edits.edit import erase_unread, replace_uses
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableLookup:
     """A value that equals a lookup of `ids` in the table `recipe` [vocab, width]; `costly` if linears compute it."""
 
     ids: Value
@@ -61,7 +61,7 @@ class PrecomputeFirstLayer(Pass):
     tradeoff = "a table of vocab rows, as wide as all projections of the first layer, replaces their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        tables: dict[Value, Rows] = {}
+        tables: dict[Value, TableLookup] = {}
         for node in graph.nodes:
             # strict=False: a node that cannot be tabulated gives no rows.
             tables.update(zip(node.outputs, _tabulate_node(node, tables), strict=False))
@@ -80,19 +80,19 @@ class PrecomputeFirstLayer(Pass):
                 trace.refuse(self.name, node.output.name, reason)
 
 
-def _tabulate_node(node: Node, tables: Mapping[Value, Rows]) -> list[Rows]:
+def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[TableLookup]:
     """Return the outputs of `node` as lookups, given those of its operands in `tables`; [] if one is none."""
     op, a = node.op, node.attrs
     x, *operands = (*node.inputs, None, None, None)[:4]
     params = [v.recipe if isinstance(v, Param) else None for v in operands]
     if op is ops.embedding and isinstance(table := node.inputs[1], Param):
-        return [Rows(x, table.recipe, int(table.shape[0]))] if x is not None and not isinstance(x, Param) else []
+        return [TableLookup(x, table.recipe, int(table.shape[0]))] if x is not None and not isinstance(x, Param) else []
     rows = tables.get(x) if x is not None else None
     if rows is None:
         return []
 
-    def rows_of(recipe: Recipe, costly: bool = False) -> Rows:
-        return Rows(rows.ids, recipe, rows.vocab, rows.costly or costly)
+    def rows_of(recipe: Recipe, costly: bool = False) -> TableLookup:
+        return TableLookup(rows.ids, recipe, rows.vocab, rows.costly or costly)
 
     if op in (ops.add, ops.add_norm):
         addend = tables.get(operands[0]) if operands[0] is not None else None
@@ -133,7 +133,7 @@ def _project_table(table: Recipe, vocab: int, linear: Node) -> Recipe:
     return MatMul(Concat((table, Full(1.0, (vocab, 1))), 1), Concat((Permute(weight.recipe, (1, 0)), row)))
 
 
-def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, Rows], vocab: int) -> None:
+def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, TableLookup], vocab: int) -> None:
     """Replace the nodes that compute `values` by one lookup of all of them."""
     first, graph = values[0].producer, ids.graph
     assert first is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
-from ...analysis.feed_forward import Gate, match_gate
+from ...analysis.feed_forward import GatedUnit, match_gate
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import erase_unread, replace_uses
@@ -49,7 +49,7 @@ class FuseGlu(Pass):
             gate = match_gate(node) if node.op is ops.mul else None
             if isinstance(gate, str):
                 trace.refuse(self.name, node.output.name, gate)
-            elif isinstance(gate, Gate):
+            elif isinstance(gate, GatedUnit):
                 with graph.inserting(before=node):
                     unit = ops.glu(gate.gate, gate.up, **gate.attrs)
                 trace.fired(self.name, node.output.name)

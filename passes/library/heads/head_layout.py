@@ -15,7 +15,7 @@ from ...edits.edit import derive_param, replace_param, reweigh
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadLayout:
     """A new arrangement of heads along an axis: new head i is old head `heads[i]` of `width` features, plus `zeros`
     zeros.
     """
@@ -40,9 +40,9 @@ class Layout:
         return _rows(self.heads, self.width)
 
     @property
-    def single_head(self) -> Layout:
+    def single_head(self) -> HeadLayout:
         """Return the layout for a tensor with a single head along the axis: it appends the zeros only."""
-        return Layout((0,), self.width, self.zeros)
+        return HeadLayout((0,), self.width, self.zeros)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
         """Return `recipe` (a tensor of `shape` with the old heads along `axis`) with its heads rearranged."""
@@ -68,7 +68,7 @@ def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: lay
     return tuple(h * width + i for h in heads for i in range(width))
 
 
-def find_obstacle(branch: Branch, layout: Layout) -> str | None:
+def find_obstacle(branch: Branch, layout: HeadLayout) -> str | None:
     """Return a reason (str) why a node of `branch` is not equivalent on heads in `layout`; None if all nodes are."""
     normed = False
     for node in branch.between:
@@ -81,13 +81,13 @@ def find_obstacle(branch: Branch, layout: Layout) -> str | None:
     return None
 
 
-def growth(branch: Branch, layout: Layout) -> float:
+def growth(branch: Branch, layout: HeadLayout) -> float:
     """Return the factor by which the zeros of `layout` scale the result of `branch`: √(d'/d) for each RMSNorm in it."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 
 
-def _find_node_obstacle(node: Node, layout: Layout, width: int) -> str | None:
+def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | None:
     if node.op is ops.rope:
         return None
     if node.op is ops.reshape:
@@ -110,13 +110,13 @@ def _find_node_obstacle(node: Node, layout: Layout, width: int) -> str | None:
     return "is between the linear and the attention"
 
 
-def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> None:
+def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]]) -> None:
     """Rearrange the heads of operands of the attention `reader`, in place, by (branch, layout) of each role (q, k, v).
 
     Weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. `find_obstacle`
     must return None. If a width changes, linears must not be packed, and the caller must then adapt `reader`.
     """
-    linears: dict[Node, list[tuple[Branch, Layout]]] = {}
+    linears: dict[Node, list[tuple[Branch, HeadLayout]]] = {}
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
     # Once for each linear: the spans of q, k and v count rows of the old weight.
@@ -134,7 +134,7 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> 
             replace_param(old, new)
 
 
-def repack_linear(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
+def repack_linear(linear: Node, sides: list[tuple[Branch, HeadLayout]]) -> Value:
     """Replace `linear` by one whose weight and bias rows are rearranged by the layouts `sides`; return its output."""
     (branch, layout), *_ = sides
     weight, bias = branch.weight, branch.bias
@@ -157,7 +157,7 @@ def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:
 
 
 def _rebuild(
-    node: Node, x: Value, layout: Layout, reader: Node, derived: list[tuple[Value | None, Value | None]]
+    node: Node, x: Value, layout: HeadLayout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
     """Rebuild `node` on the rearranged `x`, before `reader`, and return its output.
 

@@ -16,11 +16,11 @@ from ...core.trace import Trace
 from ...edits.edit import rebuild_node, reweigh
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
-from .head_layout import Layout, apply_layout, find_obstacle, take_rows
+from .head_layout import HeadLayout, apply_layout, find_obstacle, take_rows
 
 
 @dataclass(frozen=True)
-class MeanHeads(Layout):
+class MeanHeads(HeadLayout):
     """A layout with fewer heads: each new head is the mean of a run of adjacent heads; `old` is their former number."""
 
     old: int = 0
@@ -31,7 +31,7 @@ class MeanHeads(Layout):
 
 
 @dataclass(frozen=True)
-class FittedHeads(Layout):
+class FittedHeads(HeadLayout):
     """A layout whose rows are replaced by fitted ones: the recipe `weight`, and `bias` if the linear has a bias."""
 
     weight: Recipe = field(kw_only=True)
@@ -134,18 +134,18 @@ class MhaToGqa(Pass):
         if self.calibration is not None and self.method != "svd":
             raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
-    def _layouts(self, node: Node) -> dict[str, Layout] | str:
+    def _layouts(self, node: Node) -> dict[str, HeadLayout] | str:
         """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if they cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
-        old, layouts = int(node.attrs["kv_heads"]), dict[str, Layout]()
+        old, layouts = int(node.attrs["kv_heads"]), dict[str, HeadLayout]()
         for role in "kv":
             branch = branch_of(node, role)
             if isinstance(branch, str):
                 return branch
             width = branch.start.width // old
             if self.method == "first":
-                layouts[role] = Layout(tuple(range(0, old, old // self.kv_heads)), width)
+                layouts[role] = HeadLayout(tuple(range(0, old, old // self.kv_heads)), width)
             else:
                 layouts[role] = MeanHeads(tuple(range(self.kv_heads)), width, 0, old)
             if (reason := find_obstacle(branch, layouts[role])) is not None:
@@ -167,7 +167,7 @@ class MhaToGqa(Pass):
         equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
-def _convert(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:
+def _convert(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
     """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the node."""
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]

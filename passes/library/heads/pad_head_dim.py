@@ -11,7 +11,7 @@ from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node, replace_param
-from .head_layout import Layout, apply_layout, find_obstacle, growth
+from .head_layout import HeadLayout, apply_layout, find_obstacle, growth
 
 LARGEST_MULTIPLE = 1024
 
@@ -80,13 +80,13 @@ def _pad(node: Node, multiple: int) -> str | None:
     if v is None:
         return "its keys are its values too"
     factor = 1.0 / math.sqrt(width) if scale is None else scale
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, HeadLayout] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
         head_dim = branch.start.width // count
-        layout = Layout(tuple(range(count)), head_dim, -head_dim % multiple)
+        layout = HeadLayout(tuple(range(count)), head_dim, -head_dim % multiple)
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         gain = growth(branch, layout)
@@ -96,14 +96,14 @@ def _pad(node: Node, multiple: int) -> str | None:
     o = output_of(node)
     if isinstance(o, str):
         return o
-    branches: dict[str, tuple[Branch, Layout]] = {}
+    branches: dict[str, tuple[Branch, HeadLayout]] = {}
     for role, layout in layouts.items():
         if layout.zeros:
             branches[role] = unpack_branch(node, role), layout
     apply_layout(node, branches)
     weight = o.operand("weight")
     assert isinstance(weight, Param)
-    values = Layout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
+    values = HeadLayout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
     padded_weight = weight if values.is_identity else values.derive_param(weight, axis=1)
     padded = rebuild_node(node, scale=factor)
     if padded_weight is not weight:

@@ -12,7 +12,7 @@ from ...analysis.projections import Branch, branch_of, output_of, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
-from .head_layout import Layout, apply_layout, find_obstacle
+from .head_layout import HeadLayout, apply_layout, find_obstacle
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
         return "it has a cache of its KV heads; run permute-heads before kv-cache"
     if node.operand("v") is None:
         return "its keys are its values too"
-    layouts: dict[str, tuple[Branch, Layout]] = {}
+    layouts: dict[str, tuple[Branch, HeadLayout]] = {}
     for role, head_order, count in (("q", order, heads), ("k", group_order, kv_heads), ("v", group_order, kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
-        layout = Layout(head_order, branch.start.width // count)
+        layout = HeadLayout(head_order, branch.start.width // count)
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout
@@ -109,7 +109,7 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
     apply_layout(node, {role: side for role, side in layouts.items() if not side[1].is_identity})
     weight = o.operand("weight")
     assert isinstance(weight, Param)
-    columns = Layout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)
+    columns = HeadLayout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)
     rebuild_node(o, {"weight": columns})
     replace_param(weight, columns)
     new_sinks = None if sinks is None else derive_param(sinks, Take(sinks.recipe, order))
@@ -121,7 +121,7 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
     return None
 
 
-def _has_order(branch: Branch, layout: Layout) -> bool:
+def _has_order(branch: Branch, layout: HeadLayout) -> bool:
     """Return whether the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
     recipe = slice_rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)

@@ -18,7 +18,7 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
 from ...fitting.calibration import Activations, read_tokens
-from .head_layout import Layout, apply_layout, find_obstacle
+from .head_layout import HeadLayout, apply_layout, find_obstacle
 from .permute_heads import rearrange_bias
 
 
@@ -132,7 +132,7 @@ def _find_obstacle(node: Node) -> str | None:
         if isinstance(branch, str):
             return branch
         count = node.attrs["heads" if role == "q" else "kv_heads"]
-        if (reason := find_obstacle(branch, Layout((0,), branch.start.width // count))) is not None:
+        if (reason := find_obstacle(branch, HeadLayout((0,), branch.start.width // count))) is not None:
             return reason
         if (norm := branch.norm) is not None and norm.output.width == branch.start.width and count > 1:
             return f"{norm.op.name} (%{norm.output.name}) takes the mean over all heads"
@@ -180,8 +180,11 @@ def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tup
     branches = {}
     for role, heads in (("q", order), ("k", remaining), ("v", remaining)):
         branch = unpack_branch(node, role)
-        branches[role] = branch, Layout(heads, branch.start.width // node.attrs["heads" if role == "q" else "kv_heads"])
-    columns = Layout(order, node.output.width // node.attrs["heads"])
+        branches[role] = (
+            branch,
+            HeadLayout(heads, branch.start.width // node.attrs["heads" if role == "q" else "kv_heads"]),
+        )
+    columns = HeadLayout(order, node.output.width // node.attrs["heads"])
     apply_layout(node, branches)
     sinks, bias = node.operand("sinks"), node.operand("bias")
     new_sinks = derive_param(sinks, Take(sinks.recipe, order), (len(order),)) if isinstance(sinks, Param) else None

@@ -10,7 +10,7 @@ from ...analysis.projections import Branch, branch_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
-from .head_layout import Layout, apply_layout, find_obstacle
+from .head_layout import HeadLayout, apply_layout, find_obstacle
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def _repeat(node: Node, count: int) -> str | None:
         return "it has a cache of its KV heads; run gqa-to-mha before kv-cache"
     if v is None:
         return "its keys are its values too"
-    layouts: dict[str, tuple[Branch, Layout]] = {}
+    layouts: dict[str, tuple[Branch, HeadLayout]] = {}
     for role in "kv":
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
         head_order = tuple(h * kv_heads // count for h in range(count))
-        layout = Layout(head_order, branch.start.width // kv_heads)
+        layout = HeadLayout(head_order, branch.start.width // kv_heads)
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout

@@ -13,7 +13,7 @@ from weft.ir import Graph, Node, Param, Value, interpret, ops
 from weft.ir.ops.activation import activate, check_activation
 from weft.ir.recipes.readers import Array
 
-from ...analysis.feed_forward import Gate, find_projection, match_activation, match_gate
+from ...analysis.feed_forward import GatedUnit, find_projection, match_activation, match_gate
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -57,7 +57,7 @@ class ReplaceActivation(Pass):
         check_activation(self.to)
         for node, unit in list(_sites(graph)):
             output_name = node.output.name
-            if isinstance(unit, Gate):
+            if isinstance(unit, GatedUnit):
                 if unit.activation == self.to:
                     continue
                 with graph.inserting(before=node):
@@ -97,7 +97,7 @@ class ReplaceActivation(Pass):
             if node not in sites:
                 return
             unit = sites[node]
-            if isinstance(unit, Gate):
+            if isinstance(unit, GatedUnit):
                 outputs[0][...] = _apply_gate(self.to, arrays[unit.gate], arrays[unit.up], unit.limit, unit.shift)
             elif isinstance(unit, tuple):
                 outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
@@ -110,7 +110,7 @@ class ReplaceActivation(Pass):
         equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
 
 
-def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[Node, ...]] | None]]:
+def _sites(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[str, Value, tuple[Node, ...]] | None]]:
     """Yield the last node of each feed-forward's activation, with its gated unit or (name, input, nodes).
 
     Experts are yielded as their `moe` node and None.
@@ -120,7 +120,7 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
             yield node, None
             continue
         unit = match_gate(node)
-        if isinstance(unit, Gate):
+        if isinstance(unit, GatedUnit):
             yield node, unit
             continue
         parts = match_activation(node.output)

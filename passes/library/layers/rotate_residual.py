@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Permute, Scale
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
-from ...analysis.residual import Stream, require, residual_streams, unwritable, write_mapped
+from ...analysis.residual import ResidualStream, require, residual_streams, unwritable, write_mapped
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, is_layer, matrix_map, weights_read_with
@@ -77,12 +77,12 @@ class RotateResidual(Pass):
             trace.fired(self.name, next(iter(stream.values)).name)
 
 
-def _writer_params(stream: Stream) -> Iterator[Param]:
+def _writer_params(stream: ResidualStream) -> Iterator[Param]:
     for writer in stream.writers:
         yield from (v for v in (writer.inputs if isinstance(writer, Node) else (writer,)) if isinstance(v, Param))
 
 
-def _readers(stream: Stream) -> Iterator[Node]:
+def _readers(stream: ResidualStream) -> Iterator[Node]:
     """Yield the linears and experts that read the stream directly or through a norm."""
     yield from stream.linears
     for norm in stream.norms:
@@ -117,7 +117,7 @@ def _extract_weight(norm: Node, matrix: Recipe) -> None:
     drop_params(graph, [weight])
 
 
-def _find_obstacle(stream: Stream) -> str | None:
+def _find_obstacle(stream: ResidualStream) -> str | None:
     if why := unwritable(stream):
         return why
     for norm in stream.norms:

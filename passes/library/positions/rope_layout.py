@@ -10,7 +10,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.readers import Array
 
-from ...analysis.index_tracking import Destination, Origin, trace_destination, trace_origin
+from ...analysis.index_tracking import Destination, LinearOrigin, trace_destination, trace_origin
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import derive_param, rebuild_node, replace_param
@@ -114,7 +114,7 @@ def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> st
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
     """Return the row order for the other layout of each linear and norm before `rotations`; a reason (str) if none."""
     rows: dict[Node, Array] = {}
-    origins: list[Origin] = []
+    origins: list[LinearOrigin] = []
     for rotation in rotations:
         value = rotation.inputs[0]
         assert value is not None

@@ -20,7 +20,7 @@ from weft.passes import legalize, run_passes
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 HEADS, KV_HEADS, DIM = 4, 2, 8
 Array = np.ndarray[Any, Any]
-Seen = Callable[[Array, Array], Array]  # of query and key positions
+KeyVisibility = Callable[[Array, Array], Array]  # of query and key positions
 
 
 def decoder(
@@ -47,7 +47,7 @@ def draw(rng: np.random.Generator, graph: Graph, batch: int, length: int) -> dic
 
 def formula(
     inputs: dict[str, Array],
-    seen: Seen,
+    seen: KeyVisibility,
     *,
     kv_heads: int = KV_HEADS,
     value_dim: int | None = None,

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import weft
 from weft.backends.runtime.core.beams import Beams, BeamSearch
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.core.sampler import Forced
+from weft.backends.runtime.core.sampler import TokenRules
 from weft.ir.errors import WeftError
 
 from ...sampling import each
@@ -95,7 +95,7 @@ def test_timings_of_a_search(pair: tuple[Any, Any]) -> None:
 
 
 def test_forced_tokens_open_and_close_a_text() -> None:
-    one = BeamSearch(Beams(beams=2), 3, frozenset([9]), Forced(begin=((4,),), last=9))
+    one = BeamSearch(Beams(beams=2), 3, frozenset([9]), TokenRules(begin=((4,),), last=9))
     rng = np.random.default_rng(0)
     parents, tokens = one.advance(rng.standard_normal((2, 10)).astype(np.float32))
     assert tokens == [4, 4] and parents == [0, 0]
@@ -107,13 +107,13 @@ def test_forced_tokens_open_and_close_a_text() -> None:
 @pytest.mark.parametrize(("early_stopping", "penalty", "goes_on"), [(False, 1, 0), ("never", 1, 1), ("never", -1, 0)])
 def test_a_search_goes_on_while_it_may_improve(early_stopping: Any, penalty: float, goes_on: int) -> None:
     """ln 0.35 is below ln 0.45 of what has ended, but a tenth of it is not."""
-    one = BeamSearch(Beams(1, penalty, early_stopping), 10, frozenset([0]), Forced())
+    one = BeamSearch(Beams(1, penalty, early_stopping), 10, frozenset([0]), TokenRules())
     one.advance(np.log(np.float32([[0.45, 0.35, 0.2]])))
     assert one.open == bool(goes_on) and [text.tokens for text in one.best] == [(0,)]
 
 
 def test_a_vocabulary_smaller_than_the_beams() -> None:
-    one = BeamSearch(Beams(beams=5, returned=5), 2, frozenset(), Forced())
+    one = BeamSearch(Beams(beams=5, returned=5), 2, frozenset(), TokenRules())
     logits = np.log(np.float32([[0.7, 0.3]] * 5))
     assert one.advance(logits) == ([0] * 5, [0, 1, 0, 0, 0])
     one.advance(logits)
@@ -151,4 +151,4 @@ def test_bad_searches_are_refused(pair: tuple[Any, Any], options: dict[str, Any]
 def test_broken_logits_end_a_search() -> None:
     logits = np.full((2, 5), np.nan, np.float32)
     with pytest.raises(WeftError, match="largest logit"):
-        BeamSearch(Beams(beams=2), 3, frozenset(), Forced()).advance(logits)
+        BeamSearch(Beams(beams=2), 3, frozenset(), TokenRules()).advance(logits)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 
 from ..handmade import DIM, VOCAB, Values, encoder, graph, opened, save
@@ -39,7 +39,7 @@ def write_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize("batch", [1, 3, 32])
 def test_encoder(tmp_path: Path, tables: tuple[Values, Values], types: bool, batch: int) -> None:
     model = opened(save(tmp_path, encoder(tables, types=types), kind="encoder"))
-    assert isinstance(model, Encoder)
+    assert isinstance(model, EncoderModel)
     write_tokenizer(tmp_path)
     hidden = [tables[0][ids] + (tables[1][0] if types else 0) for ids in IDS]
     hidden = [h + h.mean(0) for h in hidden]

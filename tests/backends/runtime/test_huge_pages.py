@@ -14,7 +14,7 @@ import pytest
 
 from weft.backends.runtime import huge_pages as module
 from weft.backends.runtime.huge_pages import _without, huge_pages
-from weft.backends.runtime.ort.bound_states import Memory, State
+from weft.backends.runtime.ort.bound_states import BoundState, Memory
 from weft.backends.runtime.ort.session import Session
 from weft.ir.schema.states import Growth
 
@@ -132,7 +132,7 @@ def test_what_is_new_is_the_difference_of_the_mappings() -> None:
 def test_caches_of_a_context_are_parts_of_one_block() -> None:
     shapes = [((2, None, 3), 1, Growth.TEXT), ((2, None, 5), 10, Growth.TEXT), ((7,), 1, Growth.CONSTANT)]
     kinds = {1: np.float32, 10: np.float16}
-    states = [State(f"p{i}", f"n{i}", (kind, kinds[kind]), shape, g) for i, (shape, kind, g) in enumerate(shapes)]
+    states = [BoundState(f"p{i}", f"n{i}", (kind, kinds[kind]), shape, g) for i, (shape, kind, g) in enumerate(shapes)]
     memory = Memory(Session(None, "cpu"), states, batch=3, capacity=11)
     buffers = [b for sides in memory._buffers for b in dict.fromkeys(sides)]
     assert [b.shape for b in buffers] == [(3, 2, 11, 3), (3, 2, 11, 5), (3, 7), (3, 7)]

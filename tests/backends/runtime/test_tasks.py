@@ -11,7 +11,7 @@ import torch
 from transformers import pipeline
 
 import weft
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
 from ...e2e.head_models import save, tokenizer
 
@@ -20,10 +20,10 @@ PROBLEMS = ["single_label_classification", "multi_label_classification", "regres
 NAMES = {0: "bad", 1: "good", 2: "unsure"}
 
 
-def compiled(folder: Path, target: str = "ort-cpu") -> Encoder:
+def compiled(folder: Path, target: str = "ort-cpu") -> EncoderModel:
     weft.compile(folder, folder / "out", target=target)
     model = weft.load(folder / "out", trust=True)
-    assert isinstance(model, Encoder)
+    assert isinstance(model, EncoderModel)
     return model
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
-from weft.backends.torch.decode.lower_step import Step
+from weft.backends.torch.decode.lower_step import DecodeStep
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.package.explain import Explained
+from weft.backends.torch.package.explain import Explanation
 from weft.ir import Graph
 
 from ...frontends.command import TINY, done, refused
@@ -28,12 +28,12 @@ def told(graph: Graph, op: str, *device: Any) -> str:
 
 def test_layers_that_are_alike_are_told_once() -> None:
     assert explain(graph_of("variant/grouped"))[1:] == [
-        Explained("layers.0.attn.q_2", "norm_qkv", 2, "norm_qkv"),
-        Explained("layers.0.attn.attention", "attention", 2, "decode_attention"),
-        Explained("layers.0.attn_residual", "linear_residual", 2, "linear_residual"),
-        Explained("layers.0.ffn.glu", "norm_glu", 2, "norm_glu"),
-        Explained("layers.0.ffn_residual", "linear_residual", 2, "linear_residual"),
-        Explained("lm_head", "norm_linear", 1, "norm_linear"),
+        Explanation("layers.0.attn.q_2", "norm_qkv", 2, "norm_qkv"),
+        Explanation("layers.0.attn.attention", "attention", 2, "decode_attention"),
+        Explanation("layers.0.attn_residual", "linear_residual", 2, "linear_residual"),
+        Explanation("layers.0.ffn.glu", "norm_glu", 2, "norm_glu"),
+        Explanation("layers.0.ffn_residual", "linear_residual", 2, "linear_residual"),
+        Explanation("lm_head", "norm_linear", 1, "norm_linear"),
     ]
 
 
@@ -68,7 +68,7 @@ def test_recurrences_are_computed_with_what_stands_around_them(name: str, op: st
     assert re.fullmatch(rf"layers\.0\.attn\.\w+ \({op} × 2\): {kernel}", line)
     assert name == "RWKV-6" or not any(told(graph, other) for other in ("softplus", "exp", "neg"))
     step = step_of(graph)
-    assert isinstance(step, Step)
+    assert isinstance(step, DecodeStep)
     made = next(n for n in step.graph.nodes if n.op.name == op)
     assert {k: made.attrs[k] for k in has} == has
     assert (name == "RWKV-6") == (made.operand("gate") is None)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder as Runner
+from weft.backends.runtime.ort.ort_encoder import EncoderModel as Runner
 from weft.backends.torch.package.shipped.load import DTYPES
 from weft.ir import Graph, interpret
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft import MLP, Attention, Block, Decoder, RMSNorm
-from weft.backends.torch.codegen.value_names import Line, Names
+from weft.backends.torch.codegen.value_names import SourceLine, ValueNames
 from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value
@@ -134,8 +134,8 @@ def test_layers_share_no_class_where_one_has_a_table_and_another_a_weight() -> N
     ],
 )
 def test_a_branch_that_changes_nothing_is_left_out(text: str, wanted: str) -> None:
-    line = Line([Var("x")], ast.parse(text, mode="eval").body)
-    assert "\n".join(Names([line], {}).text()) == wanted
+    line = SourceLine([Var("x")], ast.parse(text, mode="eval").body)
+    assert "\n".join(ValueNames([line], {}).text()) == wanted
 
 
 def test_weights_may_be_numbered() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared import online_softmax as kernels_attend
 from weft.backends.torch.lib import windows
-from weft.backends.torch.lib.windows import Seen, attend, in_blocks
+from weft.backends.torch.lib.windows import KeyVisibility, attend, in_blocks
 
 from ...sampling import each
 
@@ -137,7 +137,7 @@ def test_every_rule_and_score(
     way: str, rule: str, length: int, shape: tuple[int, ...], scores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = consecutive(length)
-    seen = Seen(torch.tensor(at), torch.tensor(at), RULES[rule])
+    seen = KeyVisibility(torch.tensor(at), torch.tensor(at), RULES[rule])
 
     def compute(*qkv: Tensor, **given: Any) -> Tensor:
         if way == "mask":
@@ -156,7 +156,7 @@ def test_rows_at_their_own_positions_over_a_cache_out_of_order(way: str, monkeyp
     held = [[10, 11, 5, 6, 7, 8, 9], [2, 3, 99, 99, 99, 0, 1]]
     at = [list(range(12, 142)), list(range(4, 134))]
     keys = [slots + new for slots, new in zip(held, at, strict=True)]
-    seen = Seen(torch.tensor(at), torch.tensor(keys), RULES["window"])
+    seen = KeyVisibility(torch.tensor(at), torch.tensor(keys), RULES["window"])
 
     def compute(*qkv: Tensor, **given: Any) -> Tensor:
         if way == "mask":
@@ -177,7 +177,7 @@ def test_torch_traces_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def computed() -> None:
         for (length, softcap), qkv in zip(cases, operands, strict=True):
             at = torch.arange(length)[None]
-            y = attend(*qkv, Seen(at, at, RULES["window"]), softcap=softcap, sinks=sinks)
+            y = attend(*qkv, KeyVisibility(at, at, RULES["window"]), softcap=softcap, sinks=sinks)
             found.append((y, *torch.autograd.grad(y.square().sum(), (*qkv, sinks))))
 
     computed()
@@ -191,9 +191,9 @@ def test_torch_traces_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_blocks_outside_of_a_window_are_skipped() -> None:
     at = torch.arange(1000)[None]
-    blocks = Seen(at, at, lambda q, k: (q - k < 100) & (q >= k)).blocks
+    blocks = KeyVisibility(at, at, lambda q, k: (q - k < 100) & (q >= k)).blocks
     assert blocks.to_dense()[0, 0].tolist() == [[int(i - 1 <= j <= i) for j in range(8)] for i in range(8)]
-    each = Seen(at[:, :300].expand(3, -1), at[:, :300], lambda q, k: q >= k).blocks
+    each = KeyVisibility(at[:, :300].expand(3, -1), at[:, :300], lambda q, k: q >= k).blocks
     assert each.shape == (3, 1, 300, 300)
 
 
@@ -204,7 +204,7 @@ def test_what_is_made_is_made_once() -> None:
         asked.append(1)
         return q >= k
 
-    seen = Seen(at, at, rule)
+    seen = KeyVisibility(at, at, rule)
     assert seen.mask is seen.mask and len(asked) == 1
     assert seen.blocks is seen.blocks
 
@@ -215,7 +215,7 @@ def test_what_is_made_is_made_once() -> None:
 def test_a_text_within_one_window_needs_no_mask(window: int | None, lengths: tuple[int, int], masked: bool) -> None:
     """`window` stands for causality alone only where no pattern is left out of it."""
     at = torch.arange(lengths[1])[None]
-    seen = Seen(at[:, lengths[1] - lengths[0] :], at, lambda q, k: (q - k < 5) & (q >= k))
+    seen = KeyVisibility(at[:, lengths[1] - lengths[0] :], at, lambda q, k: (q - k < 5) & (q >= k))
     q, k, v = (torch.randn(1, 2, n, 4) for n in (lengths[0], lengths[1], lengths[1]))
     attend(q, k, v, seen, window=window)
     assert (seen._mask is not None) == masked
@@ -264,4 +264,4 @@ def test_heads_must_fit_the_gpu(capability: tuple[int, int], widest: int, monkey
 def test_a_kernel_for_windows_is_not_asked_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(windows, "window_attention")
     at = torch.arange(9)[None]
-    attend(*(torch.randn(1, 2, 9, 16) for _ in "qkv"), Seen(at, at, RULES["window"], 0), window=40)
+    attend(*(torch.randn(1, 2, 9, 16) for _ in "qkv"), KeyVisibility(at, at, RULES["window"], 0), window=40)

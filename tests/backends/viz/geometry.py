@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from weft.backends.viz.layout.coordinates import Placed, Point, Wire
+from weft.backends.viz.layout.coordinates import PlacedShape, Point, Wire
 
 SLACK = 0.01
 CORNER = 1.0  # pixels that lines of different values may share
 
 
-def faults(placed: Placed) -> Iterator[str]:
+def faults(placed: PlacedShape) -> Iterator[str]:
     """Every fault of `placed` and of what is in it."""
     for i, a in enumerate(placed.inner):
         if a.x < placed.x or a.x + a.width > placed.x + placed.width + SLACK or a.bottom > placed.bottom + SLACK:
@@ -35,7 +35,7 @@ def faults(placed: Placed) -> Iterator[str]:
         yield from faults(inner)
 
 
-def _crosses(wire: Wire, box: Placed) -> bool:
+def _crosses(wire: Wire, box: PlacedShape) -> bool:
     """Check that the line crosses the interior of the box; of a circle, of its inscribed square."""
     edge = box.width * (1 - math.sqrt(0.5)) / 2 if box.shape.label.symbol else SLACK
     for (x0, y0), (x1, y1) in itertools.pairwise(wire.points):

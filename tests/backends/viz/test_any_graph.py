@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, Rows
+from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, PartRows
 from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene
 from weft.backends.viz.model.network import Network, Vertex
@@ -58,7 +58,7 @@ def nothing_overlaps(root: Shape) -> None:
 
 def in_rows(box: Box) -> bool:
     """Check that some parts are arranged in rows, where columns and branches do not suffice."""
-    return isinstance(box, Rows) or (isinstance(box, (Column, Branches)) and any(map(in_rows, box.boxes)))
+    return isinstance(box, PartRows) or (isinstance(box, (Column, Branches)) and any(map(in_rows, box.boxes)))
 
 
 def untold(shape: Shape) -> list[str]:

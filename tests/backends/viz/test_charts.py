@@ -17,20 +17,20 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from weft.backends.viz.formats.chart import Candidate, chart, check_chart, draw, use_style
+from weft.backends.viz.formats.chart import ChartModel, chart, check_chart, draw, use_style
 from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.ir.errors import WeftError
 
 from .colours import contrast
 
-ORIGINAL = Candidate("model.gguf", 513 << 20, 0.0, {}, {f"layers.{i}": 32.0 for i in range(30)})
+ORIGINAL = ChartModel("model.gguf", 513 << 20, 0.0, {}, {f"layers.{i}": 32.0 for i in range(30)})
 NAMES = (
     "a very long name <of a rewrite> & more of it than fits beside a point=cast{dtype=f16}",
     "a/folder/int4", "int4{group=128}", "$\\frac{1}{2}$ of it", "int3{method=rtn, group=64}", "q4_k", "gptq",
 )  # fmt: skip
 
 
-def candidates(count: int) -> list[Candidate]:
+def candidates(count: int) -> list[ChartModel]:
     """Models of which many are close together, as they are in fact."""
     made = random.Random(count)
     found = []
@@ -38,11 +38,11 @@ def candidates(count: int) -> list[Candidate]:
         name, lost = f"{NAMES[i % len(NAMES)]}{i // len(NAMES) or ''}", 0.03 * made.choice((1, 1, 1, 0.02, 20))
         errors = {f"layers.{n}": lost / 9 * (n + 1) for n in range(30)}
         size, facts = round(made.choice((95, 95, 140)) * made.uniform(1, 1.05) * 2**20), f"{i} bits"
-        found.append(Candidate(name, size, lost * made.uniform(1, 1.2), errors, {"layers.0": 4.5 + i}, facts))
+        found.append(ChartModel(name, size, lost * made.uniform(1, 1.2), errors, {"layers.0": 4.5 + i}, facts))
     return found
 
 
-def drawn(*others: Candidate, original: Candidate = ORIGINAL, dark: bool = False) -> Figure:
+def drawn(*others: ChartModel, original: ChartModel = ORIGINAL, dark: bool = False) -> Figure:
     with use_style(dark):
         return draw("title", "about", "KL", [original, *others])
 
@@ -64,9 +64,9 @@ def words(picture: bytes) -> list[str]:
 
 def test_points_are_at_their_sizes_and_losses() -> None:
     """The line joins models that no other beats in both; sizes begin at 0, in the unit of the largest."""
-    others = [Candidate(str(n), n << 20, 10.0**-n, {}, {}) for n in (3, 1, 2)]
-    worse, none = Candidate("worse", 5 << 19, 0.2, {}, {}), Candidate("not measured", 1 << 20, None, {}, {})
-    figure = drawn(*others, worse, none, original=Candidate("o", 4 << 20, 0, {}, {}))
+    others = [ChartModel(str(n), n << 20, 10.0**-n, {}, {}) for n in (3, 1, 2)]
+    worse, none = ChartModel("worse", 5 << 19, 0.2, {}, {}), ChartModel("not measured", 1 << 20, None, {}, {})
+    figure = drawn(*others, worse, none, original=ChartModel("o", 4 << 20, 0, {}, {}))
     (axes,) = figure.axes  # nothing is known of layers
     assert axes.get_xlim()[0] == 0 and axes.get_xlabel() == "size of the weights, MiB" and axes.get_yscale() == "log"
     original, *points, front = ([list(line.get_xdata()), list(line.get_ydata())] for line in ordered(axes))
@@ -85,21 +85,21 @@ def ordered(axes: Axes) -> list[matplotlib.lines.Line2D]:
 
 def test_layers_have_lines_of_errors_and_bits() -> None:
     errors, bits = {f"layers.{i}": 0.01 * (i + 1) for i in range(30)}, {"layers.0": 4.3, "layers.29": 8.5}
-    _, above, below = drawn(Candidate("int4", 9 << 20, 0.1, errors, bits)).axes
+    _, above, below = drawn(ChartModel("int4", 9 << 20, 0.1, errors, bits)).axes
     assert [list(line.get_ydata()) for line in above.lines[1:]] == [list(errors.values())]
     original, own = (np.asarray(line.get_ydata()) for line in below.lines)
     assert set(original) == {32} and own[[0, 29]].tolist() == [4.3, 8.5] and np.isnan(own[1:29]).all()
     assert numbers(below.yaxis) == ["4", "8", "16", "32"] and below.get_xlabel() == "layer"
     layers = numbers(below.xaxis)
     assert layers[0] == "0" and 5 <= len(layers) <= 12 and set(layers) <= {str(n) for n in range(30)}
-    _, above, _ = drawn(Candidate("int4", 9 << 20, 0.1, {}, bits)).axes
+    _, above, _ = drawn(ChartModel("int4", 9 << 20, 0.1, {}, bits)).axes
     assert [t.get_text() for t in above.texts] == ["not measured"] and not above.axison
 
 
 @pytest.mark.parametrize("losses", [[5.0], [0.3, 0.31], [0.03, 0.9], [1e-9, 3e5], [7.0, 7.0], [0.0], [float("inf")]])
 def test_axes_hold_all_losses_between_few_plain_numbers(losses: list[float]) -> None:
     """One that lost nothing, or all, is in the legend alone."""
-    figure = drawn(*(Candidate(str(i), 1 << 20, lost, {}, {}) for i, lost in enumerate(losses)))
+    figure = drawn(*(ChartModel(str(i), 1 << 20, lost, {}, {}) for i, lost in enumerate(losses)))
     axes, (legend,) = figure.axes[0], figure.legends
     low, high = axes.get_ylim()
     assert all(low < lost < high for lost in losses if 0 < lost < 1e9)
@@ -141,7 +141,7 @@ def test_all_that_is_written_can_be_read(count: int, dark: bool) -> None:
 def test_names_are_written_as_they_are() -> None:
     """No formula, no markup, no line end."""
     names = ["$x_1$ & <b>", "$\\alpha", "two\nlines\x1b[2J", "中文"]
-    models = [ORIGINAL, *(Candidate(name, 9 << 20, 0.1, {}, {}) for name in names)]
+    models = [ORIGINAL, *(ChartModel(name, 9 << 20, 0.1, {}, {}) for name in names)]
     found = words(chart(".svg", "t & $y^2$ <i>", "from $HOME & <there>", "KL", models))
     assert {"$x_1$ & <b>", "$\\alpha", "two lines [2J", "中文", "t & $y^2$ <i>", "from $HOME & <there>"} <= set(found)
     assert "$x_1$ & <b> · 9.0 MiB" in found and "model.gguf, the original · 513.0 MiB" in found
@@ -150,7 +150,7 @@ def test_names_are_written_as_they_are() -> None:
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
 def test_files_depend_on_the_models_alone(suffix: str, magic: bytes) -> None:
     """Not on the time, nor on the user's settings, which remain as they were."""
-    models = [Candidate("o", 4 << 20, 0, {}, {}), Candidate("int4", 1 << 20, 0.1, {}, {"layers.0": 4.5})]
+    models = [ChartModel("o", 4 << 20, 0, {}, {}), ChartModel("int4", 1 << 20, 0.1, {}, {"layers.0": 4.5})]
     first = chart(suffix, "title", "about", "KL", models)
     assert first.startswith(magic) and b"Date" not in first
     with matplotlib.rc_context({"lines.color": "red", "font.size": 30, "text.color": "red", "savefig.dpi": 9}):

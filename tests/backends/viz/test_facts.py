@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.model.outline import PicturePart, outline
 from weft.backends.viz.model.part_costs import data, facts, polynomial
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
@@ -28,7 +28,7 @@ PUBLISHED = {
 }
 
 
-def outlined(preset: str) -> Part:
+def outlined(preset: str) -> PicturePart:
     return outline(network_of(preset))
 
 

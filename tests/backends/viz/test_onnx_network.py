@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from weft.backends.viz.layout.coordinates import layout
 from weft.backends.viz.layout.scene import ALL, default_open, scene
 from weft.backends.viz.model.network import Network
-from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.model.outline import PicturePart, outline
 from weft.backends.viz.onnx_files.onnx_network import join_networks, onnx_network
 from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError
@@ -232,7 +232,7 @@ def test_layers_of_no_names_are_equal_ones(tmp_path: Path) -> None:
     root = outline(read(model, tmp_path))
     assert [p.count for p in root.children if p.count > 1] == [3, 2]
     (odd,) = [p for p in root.children if p.count == 1 and any(v.op == "Relu" for v in p.all_vertices())]
-    assert isinstance(odd, Part) and {"Gelu"}.isdisjoint(v.op for v in odd.all_vertices())
+    assert isinstance(odd, PicturePart) and {"Gelu"}.isdisjoint(v.op for v in odd.all_vertices())
 
 
 def test_operations_without_results_are_drawn(tmp_path: Path) -> None:

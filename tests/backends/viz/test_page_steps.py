@@ -15,7 +15,7 @@ from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.web import plain
 from weft.backends.viz.web.page import page
-from weft.backends.viz.web.pipeline_page import Step, steps_page
+from weft.backends.viz.web.pipeline_page import PipelineStep, steps_page
 from weft.passes import Report
 
 from .pages import address, drawn, model_of, part
@@ -32,7 +32,7 @@ def steps(preset: str = "smollm2-135m", pipeline: str = PIPELINE, verify: bool =
     graph = TINY.graph(name="tiny") if preset == "tiny" else model_of(preset).graph
     after, report = list[Network](), Report()
     run_passes(graph, pipeline, verify=verify, report=report, hooks=[lambda ran: after.append(network(ran.after))])
-    return steps_page(network(graph), [Step(r, n) for r, n in zip(report.records, after, strict=True)], 512)
+    return steps_page(network(graph), [PipelineStep(r, n) for r, n in zip(report.records, after, strict=True)], 512)
 
 
 def test_the_first_pass_that_changed_something_is_shown(visit: Visit) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from weft.backends.viz.layout.coordinates import Placed, layout
+from weft.backends.viz.layout.coordinates import PlacedShape, layout
 from weft.backends.viz.layout.font import width
 from weft.backends.viz.layout.scene import ALL, Shape, default_open
 from weft.frontends.models.presets import PRESETS
@@ -63,5 +63,5 @@ def test_every_operation_is_drawn_once() -> None:
     assert sorted(names) == sorted(node.output.name for node in graph.nodes)
 
 
-def leaves(placed: Placed) -> Iterable[Placed]:
+def leaves(placed: PlacedShape) -> Iterable[PlacedShape]:
     return (p for p in placed.all() if not p.open and p.shape.arrangement is None)

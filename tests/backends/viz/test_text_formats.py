@@ -13,7 +13,7 @@ from weft.backends.viz.formats.dot import dot
 from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.tree import plain_tree
-from weft.backends.viz.layout.coordinates import Placed, layout
+from weft.backends.viz.layout.coordinates import PlacedShape, layout
 from weft.backends.viz.layout.links import links
 from weft.backends.viz.layout.scene import ALL, Shape, default_open, scene
 from weft.backends.viz.model.network import Network, Vertex
@@ -29,12 +29,12 @@ layers.0.ffn_norm > layers.0.ffn; layers.0.attn_residual > layers.0.ffn_residual
 layers.0.ffn_residual > final_norm; final_norm > lm_head; lm_head > out.logits"""
 
 
-def first(preset: str) -> Placed:
+def first(preset: str) -> PlacedShape:
     root = drawn(preset)
     return layout(root, default_open(root))
 
 
-def everything(root: Shape) -> Placed:
+def everything(root: Shape) -> PlacedShape:
     """Every operation in a box of its own, or in that of what it views or adds to."""
     opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
     for _ in range(4):  # what stands in opened layers is opened too
@@ -120,7 +120,7 @@ def test_labels_of_mermaid() -> None:
     assert '["<b>logits</b><br/>f32#91;batch, seq, 128256#93;"]:::k_input' in text
 
 
-def odd(name: str) -> Placed:
+def odd(name: str) -> PlacedShape:
     """Two operations, the second in a scope and with a name that no language likes."""
     vertices = (
         Vertex("a", "relu", "", ("x",), ("a",), ("x",), ("f32[2]",)),
@@ -247,5 +247,5 @@ def test_a_tree_has_a_line_for_every_part(preset: str) -> None:
     assert all(n > 1 for n in counts)
 
 
-def walked(placed: Placed, depth: int) -> list[tuple[Placed, int]]:
+def walked(placed: PlacedShape, depth: int) -> list[tuple[PlacedShape, int]]:
     return [(placed, depth), *(pair for inner in placed.inner for pair in walked(inner, depth + 1))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate
 from weft.backends.torch.transformers.scale.split import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.frontends.app.api.inspect.parallel import device_rows, summary, traffic_rows
@@ -18,7 +18,7 @@ from ...lowered import forms
 SPLITS = (Split(tp=2), Split(tp=3), Split(pp=2), Split(ep=2), Split(tp=2, ep=4), Split(tp=2, pp=2))
 
 
-def costs(built: TransformersFolder, split: Split) -> Parallel:
+def costs(built: TransformersFolder, split: Split) -> ParallelCosts:
     return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 16)
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate
 from weft.backends.torch.transformers.scale.split import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
@@ -66,12 +66,12 @@ def reference_of(graph: Graph, ids: Any) -> Any:
     return wanted(graph, {k: v for k, v in given.items() if k in graph.inputs})["logits"]
 
 
-def counted(built: TransformersFolder, split: Split) -> Parallel:
+def counted(built: TransformersFolder, split: Split) -> ParallelCosts:
     """The costs by inspect, in f32."""
     return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 9)
 
 
-def held(costs: Parallel) -> list[int]:
+def held(costs: ParallelCosts) -> list[int]:
     """Bytes of weights of each process: those of a stage follow each other."""
     return [stage.weights for stage in costs.stages for _ in range(costs.split.devices // costs.split.pp)]
 
@@ -85,7 +85,7 @@ def sent(results: list[dict[str, Any]], groups: int) -> dict[str, int]:
     return found
 
 
-def expected(costs: Parallel, tokens: int, groups: int) -> dict[str, int]:
+def expected(costs: ParallelCosts, tokens: int, groups: int) -> dict[str, int]:
     """The same by inspect: what it counts for a token, of all tokens and devices of a stage."""
     found: dict[str, int] = {}
     split = costs.split

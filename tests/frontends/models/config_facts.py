@@ -14,7 +14,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from weft.frontends.models import config_keys
-from weft.frontends.models.config_keys import FACTS, Recorded, leaves, meaning
+from weft.frontends.models.config_keys import FACTS, RecordingConfig, leaves, meaning
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.family import Table
 from weft.ir import WeftError
@@ -30,7 +30,7 @@ def facts(model_type: str) -> dict[str, Any]:
     overrides = dict((kept, key) if key in fields else (key, kept) for key, kept in kind.attribute_map.items())
     ordered = [key for key, kept in overrides.items() if fields.isdisjoint((key, kept))]
     defaults = json.loads(kind().to_json_string(use_diff=False))
-    recorded = Recorded(defaults)
+    recorded = RecordingConfig(defaults)
     with contextlib.suppress(WeftError):  # of a class whose defaults no table takes
         Table.read(FAMILIES[model_type], recorded, frozenset(), model_type)
     found = leaves(defaults, recorded.read)

@@ -14,7 +14,7 @@ from weft.ir.recipes import Literal, Scale
 from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.analysis.residual import Stream, streams
+from weft.passes.analysis.residual import ResidualStream, streams
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.edits.absorb import absorb_output_map, centre_map, matrix_map
 from weft.passes.edits.edit import rebuild_node, replace_uses
@@ -26,7 +26,7 @@ from ..zoo import ZOO
 FOLD = "fold-norm-scale{untie=true}"
 
 
-def ops_of(stream: Stream) -> set[str]:
+def ops_of(stream: ResidualStream) -> set[str]:
     return {w.op.name if isinstance(w, Node) else "parameter" for w in stream.writers}
 
 

@@ -12,7 +12,7 @@ from weft.ir import DType, Graph, WeftError, print_graph
 from weft.ir.types import dtypes
 from weft.passes import Pass, Phase, Pipeline, Trace, default_pipeline, parse_pipeline, run_passes
 from weft.passes.core import base
-from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.cleanup.cast import CastDtype
 from weft.passes.library.cleanup.cse import Cse
 from weft.passes.library.cleanup.dce import Dce
 from weft.passes.library.cleanup.fold_constants import FoldConstants
@@ -66,12 +66,12 @@ def test_arguments_are_typed_and_print_back(sample: type[Pass], text: str, argum
 def test_defaults_are_left_out_in_print() -> None:
     assert str(FoldConstants()) == "fold-constants"
     assert str(FoldConstants(limit=9)) == "fold-constants{limit=9}"
-    assert str(Cast(dtypes.bf16)) == "cast{dtype=bf16}"
+    assert str(CastDtype(dtypes.bf16)) == "cast{dtype=bf16}"
 
 
 def test_phases_round_trip() -> None:
     pipeline = parse_pipeline("simplify: dce, cse; target: cast{dtype=f16}")
-    assert pipeline == Pipeline((Phase("simplify", (Dce(), Cse())), Phase("target", (Cast(dtypes.f16),))))
+    assert pipeline == Pipeline((Phase("simplify", (Dce(), Cse())), Phase("target", (CastDtype(dtypes.f16),))))
     assert str(pipeline) == "simplify: dce, cse; target: cast{dtype=f16}"
     assert parse_pipeline(str(pipeline)) == pipeline
     assert parse_pipeline("") == Pipeline()

@@ -12,7 +12,7 @@ from weft.ir import Graph, MemoryReader, WeftError
 from weft.ir.recipes.blocks import block_layout
 from weft.ir.types.block_layouts import BlockLayout, integer_layout
 from weft.passes import Report, run_passes
-from weft.passes.fitting.budget import Choice, knapsack, within_budget
+from weft.passes.fitting.budget import LayoutChoice, knapsack, within_budget
 from weft.passes.fitting.calibration import read_tokens
 from weft.passes.fitting.matrices import Matrix, matrices, units
 
@@ -41,7 +41,7 @@ def test_no_plan_of_the_same_bits_costs_much_less(seed: int) -> None:
     for _ in range(5):
         size, weight = rng.integers(1, 9), rng.exponential()
         bits = [2, 4, 8]
-        tables.append([Choice(LAYOUTS[0], b * size, weight * 4.0**-b * rng.uniform(0.5, 2)) for b in bits])
+        tables.append([LayoutChoice(LAYOUTS[0], b * size, weight * 4.0**-b * rng.uniform(0.5, 2)) for b in bits])
     capacity = float(rng.uniform(1.01, 2.5)) * sum(table[0].bits for table in tables)
     chosen = knapsack(tables, capacity)
     assert sum(c.bits for c in chosen) <= capacity

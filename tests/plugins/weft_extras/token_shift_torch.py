@@ -1,6 +1,6 @@
 """A lowering of token_shift to PyTorch, which keeps its state."""
 
-from weft.backends.torch.ops.calls import Call
+from weft.backends.torch.ops.calls import FunctionCall
 from weft.backends.torch.ops.recurrent import PAST, carried
 from weft.backends.torch.program.emitter import Emitter
 from weft.backends.torch.program.registry import lowering
@@ -19,4 +19,4 @@ def shifted(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
 @lowering(token_shift)
 def _token_shift(e: Emitter, node: Node) -> tuple[Var, ...]:
     function = e.function("shifted", SHIFTED)
-    return carried(e, node, Call(function).give(node.required("x"), PAST))
+    return carried(e, node, FunctionCall(function).give(node.required("x"), PAST))

@@ -9,7 +9,7 @@ from weft.ir.graph import Node
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...kernels import embed_tokens
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...ops.elementwise import number
 from ...program.block_params import find_layout
 from ...program.statements import TOP, Var
@@ -26,7 +26,7 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
 def embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Emit the embeddings [batch, seq, dim], and cos and sin [batch·seq, pairs] of each table of rotary frequencies."""
     a = node.attrs
-    call = Call("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
+    call = FunctionCall("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
         assert frequencies is not None
         call.give(f"({call.place(frequencies)}, {amplitude})")

@@ -19,7 +19,7 @@ from weft.ir.op import Op
 from weft.passes.analysis.feed_forward import activation_name
 
 from ...kernels.shared.operands import power_of_2
-from .scan_parts import Axes, Axis, reduced_dims, regroups
+from .scan_parts import Axis, StepAxes, reduced_dims, regroups
 from .step_linear import kernel_activation
 
 MOST = 4096  # elements of a state in a block
@@ -45,21 +45,8 @@ REDUCED = {  # reductions of a tile: the value of masked elements, and the funct
 MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # ops that leave a tile as it is
 # Names that no variable of a kernel may have: its functions and indices.
 TAKEN = {
-    *(
-        "tl",
-        "start_next",
-        "wait_for_previous",
-        "activate",
-        "softplus",
-        "float",
-        "row",
-        "there",
-        "known",
-        "p",
-        "n",
-        "BLOCK",
-    ),
-    "PDL",
+    *("tl", "start_next", "wait_for_previous", "activate", "softplus", "float", "row", "there", "known", "p", "n"),
+    *("BLOCK", "PDL"),
 }
 
 
@@ -120,7 +107,7 @@ class _Writer:
     """Writes the kernel of a step, one line for each of its nodes."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.graph, self.axes = step, step.graph, Axes(step)
+        self.step, self.graph, self.axes = step, step.graph, StepAxes(step)
         self.loads: list[str] = []
         self.lines: list[str] = []
         self.names = {*TAKEN}

@@ -61,7 +61,7 @@ def _copy(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> No
         copies.update(zip(node.outputs, copy.outputs, strict=True))
 
 
-class Axes:
+class StepAxes:
     """The axes of `step`: equivalence classes of dimensions (size > 1) of its values that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:

@@ -11,7 +11,7 @@ from weft.passes.analysis.tokens.scores import explain_scores
 
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...ops.float8_caches import scale_refs
 from ...program.statements import CacheSlot, Operand, Var
 from ...program.token_positions import rolling_capacity
@@ -96,7 +96,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
     scope = e.scope_around(weight, norm, bias, q_norm, k_norm)
-    inner = Call("norm_qkv").give(qkv.required("x"), weight)
+    inner = FunctionCall("norm_qkv").give(qkv.required("x"), weight)
     cache, positions = inner.place(_cache(e, node, scope)), inner.place(e.positions)
     inner.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
     inner.named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
@@ -106,7 +106,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
     inner.named(**of_heads)
     if q_norm is not None:
         inner.named(tickets=e.tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
-    call = Call("decode_attention", inner.operands).give(str(inner), f"{cache}.k", f"{cache}.v", positions)
+    call = FunctionCall("decode_attention", inner.operands).give(str(inner), f"{cache}.k", f"{cache}.v", positions)
     call.named(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.scope = scope
@@ -117,7 +117,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
 
 def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     """Emit `decode_attention` of queries, keys and values that earlier statements compute, and their cache write."""
-    call, a = Call("decode_attention"), node.attrs
+    call, a = FunctionCall("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(_cache(e, node)), call.place(e.positions)
     of_heads = _scales(e, node)
@@ -134,7 +134,7 @@ def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Nod
     """Emit attention to the cache of the attention `writer`, which has stored the token's keys and values."""
     a, cache = node.attrs, e.shared_caches[writer]
     latent, q = node.operand("v") is None, e.heads(node.required("q"), a["heads"])
-    call = Call("latent_decode" if latent else "decode_attention")
+    call = FunctionCall("latent_decode" if latent else "decode_attention")
     if latent:
         call.give(f"{call.place(q)}[:, :, 0]", f"{call.place(cache)}.k", e.positions, str(a["value_dim"]))
         e.record_kernel("latent_decode", _latent_refusal(node))
@@ -161,7 +161,7 @@ def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
 def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     """Emit `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk` node that
     computes the queries, or None."""
-    call = Call("latent_decode")
+    call = FunctionCall("latent_decode")
     slot = _cache(e, node)
     cache, positions = call.place(slot), call.place(e.positions)
     if absorbed is not None:
@@ -176,9 +176,9 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
+def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
     """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates the `cache`."""
-    call, weight = Call("latent_qk", outer.operands), absorbed.required("weight")
+    call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required("weight")
     call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
     call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))
     call.named(norm=e.norm_of(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
@@ -196,7 +196,7 @@ def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
     return dict(zip(("k_scale", "v_scale"), scale_refs(e, node) or (), strict=False))
 
 
-def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
+def _add_scoring(e: StepEmitter, call: FunctionCall, node: Node, slopes: Value | None) -> None:
     """Add to `call` the keyword arguments of visible keys and scores: start, scale, softcap, sinks, slopes, window,
     keep_first, rolling, chunk or dilation, and tickets."""
     a = node.attrs
@@ -213,7 +213,7 @@ def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -
     call.named(tickets=e.tickets(a["heads"]))
 
 
-def _add_rolling(call: Call, node: Node) -> bool:
+def _add_rolling(call: FunctionCall, node: Node) -> bool:
     """Return whether the cache of `node` rolls; if so, add the keyword arguments rolling and keep_first to `call`."""
     room = rolling_capacity(node)
     if room is not None:

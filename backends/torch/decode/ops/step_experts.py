@@ -9,7 +9,7 @@ from weft.ir.graph import Node
 
 from ...kernels import route as routing
 from ...kernels.moe_grouped import LEAST_ROWS
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...program.statements import Operand, Var
 from ..step_emitter import StepEmitter
 from ..step_registry import lowers
@@ -29,8 +29,8 @@ def mixture(e: StepEmitter, node: Node) -> Var:
     up, down = (node.required(name) for name in ("up", "down"))
     route = node.required("chosen").producer
     assert route is not None
-    chosen = Call("route" if route.op is ops.choose_experts else "norm_route")
-    call = Call("moe_decode", chosen.operands)
+    chosen = FunctionCall("route" if route.op is ops.choose_experts else "norm_route")
+    call = FunctionCall("moe_decode", chosen.operands)
     weights = _add_routing(e, chosen, route)
     call.give(f"{call.place(x)}.flatten(0, 1)", f"*{chosen}", up, down)
     call.named(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
@@ -44,7 +44,7 @@ def mixture(e: StepEmitter, node: Node) -> Var:
     return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
 
 
-def _add_routing(e: StepEmitter, call: Call, route: Node) -> list[Operand | None]:
+def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operand | None]:
     """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it has none."""
     a, weights = route.attrs, list[Operand | None]()
     without_router = route.op is ops.choose_experts

@@ -9,7 +9,7 @@ from weft.ir.graph import Node, Param, Value
 
 from ...kernels.shared import gemv
 from ...kernels.shared.activation import ACTIVATIONS
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...program.emitter import local_name
 from ...program.statements import Operand, Var
 from ..step_emitter import StepEmitter
@@ -33,7 +33,7 @@ def unknown(e: StepEmitter, node: Node) -> str | None:
     return None if kernel_activation(name) else f"the activation is {name}"
 
 
-def opening(call: Call, node: Node) -> Call:
+def opening(call: FunctionCall, node: Node) -> FunctionCall:
     """Add activation, limit and shift of the gated unit `node` to `call` unless they are the defaults; return it."""
     a = node.attrs
     call.set("activation", kernel_activation(a["activation"]), default="silu")
@@ -61,7 +61,7 @@ def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
         return e.placeholders(node)
     weight, bias, norm = weights(e, node)
     e.record_kernel("norm_linear", few_rows)
-    call = Call("norm_linear").give(node.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").give(node.required("x"), weight).named(bias=bias, norm=norm)
     return call.set("activation", kernel_activation(node.attrs["activation"]), default="identity").emit(e)
 
 
@@ -81,7 +81,7 @@ def split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     e.enter(product)
     weight, bias, norm = weights(e, product)
     e.record_kernel("norm_linear", few_rows)
-    call = Call("norm_linear").give(product.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").give(product.required("x"), weight).named(bias=bias, norm=norm)
     widths = ", ".join(map(str, node.attrs["sizes"]))
     return e.many(f"{call}.split(({widths}), -1)", *call.operands, names=tuple(local_name(v) for v in node.outputs))
 
@@ -95,7 +95,7 @@ def head_linear(e: StepEmitter, node: Node) -> Var | None:
     matrix = e.weight(weight)
     e.enter_scope_of(matrix)
     e.record_kernel("linear_by_head", few_rows)
-    return Call("linear_by_head").give(x, matrix, str(node.attrs["heads"])).emit(e)
+    return FunctionCall("linear_by_head").give(x, matrix, str(node.attrs["heads"])).emit(e)
 
 
 @lowers(ops.norm_glu, when=unknown)
@@ -103,7 +103,7 @@ def glu(e: StepEmitter, node: Node) -> Var:
     """Emit a gated unit with both of its projections, and the norm before them."""
     weight, bias, norm = weights(e, node)
     e.record_kernel("norm_glu", few_rows)
-    call = Call("norm_glu").give(node.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_glu").give(node.required("x"), weight).named(bias=bias, norm=norm)
     return opening(call, node).emit(e, name="h")
 
 
@@ -112,7 +112,7 @@ def linear_residual(e: StepEmitter, node: Node) -> Var:
     """Emit a projection that is added to the residual stream."""
     weight, bias, norm = weights(e, node)
     stream: Value = node.required("residual")
-    call = Call("linear_residual").give(node.required("x"), weight, stream).named(bias=bias, norm=norm)
+    call = FunctionCall("linear_residual").give(node.required("x"), weight, stream).named(bias=bias, norm=norm)
     call.set("scale", node.attrs["scale"], default=1).named(tickets=e.tickets(node.output.width))
     e.record_kernel("linear_residual", few_rows)
     return call.emit(e, name="x", replaces=stream)

@@ -15,7 +15,7 @@ from weft.passes.analysis.states import has_state, states
 from ...kernels import matrix_step
 from ...kernels.prefill import mamba2_scan, mamba_scan
 from ...kernels.shared import operands
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...ops.custom_recurrences import function_text, step_function, tuple_text
 from ...ops.elementwise import activation
 from ...ops.recurrent import features
@@ -60,7 +60,7 @@ def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     function = step_function(e, step)
     name = f"{function}_kernel"
     e.kernels[name] = kernel.text.replace("{name}", name)
-    call = Call("step_in_place").give(name, function)
+    call = FunctionCall("step_in_place").give(name, function)
     state = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values"
     values = [call.place(v) for v in node.inputs if v is not None]
     arguments = dict(zip((*full.tokens, *full.constants), values, strict=True))
@@ -91,7 +91,7 @@ def causal_conv(e: StepEmitter, node: Node) -> Var | None:
     """Emit one token of a causal convolution over the last inputs."""
     if _is_stateless(e, node):
         return None
-    call, name = Call("conv_step"), kernel_activation(node.attrs["activation"])
+    call, name = FunctionCall("conv_step"), kernel_activation(node.attrs["activation"])
     call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
     _add_state(call, node).set("activation", name or "identity", default="silu")
     e.record_kernel("conv_step", lambda dtype: operands.refusal(_like(node, "x", dtype)))
@@ -104,7 +104,7 @@ def matrix(e: StepEmitter, node: Node) -> Var | None:
     """Emit one token of linear attention or of the delta rule, with the norms, decay and gate around it."""
     if _is_stateless(e, node):
         return None
-    call, a = Call("matrix_step"), node.attrs
+    call, a = FunctionCall("matrix_step"), node.attrs
 
     def row(name: str) -> str:
         return f"{call.place(node.required(name))}[:, 0]"
@@ -126,7 +126,9 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
     """Emit one token of linear attention whose sum of keys is a second state."""
     if _is_stateless(e, node):
         return None
-    call = Call("linear_step").give(CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v"))
+    call = FunctionCall("linear_step").give(
+        CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v")
+    )
     e.record_kernel("matrix_step", lambda dtype: _matrix_refusal(node, dtype))
     return call.give(str(node.attrs["heads"])).emit(e)
 
@@ -143,7 +145,7 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
     if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd
-    call = Call("ssd_step" if mamba2 else "selective_step")
+    call = FunctionCall("ssd_step" if mamba2 else "selective_step")
     for name in ("x", "delta", "a", "b", "c", "d"):
         if name in BY_TOKEN:
             call.give(f"{call.place(node.required(name))}[:, 0]")
@@ -175,7 +177,7 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
     return call.emit(e, "[0][:, None]", name=local_name(node.output))
 
 
-def _add_norm(e: StepEmitter, call: Call, node: Node) -> None:
+def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
     """Add the keyword arguments of the norm over groups of the result, if the op has one."""
     a = node.attrs
     if a["norm"]:
@@ -183,7 +185,7 @@ def _add_norm(e: StepEmitter, call: Call, node: Node) -> None:
         call.named(norm=norm, tickets=e.tickets(a["norm_groups"])).set("norm_groups", a["norm_groups"], default=1)
 
 
-def _add_state(call: Call, node: Node) -> Call:
+def _add_state(call: FunctionCall, node: Node) -> FunctionCall:
     """Add the state in the cache to `call` twice, as input and as output, and return `call`."""
     place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
     return call.give(place, place)

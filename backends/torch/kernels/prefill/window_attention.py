@@ -220,7 +220,7 @@ reference = partial(window_attention, kernel=False)
 
 
 @dataclass(frozen=True)
-class Tile:
+class AttentionTile:
     """The tile of a program: `queries` per program, `keys` per step, warps, and pipeline stages of its loads."""
 
     queries: int
@@ -229,17 +229,21 @@ class Tile:
     stages: int
 
 
-def _tile(wide: int, window: int, size: int, room: int) -> Tile:
+def _tile(wide: int, window: int, size: int, room: int) -> AttentionTile:
     """Return the first tile that fits into `room` bytes of shared memory, for heads padded to `wide` elements of `size`
     bytes.
 
     Short windows take small tiles, because the tiles at the edges are computed in full.
     """
     if size == 4:
-        tiles = [Tile(64, 32, 4, 3)] if wide <= 64 else [Tile(16, 32, 4, 3)]
+        tiles = [AttentionTile(64, 32, 4, 3)] if wide <= 64 else [AttentionTile(16, 32, 4, 3)]
     else:
-        large = [Tile(128, 128, 8, 3)] if wide <= 128 and window >= 1024 else []
-        tiles = [*large, *(Tile(128, keys, 8, stages) for keys in (64, 32) for stages in (3, 2)), Tile(64, 32, 4, 2)]
+        large = [AttentionTile(128, 128, 8, 3)] if wide <= 128 and window >= 1024 else []
+        tiles = [
+            *large,
+            *(AttentionTile(128, keys, 8, stages) for keys in (64, 32) for stages in (3, 2)),
+            AttentionTile(64, 32, 4, 2),
+        ]
     sizes = ((t.queries + 2 * t.stages * t.keys) * wide * size + MARGIN for t in tiles)
     return next((t for t, needed in zip(tiles, sizes, strict=True) if needed <= room), tiles[-1])
 
@@ -255,7 +259,7 @@ def _descriptor(x: torch.Tensor, rows: int) -> Any:
     )
 
 
-def _constants(d: int, dv: int, group: int, tile: Tile) -> dict[str, Any]:
+def _constants(d: int, dv: int, group: int, tile: AttentionTile) -> dict[str, Any]:
     return {
         **{"D": d, "D_PADDED": power_of_2(d, 16), "DV": dv, "DV_PADDED": power_of_2(dv, 16), "GROUP": group},
         **{"QUERIES": tile.queries, "KEYS": tile.keys},

@@ -34,7 +34,7 @@ class Failure(Exception):
     """An error for the user, in one sentence."""
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialization(TorchFunctionMode):
     """Skips the initialization of parameters: the weights replace them, and random values on the meta device make
     PyTorch import hundreds of modules, which takes a second."""
 
@@ -55,7 +55,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     """
     check_torch()
     check_device(device)
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInitialization():
         model: nn.Module = _imported("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
     if missing := own.keys() - tensors.keys():

@@ -13,7 +13,7 @@ from weft.ir.types.sizes import Poly, Size
 Axis = tuple[Value, int]
 
 
-class Axes:
+class AxisClasses:
     """Classes of axes of the values of `graph` that must have equal sizes, and the names of the classes.
 
     Only axes of known size above 1 belong to classes: ``batch`` and ``seq`` already have names.
@@ -129,7 +129,7 @@ def _factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
 # -- rules: the axes of a node's operands and outputs with equal sizes
 
 
-def _match_broadcast(axes: Axes, node: Node) -> None:
+def _match_broadcast(axes: AxisClasses, node: Node) -> None:
     """Match the operands of an elementwise or rowwise op with its output, axis by axis from the last."""
     traits = node.op.traits
     if not traits.intersection((Trait.ELEMENTWISE, Trait.ROWWISE, Trait.NORM, Trait.COMPARES)):
@@ -139,7 +139,7 @@ def _match_broadcast(axes: Axes, node: Node) -> None:
             axes.same(last(value, -i), last(node.output, -i))
 
 
-def _linear(axes: Axes, node: Node) -> None:
+def _linear(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     axes.same((weight, 1), last(x))
     axes.same((weight, 0), last(node.output))
@@ -147,11 +147,11 @@ def _linear(axes: Axes, node: Node) -> None:
         axes.same((bias, 0), (weight, 0))
 
 
-def _embedding(axes: Axes, node: Node) -> None:
+def _embedding(axes: AxisClasses, node: Node) -> None:
     axes.same((node.required("table"), 1), last(node.output))
 
 
-def _conv(axes: Axes, node: Node) -> None:
+def _conv(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     axes.same(last(x), last(node.output))
     axes.same((weight, 0), last(x))
@@ -159,7 +159,7 @@ def _conv(axes: Axes, node: Node) -> None:
         axes.same((bias, 0), last(x))
 
 
-def _scan(axes: Axes, node: Node) -> None:
+def _scan(axes: AxisClasses, node: Node) -> None:
     x, delta, a, b, c, d = (node.operand(o.name) for o in node.op.operands[:6])
     axes.same(last(x), last(node.output))
     axes.same(last(b), last(c))
@@ -171,7 +171,7 @@ def _scan(axes: Axes, node: Node) -> None:
         axes.same((a, 1), last(b))
 
 
-def _moe(axes: Axes, node: Node) -> None:
+def _moe(axes: AxisClasses, node: Node) -> None:
     x, up = node.required("x"), node.required("up")
     axes.same(last(x), last(node.output))
     axes.same(last(node.required("combine")), (up, 0))
@@ -187,7 +187,7 @@ def _moe(axes: Axes, node: Node) -> None:
     axes.same((up, 2), last(x))
 
 
-def _reshape(axes: Axes, node: Node) -> None:
+def _reshape(axes: AxisClasses, node: Node) -> None:
     """Match the leading axes whose sizes the reshape keeps."""
     x, y = node.required("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
@@ -196,10 +196,10 @@ def _reshape(axes: Axes, node: Node) -> None:
         axes.same((x, i), (y, i))
 
 
-def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[Axes, Node], None]:
+def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
     """Return a rule for an op that moves axes; `order` yields pairs of an axis of x and an axis of the output."""
 
-    def rule(axes: Axes, node: Node) -> None:
+    def rule(axes: AxisClasses, node: Node) -> None:
         for old, new in order(node):
             axes.same((node.required("x"), old), (node.output, new))
 
@@ -228,7 +228,7 @@ def _slice(node: Node) -> Iterator[tuple[int, int]]:
     return ((a, a) for a in range(len(x.shape)) if a != cut)
 
 
-def _cut(axes: Axes, node: Node) -> None:
+def _cut(axes: AxisClasses, node: Node) -> None:
     """Match all axes except the one that is split or concatenated."""
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
@@ -236,18 +236,18 @@ def _cut(axes: Axes, node: Node) -> None:
                 axes.same((value, axis), (node.output, axis))
 
 
-def _reduce(axes: Axes, node: Node) -> None:
+def _reduce(axes: AxisClasses, node: Node) -> None:
     if node.attrs["keepdims"]:
         x = node.required("x")
         for axis in range(len(x.shape)):
             axes.same((x, axis), (node.output, axis))
 
 
-def _nothing(axes: Axes, node: Node) -> None:
+def _nothing(axes: AxisClasses, node: Node) -> None:
     """Match nothing: widths of queries, keys and values of attention are products that `naming` names."""
 
 
-RULES: dict[Op, Callable[[Axes, Node], None]] = {
+RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {
     ops.linear: _linear,
     ops.embedding: _embedding,
     ops.causal_conv: _conv,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.ir.types import sizes
-from weft.ir.types.sizes import Call, Monomial, Poly, Size
+from weft.ir.types.sizes import Monomial, Poly, Size, SizeCall
 
 CONFIG = "config"  # the variable of the config in generated code
 
@@ -57,11 +57,11 @@ def expression(size: Size) -> str:
 def _product(mono: Monomial, factor: int) -> str:
     parts = [str(factor)] if factor != 1 or not mono else []
     for atom, power in sorted(mono, key=lambda factor: not str(factor[0]).startswith("num_")):
-        base = _call(atom) if isinstance(atom, Call) else f"{CONFIG}.{atom}"
+        base = _call(atom) if isinstance(atom, SizeCall) else f"{CONFIG}.{atom}"
         parts.append(base if power == 1 else f"{base} ** {power}")
     return " * ".join(parts)
 
 
-def _call(call: Call) -> str:
+def _call(call: SizeCall) -> str:
     arguments = [expression(a) for a in call.args]
     return f"({' // '.join(arguments)})" if call.fn == "floordiv" else f"{call.fn}({', '.join(arguments)})"

@@ -13,7 +13,7 @@ from weft.ir.types import sizes
 from weft.ir.types.sizes import Poly, Size
 from weft.passes.analysis.feed_forward import match_feed_forward
 
-from .axes import Axes, last, params_of
+from .axes import AxisClasses, last, params_of
 from .expressions import Name
 from .fields import Fields
 
@@ -37,12 +37,12 @@ COUNTS = {
 }
 
 
-class Names:
+class SizeNames:
     """Expressions over config fields for the sizes of axes and the attributes of nodes of `graph`; `fields` is
     extended."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
-        self.axes, self.fields, self._attrs = Axes(graph), fields, dict[tuple[Node, str], Size]()
+        self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
         for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
             name(self.axes, fields)
         self.axes.deduce(fields.values)
@@ -72,7 +72,7 @@ class Names:
 # -- seeds
 
 
-def _tokens(axes: Axes, fields: Fields) -> None:
+def _tokens(axes: AxisClasses, fields: Fields) -> None:
     """Name the vocabulary, the width of the residual stream, and the number of token types."""
     roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
@@ -90,7 +90,7 @@ def _tokens(axes: Axes, fields: Fields) -> None:
         axes.name(last(logits), fields.size("vocab_size", logits.shape[-1]))
 
 
-def _attentions(axes: Axes, fields: Fields) -> None:
+def _attentions(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is not ops.attention:
             continue
@@ -126,7 +126,7 @@ def kind_of(node: Node) -> str:
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
 
 
-def _feed_forwards(axes: Axes, fields: Fields) -> None:
+def _feed_forwards(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         unit = match_feed_forward(node) if node.op is ops.linear else None
         if unit is None or isinstance(unit, str):
@@ -136,7 +136,7 @@ def _feed_forwards(axes: Axes, fields: Fields) -> None:
         axes.name(last(node.required("x")), fields.size(role, unit.hidden))
 
 
-def _mixtures(axes: Axes, fields: Fields) -> None:
+def _mixtures(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = node.required("up").shape
@@ -144,7 +144,7 @@ def _mixtures(axes: Axes, fields: Fields) -> None:
             axes.name((node.required("up"), 1), fields.size("moe_intermediate_size", hidden))
 
 
-def _recurrences(axes: Axes, fields: Fields) -> None:
+def _recurrences(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         match node.op:
             case ops.selective_scan:
@@ -181,7 +181,7 @@ def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
     return named, fields.size(f"{role}_num_groups", groups) if groups > 1 else 1
 
 
-def _remaining_widths(axes: Axes, fields: Fields) -> None:
+def _remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     """Name the remaining sizes after the linear maps or parameters that have them."""
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
@@ -200,7 +200,7 @@ def _remaining_widths(axes: Axes, fields: Fields) -> None:
 # -- attributes
 
 
-def _name_attributes(names: Names, node: Node) -> None:
+def _name_attributes(names: SizeNames, node: Node) -> None:
     fields = names.fields
     for (op, attr), role in REALS.items():
         real = node.op is op and isinstance(node.attrs[attr], float)
@@ -245,14 +245,14 @@ def _place(node: Node) -> str:
     return kind_of(node) if node.op is ops.attention else local
 
 
-def _name_heads(names: Names, node: Node) -> None:
+def _name_heads(names: SizeNames, node: Node) -> None:
     for attr, count in zip(("heads", "kv_heads"), heads_of(node, names.fields), strict=True):
         names.name(node, attr, count)
     if node.attrs["value_dim"]:
         names.name(node, "value_dim", names.fields.size("kv_lora_rank", node.attrs["value_dim"]))
 
 
-def _name_rotated(names: Names, node: Node) -> None:
+def _name_rotated(names: SizeNames, node: Node) -> None:
     """Name the heads of a RoPE node as the heads of the attention that reads it."""
     if (match := attention_of(node.output)) is not None:
         attention, role = match
@@ -275,18 +275,18 @@ def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     return None
 
 
-def _name_recurrent(names: Names, node: Node) -> None:
+def _name_recurrent(names: SizeNames, node: Node) -> None:
     for attr, count in zip(("heads", "groups"), _recurrent_heads(node, names.fields), strict=True):
         if attr in node.attrs:
             names.name(node, attr, count)
 
 
-def _name_active(names: Names, node: Node) -> None:
+def _name_active(names: SizeNames, node: Node) -> None:
     if (active := node.attrs["active"]) is not None:
         names.name(node, "active", names.fields.size("num_experts_per_tok", active))
 
 
-ATTRIBUTES: dict[Op, Callable[[Names, Node], None]] = {
+ATTRIBUTES: dict[Op, Callable[[SizeNames, Node], None]] = {
     ops.attention: _name_heads,
     ops.rope: _name_rotated,
     ops.moe: _name_active,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...codegen.structure import Call, Item, Loop
+from ...codegen.structure import Item, Loop, ModuleCall
 from ...program.statements import Operand, Statement, Submodule, Var
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..modeling.base import BaseModel
 
 HIDDEN = (["hidden_states"], ["hidden_states"])
@@ -55,12 +55,12 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     }
 
 
-def _other_operands(call: Call, loop: Loop) -> list[Operand]:
+def _other_operands(call: ModuleCall, loop: Loop) -> list[Operand]:
     """Return the operands of a layer other than the hidden states."""
     return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
 
 
-def _dependent_values(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
+def _dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:
     """Return the values that depend on the elements of `embeds`, not only on its shape, except masks."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
@@ -73,8 +73,8 @@ def _dependent_values(embeds: Var, items: Sequence[Item], lowered: Lowered) -> s
     return dependent
 
 
-def _calls(item: Item) -> list[Call]:
-    return [item] if isinstance(item, Call) else item.calls if isinstance(item, Loop) else []
+def _calls(item: Item) -> list[ModuleCall]:
+    return [item] if isinstance(item, ModuleCall) else item.calls if isinstance(item, Loop) else []
 
 
 def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...program.statements import ParamRef, Submodule
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..modeling.base import BaseModel
 from .pipeline import pipeline
 from .tensor import tensor_units
@@ -63,7 +63,7 @@ def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
     return {base.path + path: style for path, style in plan.items()}
 
 
-def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
+def _tensor(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
     """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), the styles
     of its units, and the reason for each part that is not divided."""
     divided = tensor_units(lowered.graph, lowered.base)
@@ -86,7 +86,7 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]
 
 
 def _agree_styles(
-    units: Mapping[str, dict[str, str]], lowered: Lowered
+    units: Mapping[str, dict[str, str]], lowered: LoweredModel
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Return styles by path (with ``*`` for layer numbers), and the units with one style in all layers."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
@@ -102,7 +102,7 @@ def _agree_styles(
         agreed = {n: unit for n, unit in agreed.items() if n not in odd}
 
 
-def _order_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
+def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, str]:
     """Return `plan` in an order in which the first match of each linear map is its own entry.
 
     A linear map that is not divided gets an entry if it would match that of another.
@@ -123,18 +123,18 @@ def _first(plan: Mapping[str, str], path: str) -> str:
     return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
 
 
-def _linears(lowered: Lowered) -> list[str]:
+def _linears(lowered: LoweredModel) -> list[str]:
     """Return the paths of the linear maps of a base model."""
     operands = (o for s in lowered.base.statements for o in s.operands)
     return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
 
 
-def _reads(lowered: Lowered, weight: str) -> bool:
+def _reads(lowered: LoweredModel, weight: str) -> bool:
     """Return whether a statement of the base model reads `weight` itself, not through its module."""
     return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
-def _experts(lowered: Lowered) -> dict[str, str]:
+def _experts(lowered: LoweredModel) -> dict[str, str]:
     """Return the expert-parallel plan: each device has some of the experts, undivided."""
     units = {}
     for home in lowered.emitter.experts:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.ir import ops
 
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import CHUNKED, STANDARD
 from ..lower.stacked_experts import home_of
 from ..modeling.base import BaseModel
@@ -68,7 +68,7 @@ def _common(base: BaseModel) -> Iterator[str]:
         yield "values have another width than keys"
 
 
-def _for_engines(lowered: Lowered) -> Iterator[str]:
+def _for_engines(lowered: LoweredModel) -> Iterator[str]:
     e = lowered.emitter
     features = set().union(*(attending.features for attending in e.attending.values()))
     if "s_aux" in features:
@@ -82,7 +82,7 @@ def _for_engines(lowered: Lowered) -> Iterator[str]:
             yield "more than a scale and a soft cap follows the head"
 
 
-def _experts(lowered: Lowered) -> Iterator[str]:
+def _experts(lowered: LoweredModel) -> Iterator[str]:
     """Yield reasons that concern experts.
 
     Engines replace modules called experts that have stacked weights and no biases by one kernel, and read its sizes
@@ -112,25 +112,25 @@ def _experts(lowered: Lowered) -> Iterator[str]:
         yield f"experts are not described by the config's {', '.join(odd)}"
 
 
-def _for_vllm(lowered: Lowered) -> Iterator[str]:
+def _for_vllm(lowered: LoweredModel) -> Iterator[str]:
     if {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys():
         yield "logits are scaled and then squashed, which it does in the other order"
 
 
-def _for_sglang(lowered: Lowered) -> Iterator[str]:
+def _for_sglang(lowered: LoweredModel) -> Iterator[str]:
     if any("softcap" in attending.features for attending in lowered.emitter.attending.values()):
         yield "scores are squashed, which its attention does not compute"
     if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
         yield "the head has a bias, which it does not load"
 
 
-def _for_paging(lowered: Lowered) -> Iterator[str]:
+def _for_paging(lowered: LoweredModel) -> Iterator[str]:
     features = set().union(*(attending.features for attending in lowered.emitter.attending.values()))
     if features & {"softcap", "s_aux"}:
         yield "scores are squashed, or have sinks, which its attention does not compute"
 
 
-def list_limits(lowered: Lowered, plans: Plans) -> list[str]:
+def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
     """Return the kinds of parallelism that vLLM and SGLang cannot use for a model, with reasons.
 
     They require that the heads of all attentions can be divided, and that the layers can form stages.
@@ -141,7 +141,7 @@ def list_limits(lowered: Lowered, plans: Plans) -> list[str]:
     return [*limits, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else limits
 
 
-def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: Lowered, plans: Plans) -> list[str]:
+def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: LoweredModel, plans: Plans) -> list[str]:
     """Return the lines of `--explain`; `reasons_by_engine` is the result of `refusals`.
 
     A line for each engine, for each part that tensor parallelism does not divide, and for a model of one pipeline

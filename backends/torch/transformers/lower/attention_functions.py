@@ -12,7 +12,7 @@ from weft.passes.analysis.states import cache_owner
 from ...ops.elementwise import number
 from ...ops.masks import is_dense
 from ...program.statements import Operand, Statement, Submodule, Var
-from .model_emitter import CACHE, INDEX, Attending, ShellEmitter, first_operand, lowers, nearest_param
+from .model_emitter import CACHE, INDEX, AttentionFacts, ShellEmitter, first_operand, lowers, nearest_param
 from .shared_masks import mask_of
 
 FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, {eager})"
@@ -29,7 +29,7 @@ def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
     mask = mask_of(e, node)
     scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
-    attending = Attending(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
+    attending = AttentionFacts(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
     keywords = _score_keywords(e, node, attending, operands)
     if _is_only_attention(node) and not e.apart:
@@ -83,7 +83,9 @@ def _weights(node: Node) -> tuple[Value, ...]:
     return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
 
 
-def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand]) -> list[str]:
+def _score_keywords(
+    e: ShellEmitter, node: Node, attending: AttentionFacts, operands: list[Value | Operand]
+) -> list[str]:
     """Return the keyword arguments for softcap, sinks, bias and window; append operands, record features."""
     keywords = []
     if node.attrs["softcap"] is not None:
@@ -101,7 +103,7 @@ def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands:
 
 
 def _inline(
-    e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand], keywords: list[str]
+    e: ShellEmitter, node: Node, attending: AttentionFacts, operands: list[Value | Operand], keywords: list[str]
 ) -> Operand:
     """Emit the attention in the module that also has its projections, and return its result."""
     q, k, v, *rest = operands
@@ -149,7 +151,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
     return outputs
 
 
-def _record(e: ShellEmitter, attending: Attending) -> None:
+def _record(e: ShellEmitter, attending: AttentionFacts) -> None:
     """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
     statement, node = e.program.statements[-1], attending.node
     e.attending[statement] = attending

@@ -16,7 +16,7 @@ from ...codegen.structure import structure
 from ...lower.lower import emit, live_statements, read_weights
 from ...program.statements import Operand, Program, Statement, Var
 from ..config_fields.fields import Fields
-from ..config_fields.size_names import Names
+from ..config_fields.size_names import SizeNames
 from . import attention_functions as attention
 from . import lower_embeddings as dense
 from . import relative
@@ -34,7 +34,7 @@ REGISTERED = (attention, dense, experts, relative)  # modules whose import regis
 
 
 @dataclass
-class Lowered:
+class LoweredModel:
     """A decoder or an encoder, lowered to the programs of its base model and of its head.
 
     whole, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
@@ -65,10 +65,10 @@ class Lowered:
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
 
-def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
+def lower(forms: Mapping[str, Graph]) -> list[LoweredModel]:
     """Lower `forms` (graphs by name), and return one element for a model, or a decoder and its encoder."""
     fields = Fields()
-    sides: list[Lowered] = []
+    sides: list[LoweredModel] = []
     for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
         fields.side = side
         functions = sides[0].emitter.program.functions if sides else {}
@@ -79,10 +79,10 @@ def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
 
 def _lower_side(
     forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
-) -> Lowered:
+) -> LoweredModel:
     model, graph = forms[MODEL], forms[side or MODEL]
     hidden, head = _head(graph)
-    e = ShellEmitter(graph, Names(graph, fields), fields, head, side, apart)
+    e = ShellEmitter(graph, SizeNames(graph, fields), fields, head, side, apart)
     e.program.functions |= functions
     emit(e, graph, OVERRIDES)
     outputs = {name: e[value] for name, value in graph.outputs.items()}
@@ -104,7 +104,7 @@ def _lower_side(
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(model, graph, side, base, above, states, fields, e, masks)
+    return LoweredModel(model, graph, side, base, above, states, fields, e, masks)
 
 
 def _with_task(
@@ -117,7 +117,7 @@ def _with_task(
     fields: Fields,
     masks: str,
     functions: dict[str, str],
-) -> Lowered:
+) -> LoweredModel:
     """Split the program of a graph with a task head: statements after the base model's outputs belong to the head."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
@@ -136,10 +136,10 @@ def _with_task(
     for program in (base, above):
         program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(whole, graph, side, base, above, hidden, fields, e, masks)
+    return LoweredModel(whole, graph, side, base, above, hidden, fields, e, masks)
 
 
-def _unlike(lowered: Lowered) -> bool:
+def _unlike(lowered: LoweredModel) -> bool:
     """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in structure(lowered.base).walk():

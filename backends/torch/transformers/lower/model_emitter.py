@@ -19,7 +19,7 @@ from ...program.emitter import Emitter
 from ...program.stateful_nodes import cached_nodes
 from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ..config_fields.fields import Fields
-from ..config_fields.size_names import DIVIDED, Names, after_head, attention_of, kind_of
+from ..config_fields.size_names import DIVIDED, SizeNames, after_head, attention_of, kind_of
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
 HEAD = "lm_head"
@@ -42,7 +42,7 @@ STANDARD = {  # kinds of layers whose masks transformers makes from a config
 
 
 @dataclass
-class Mask:
+class SharedMask:
     """A mask that layers share, and the statement that computes it.
 
     condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD`.
@@ -56,7 +56,7 @@ class Mask:
 
 
 @dataclass
-class Attending:
+class AttentionFacts:
     """The facts of a statement that computes attention: node, source of scale and head groups, features."""
 
     node: Node
@@ -85,7 +85,7 @@ class ShellEmitter(Emitter):
     has_comments: ClassVar[bool] = False  # sizes have names
 
     def __init__(
-        self, graph: Graph, names: Names, fields: Fields, head: Node | None, side: str = "", apart: bool = False
+        self, graph: Graph, names: SizeNames, fields: Fields, head: Node | None, side: str = "", apart: bool = False
     ) -> None:
         super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
         self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
@@ -103,8 +103,8 @@ class ShellEmitter(Emitter):
         self.attention_mask = self.given["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
         self.scaling: Node | None = None  # the node that this module computes also
-        self.masks: dict[object, Mask] = {}
-        self.attending: dict[Statement, Attending] = {}
+        self.masks: dict[object, SharedMask] = {}
+        self.attending: dict[Statement, AttentionFacts] = {}
         self.crossed: set[Statement] = set()  # statements that cache keys and values of the encoder
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
@@ -198,7 +198,7 @@ class ShellEmitter(Emitter):
             mask = self.hoist(("mask", key), "...", *operands, name="padding")
             mask.type = "Tensor | None"
             statement = next(s for s in self.program.statements if mask in s.results)
-            self.masks[key] = Mask(RECURRENT, "", statement)
+            self.masks[key] = SharedMask(RECURRENT, "", statement)
         return self.masks[key].statement.results[0]
 
     def keep_state(

@@ -6,7 +6,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 
-from ...ops.calls import Call
+from ...ops.calls import FunctionCall
 from ...program.statements import Operand
 from .attention_functions import update_cache
 from .lower_embeddings import distances
@@ -30,7 +30,7 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     )
     if node in e.cached:
         k, v = update_cache(e, k, v)
-    call = Call("relative_attention").give(
+    call = FunctionCall("relative_attention").give(
         q, k, v, node.required("key_table"), node.operand("value_table"), distance, seen
     )
     return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

@@ -8,7 +8,7 @@ from weft.passes.library.target.sides import HIDDEN, SHOWN
 
 from ...ops.masks import seen_keys
 from ...program.statements import Operand, Statement, Var
-from .model_emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
+from .model_emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, SharedMask, ShellEmitter
 
 
 def mask_of(e: ShellEmitter, node: Node) -> Var:
@@ -29,7 +29,7 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
         mask = e.hoist(("mask", key), "...", *operands, name=name)
         mask.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
         statement = next(s for s in e.program.statements if mask in s.results)
-        e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
+        e.masks[key] = SharedMask(kind, condition, statement, bool(node.attrs["causal"]))
     e.masks[key].nodes.append(node)
     return e.masks[key].statement.results[0]
 
@@ -87,7 +87,7 @@ def finish_masks(e: ShellEmitter) -> str:
     return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
 
 
-def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
+def _masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
     """Return the source of the function `name` that computes all masks of a model.
 
     In a decoder (`decodes`), positions count from the first token that is not padding.

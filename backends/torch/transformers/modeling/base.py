@@ -9,7 +9,7 @@ from weft.passes.library.target.sides import DECODER, LOSS
 
 from ...codegen.classes import Class
 from ...codegen.structure import Method, structure
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import FULL
 from .initial import experts_lines, initial_lines
 from .model_classes import ShellWriter, read_config
@@ -31,7 +31,7 @@ class BaseModel:
     blocks: the class of each layer.
     """
 
-    lowered: Lowered
+    lowered: LoweredModel
     name: str
     returned: str
     method: Method
@@ -93,7 +93,7 @@ class BaseModel:
         return self.writer.classes[self.name]
 
 
-def base_model(lowered: Lowered, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
+def base_model(lowered: LoweredModel, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
     """Write the classes of the lowered model called `name`, and return them; `config` is the name of the config class.
 
     `usual` is the most common standard deviation of initial weights. Equal classes of the base models `others` are
@@ -121,7 +121,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
     return BaseModel(lowered, title, returned, top, stack, writer, blocks)
 
 
-def plain_output(lowered: Lowered) -> str:
+def plain_output(lowered: LoweredModel) -> str:
     """Return the class of transformers for the outputs of a base model."""
     if lowered.emitter.crosses:
         return "BaseModelOutputWithPastAndCrossAttentions"

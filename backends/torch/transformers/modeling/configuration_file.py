@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...codegen.model_source import format_source
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import RECURRENT
 from .base import BaseModel
-from .modeling_file import Modeling, template
+from .modeling_file import ModelingFile, template
 from .stack import Stack, around, block_kinds
 
 CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
@@ -37,7 +37,7 @@ class Configuration:
 
 
 def write_configuration(
-    modeling: Modeling, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
+    modeling: ModelingFile, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
 ) -> Configuration:
     """Return the config of the model called `name`, whose file name ends in `stem`.
 
@@ -155,7 +155,7 @@ def _period(names: Sequence[str]) -> list[str]:
     return [*names]
 
 
-def states_each(lowered: Lowered) -> int:
+def states_each(lowered: LoweredModel) -> int:
     """Return the largest number of states of the recurrences of a layer; 0 without recurrences."""
     scopes = lowered.emitter.states.values()
     return max((sum(n for _, n in states.values()) for states in scopes), default=0)

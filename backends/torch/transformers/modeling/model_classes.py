@@ -13,8 +13,8 @@ from weft.passes.library.target.sides import ENCODER, LOSS
 from ...codegen.classes import Class, ClassWriter
 from ...codegen.members import Constructor
 from ...codegen.method_writer import Writer
-from ...codegen.structure import Call, Loop, Method
-from ...codegen.value_names import Line, Named
+from ...codegen.structure import Loop, Method, ModuleCall
+from ...codegen.value_names import Named, SourceLine
 from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
 from ..lower.model_emitter import INDEX, ShellEmitter
 from .initial import RANGE, initial_lines
@@ -58,7 +58,7 @@ class ShellBody(Writer):
             return str(offset)
         return f"{first} + {offset}" if offset else first
 
-    def state_arguments(self, item: Call) -> list[str]:
+    def state_arguments(self, item: ModuleCall) -> list[str]:
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
@@ -100,7 +100,7 @@ class ShellBody(Writer):
         ):
             return super().varying_arguments(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
-        self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
+        self.lines.append(SourceLine([], ast.parse(f"args = {{{entries}}}").body[0]))
         sources.append(("kind", f"self.config.{self.writer.kinds}"))
         return ["*args[kind]"]
 
@@ -191,7 +191,7 @@ class ShellWriter(ClassWriter):
 
     def write(self, method: Method) -> str:
         for item in method.items:  # the result of an attention block is named after the block
-            if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
+            if isinstance(item, ModuleCall) and len(item.results) > 1 and attends(item.callee, self.emitter):
                 *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
                 output.name = item.path.rpartition(".")[2]
         name = super().write(method)
@@ -262,7 +262,7 @@ class _ShellConstructor(Constructor):
         self.writer, self.method = writer, method
         self.offsets: dict[str, int] = {}
         for item, offset in writer.offsets(method).items():
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 self.offsets.setdefault(relative(item.path, method.path), offset)
 
     def construct(self, place: str, name: str) -> str:

@@ -21,7 +21,7 @@ from ...program import snippets
 from ...program.snippets import Snippet, imports, library, names, used_snippets
 from ...program.statements import Program
 from .. import lib as own_snippets
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import FULL
 from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
 from .initial import initializer_range
@@ -72,14 +72,14 @@ IMPORTS = snippets.IMPORTS | {
 
 
 @dataclass
-class Modeling:
+class ModelingFile:
     """A generated file: its source, and its base models, a decoder before its encoder."""
 
     text: str
     bases: list[BaseModel]
 
 
-def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
+def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> ModelingFile:
     """Return the source of the model called `name`, whose file name ends in `stem`, with its base models.
 
     `sides` is the lowered model, or the lowered decoder and encoder.
@@ -133,17 +133,17 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         parts=[*(p.source for p in parts), *functions_and_masks],
         **fields,
     )
-    return Modeling(format_source(text), bases)
+    return ModelingFile(format_source(text), bases)
 
 
-def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
+def whole_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
     """Return the weights of the whole base model by key; a weight that both sides read occurs once, constant tables
     twice."""
     tied = tied_weights(sides, head=False)
     return {key: param for key, param, _ in _weights_by_key(sides) if key not in tied}
 
 
-def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
+def keys_by_name(sides: Sequence[LoweredModel]) -> dict[str, str]:
     """Map the parameters of the graph to the keys of their weights in the model with its head."""
     head, keys = sides[0].head, dict[str, str]()
     for key, _, name in _weights_by_key(sides):
@@ -153,7 +153,7 @@ def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
     return keys
 
 
-def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
+def tied_weights(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
     """Map keys of tied weights to the keys whose tensor they share, in the model with its `head` or in the base
     model."""
     above = sides[0].head
@@ -171,7 +171,7 @@ def is_table(param: Param) -> bool:
     return param.recipe.constant or not param.type.dtype.is_float
 
 
-def _weights_by_key(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]]:
+def _weights_by_key(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, str]]:
     """Yield (key, parameter, name in the graph) of each weight of the base models, the encoder first."""
     for side in reversed(sides):
         for key, param in side.base.weights.items():
@@ -185,7 +185,7 @@ def _is_indexed(base: BaseModel, method: Method) -> bool:
     return not base.lowered.emitter.shared and (base.writer.takes_index(method) or base.writer.is_layer(method.path))
 
 
-def _shares_embedding(sides: Sequence[Lowered]) -> bool:
+def _shares_embedding(sides: Sequence[LoweredModel]) -> bool:
     """Return whether the embeddings of decoder and encoder are tied."""
     return f"decoder.{sides[0].emitter.embedding}.weight" in tied_weights(sides, head=False)
 
@@ -203,7 +203,7 @@ def _forgets(base: BaseModel) -> bool:
     return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
 
 
-def _head(lowered: Lowered, config: str, base: BaseModel) -> dict[str, Any] | None:
+def _head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str, Any] | None:
     """Return the template fields of a head; None without a head.
 
     init, lines: lines of its constructor and of its forward. classes: its inner classes.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ...codegen.structure import Call, Loop, Method
+from ...codegen.structure import Loop, Method, ModuleCall
 from ...program.statements import CacheSlot, Program, Statement, Var
-from ..lower.model_emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
+from ..lower.model_emitter import CHUNKED, FULL, RECURRENT, SLIDING, AttentionFacts, ShellEmitter
 
 NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 
@@ -19,7 +19,7 @@ class Stack:
     """
 
     path: str
-    calls: list[Call]
+    calls: list[ModuleCall]
     caches: int | None
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ def loop_single_layers(top: Method, program: Program) -> None:
     layers."""
     shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
     for i, item in enumerate(top.items):
-        stem, _, number = item.path.rpartition(".") if isinstance(item, Call) else ("", "", "")
-        if not isinstance(item, Call) or number != "0" or len(item.results) != 1:
+        stem, _, number = item.path.rpartition(".") if isinstance(item, ModuleCall) else ("", "", "")
+        if not isinstance(item, ModuleCall) or number != "0" or len(item.results) != 1:
             continue
         listed = [p for p in (*top.modules, *top.holds) if p.startswith(f"{stem}.")]
         shape = shapes.get(item.results[0])
@@ -55,7 +55,7 @@ def loop_single_layers(top: Method, program: Program) -> None:
             top.items[i] = Loop([item], alike)
 
 
-def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
+def _caches_each(calls: list[ModuleCall], e: ShellEmitter) -> int | None:
     counts = {cache_numbers(c.callee, e).count for c in calls}
     return 1 if counts <= {0, 1} else counts.pop() if len(counts) == 1 else None
 
@@ -107,7 +107,7 @@ def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -
             if state is not None:
                 states, shared = {state}, numbers.own
             numbers.add(item, int(item not in e.crossed), int(item in e.crossed))
-        elif isinstance(item, Call):
+        elif isinstance(item, ModuleCall):
             inner = cache_numbers(item.callee, e)
             alike = inner.own and inner.source
             numbers.add(item, inner.count if alike else inner.own, inner.count if alike else inner.source)
@@ -124,7 +124,7 @@ def keeps(statement: Statement) -> bool:
     return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
-def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:
+def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, AttentionFacts]]:
     """Return the attention statements of a method, without inner methods, and the facts of each."""
     return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
 
@@ -135,7 +135,7 @@ def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> 
     numbers = cache_numbers(method, e, stack)
     kinds = [NO_CACHE] * numbers.count
     for item, first in numbers.first.items():
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             inner = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
             kinds = [inner[i] if inner.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
         elif isinstance(item, Statement) and item not in e.crossed:

@@ -37,7 +37,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class ParallelCosts:
     """The costs of a model divided by `split`, for one sequence of `tokens` tokens.
 
     stages: costs of a device of each pipeline stage. collectives: communication per token.
@@ -62,7 +62,7 @@ class Parallel:
 
 def estimate(
     base: BaseModel, plans: Plans, tensors: dict[str, StoredTensor], split: Split, dtype: str, item: int, tokens: int
-) -> Parallel:
+) -> ParallelCosts:
     """Return the costs of `split` for the stored `tensors` of a folder, and a sequence of `tokens` tokens.
 
     `item` is the size of an activation in bytes, and `dtype` its name.
@@ -101,7 +101,7 @@ def estimate(
             )
         )
     sent = collectives(lowered, plans, split, stages, item)
-    return Parallel(
+    return ParallelCosts(
         split, dtype, tokens, tuple(costs), tuple(sent), bubble([c.flops for c in costs], split.microbatches)
     )
 

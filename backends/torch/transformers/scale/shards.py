@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engines.plans import LAYER
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from .split import Split
 
 COLUMNS, ROWS, TABLE, EXPERTS = ("colwise", "packed_colwise"), "rowwise", "embedding_rowwise", "grouped_gemm"
@@ -40,7 +40,7 @@ def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[
     return split.tp, 0 if style == TABLE else None
 
 
-def with_vocabulary(plans: Mapping[str, Mapping[str, Any]], lowered: Lowered) -> dict[str, dict[str, Any]]:
+def with_vocabulary(plans: Mapping[str, Mapping[str, Any]], lowered: LoweredModel) -> dict[str, dict[str, Any]]:
     """Return a copy of `plans` with the entry that transformers adds for an embedding called embed_tokens."""
     extended = {name: dict(plan) for name, plan in plans.items()}
     tensor = extended.get("base_model_tp_plan", {})

@@ -12,7 +12,7 @@ from weft.ir.graph import Graph
 from weft.ir.types import sizes
 
 from ..engines.plans import LAYER, Plans
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.stacked_experts import home_of
 from ..modeling.base import BaseModel
 
@@ -96,7 +96,7 @@ def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], na
             )
 
 
-def _tensor_parts(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
+def _tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
     """Yield (count, kind, path) of each part that tensor parallelism divides; experts only if `experts` is set."""
     weights = lowered.base.weights
     for node in lowered.graph.nodes:

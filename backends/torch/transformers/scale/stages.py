@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir.graph import Node
 
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..modeling.base import BaseModel
 from .shards import PREFIX
 
@@ -16,7 +16,7 @@ class Stages:
     """`count` pipeline stages with equal numbers of layers; the first stages have one more if some remain, as
     transformers divides them from 5.24 on."""
 
-    lowered: Lowered
+    lowered: LoweredModel
     base: BaseModel
     count: int
 

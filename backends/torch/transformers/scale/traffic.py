@@ -9,7 +9,7 @@ from weft.ir import ops
 from weft.ir.types import sizes
 
 from ..engines.plans import DIVIDED_EXPERTS, WHOLE, Plans
-from ..lower.lower_base_and_head import Lowered
+from ..lower.lower_base_and_head import LoweredModel
 from ..lower.stacked_experts import home_of
 from .split import Split
 from .stages import Stages
@@ -42,7 +42,7 @@ class Collective:
         return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
 
-def collectives(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
+def collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
     """Return the collectives of a forward pass, ordered by stage; an element of an activation has `item` bytes."""
     messages = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
     messages += _vocabulary(lowered, plans, split, stages, item)
@@ -55,7 +55,7 @@ def collectives(lowered: Lowered, plans: Plans, split: Split, stages: Stages, it
     return sorted(messages, key=lambda c: c.stage)
 
 
-def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield an all-reduce after each linear map by rows, and after experts with divided weights."""
     if split.tp == 1:
         return
@@ -69,7 +69,7 @@ def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: 
                 yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
 
 
-def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield the collectives of expert parallelism.
 
     If all devices have the same tokens: one all-reduce. Else two all-to-alls (to the experts and back), in which
@@ -91,7 +91,7 @@ def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterat
             yield Collective(ALL_GATHER, "tp", split.tp, stage, home, width)
 
 
-def _vocabulary(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _vocabulary(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield the all-reduce of a divided embedding, and the all-gather of the logits."""
     if split.tp == 1:
         return
@@ -103,11 +103,11 @@ def _vocabulary(lowered: Lowered, plans: Plans, split: Split, stages: Stages, it
         yield Collective(ALL_GATHER, "tp", split.tp, stages.count - 1, "logits", item * _vocab(lowered))
 
 
-def _width(lowered: Lowered) -> int:
+def _width(lowered: LoweredModel) -> int:
     head = lowered.emitter.head
     hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required("x")
     return sizes.evaluate(hidden.shape[-1], {})
 
 
-def _vocab(lowered: Lowered) -> int:
+def _vocab(lowered: LoweredModel) -> int:
     return sizes.evaluate(lowered.graph.outputs["logits"].shape[-1], {})

@@ -11,22 +11,22 @@ from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.model.totals import totals
 from weft.backends.viz.web import diff
-from weft.backends.viz.web.pipeline_page import Step, steps_page
+from weft.backends.viz.web.pipeline_page import PipelineStep, steps_page
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 from weft.passes.report import Report
-from weft.passes.runner import Step as Ran
+from weft.passes.runner import PassRun as Ran
 
 from ....model import Model
 from ..inspect.counting import USUAL, usual_tokens
 from .drawable import load_model, read_network
-from .drawing import Drawing, Look
+from .drawing import Drawing, PictureOptions
 
 PAGE = ".html"
 
 
 @dataclass(frozen=True)
-class Difference(Drawing):
+class ComparisonDrawing(Drawing):
     """A picture of two networks in one, with marks on parts that differ."""
 
     @cached_property
@@ -35,7 +35,9 @@ class Difference(Drawing):
         return diff.opened(self.root, self.look.depth, self.look.parts)
 
 
-def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
+def difference(
+    source: Any, other: Any, look: PictureOptions | None = None, *, trust: bool = False
+) -> ComparisonDrawing:
     """Return the drawing that compares `source` (before) with `other` (after); see `draw` for `trust`.
 
     Raises:
@@ -48,10 +50,10 @@ def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool
     before, after = (totals(n, tokens) for n in networks)
     data = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
     sheet = diff.sheet(comparison, before, after)
-    return Difference(diff.side_by_side(comparison), sheet, look or Look(), data)
+    return ComparisonDrawing(diff.side_by_side(comparison), sheet, look or PictureOptions(), data)
 
 
-class Steps:
+class PipelineGraphs:
     """The graphs after every pass of a pipeline, to be drawn at the end; `hook` is for `run_passes`."""
 
     def __init__(self, model: Model) -> None:
@@ -71,7 +73,7 @@ class Steps:
         """
         if not report.records:
             raise WeftError("there are no passes to draw; name some with -p, or draw the model by weft viz")
-        return steps_page(self.start, list(map(Step, report.records, self.after)), self.tokens)
+        return steps_page(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
 
 
 def check_page(out: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.coordinates import Placed, layout
+from weft.backends.viz.layout.coordinates import PlacedShape, layout
 from weft.backends.viz.layout.opening import select_open
 from weft.backends.viz.layout.scene import Shape
 from weft.backends.viz.web.page import page
 
 
 @dataclass(frozen=True)
-class Look:
+class PictureOptions:
     """Options of a picture.
 
     depth: levels of open parts (None: down to layers). parts: names of further parts to open.
@@ -35,7 +35,7 @@ class Drawing:
 
     root: Shape
     sheet: Sheet
-    look: Look = field(default_factory=Look)
+    look: PictureOptions = field(default_factory=PictureOptions)
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -44,7 +44,7 @@ class Drawing:
         return select_open(self.root, self.look.depth, self.look.parts)
 
     @cached_property
-    def placed(self) -> Placed:
+    def placed(self) -> PlacedShape:
         """Return the shapes with their positions in the picture."""
         return layout(self.root, self.opened)
 

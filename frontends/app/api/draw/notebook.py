@@ -11,10 +11,10 @@ class Picture:
     """The result of `show`: an interactive page in a notebook, a tree elsewhere."""
 
     def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
-        from .drawing import Look
+        from .drawing import PictureOptions
         from .pictures import drawing
 
-        self.drawing = drawing(source, Look(depth, parts))
+        self.drawing = drawing(source, PictureOptions(depth, parts))
         self.height = height
 
     def _repr_html_(self) -> str:

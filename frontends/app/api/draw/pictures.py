@@ -19,7 +19,7 @@ from weft.ir.storage import whole_file
 from ....model import SourceLike
 from .comparing import difference
 from .drawable import load_model, named_files, read_network
-from .drawing import Drawing, Look
+from .drawing import Drawing, PictureOptions
 from .fact_sheet import fact_sheet, short_sheet
 
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
@@ -57,7 +57,7 @@ def draw(
     """
     out = Path(out)
     check_format(out)
-    picture = drawing(source, Look(depth, tuple(parts), **look), vs, trust)
+    picture = drawing(source, PictureOptions(depth, tuple(parts), **look), vs, trust)
     data = FORMATS[out.suffix](replace(picture, more={**picture.more, **more}) if more else picture)
     with whole_file(out, named_files(source, vs)) as path:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -69,11 +69,13 @@ def check_format(out: Path) -> None:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
-def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
+def drawing(
+    source: SourceLike, look: PictureOptions | None = None, vs: SourceLike | None = None, trust: bool = False
+) -> Drawing:
     """Return the drawing of `source`, or of its comparison with `vs`."""
     if vs is not None:
         return difference(source, vs, look, trust=trust)
     model = load_model(source)
     network: Network = read_network(source if model is None else model, trust)
     sheet = short_sheet(network) if model is None else fact_sheet(model)
-    return Drawing(scene(network), sheet, look or Look())
+    return Drawing(scene(network), sheet, look or PictureOptions())

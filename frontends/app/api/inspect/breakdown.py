@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.backends.viz.model.labels import label
 from weft.backends.viz.model.network import network
-from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.model.outline import PicturePart, outline
 from weft.backends.viz.model.part_costs import facts
 from weft.ir import Graph
 
@@ -45,7 +45,7 @@ def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
     return tuple(_cost(part, times, tokens, item, steps) for part, times in [(root, 1), *_list_parts(root, 1)])
 
 
-def _list_parts(part: Part, times: int) -> Iterator[tuple[Part, int]]:
+def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, int]]:
     """Yield the parts inside `part`, except inputs and outputs, and the number of times that each occurs."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
@@ -54,7 +54,7 @@ def _list_parts(part: Part, times: int) -> Iterator[tuple[Part, int]]:
                 yield from _list_parts(child, times * child.count)
 
 
-def _cost(part: Part, times: int, tokens: int, item: int, steps: bool) -> PartCost:
+def _cost(part: PicturePart, times: int, tokens: int, item: int, steps: bool) -> PartCost:
     costs = facts(part).to_dict(tokens, item)
     values: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in costs.items()}
     return PartCost(part.path, label(part).title, times, **values)

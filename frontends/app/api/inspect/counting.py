@@ -30,7 +30,7 @@ from ....model import SourceLike
 from ....models.left_out import meaning_of_tensor
 from ..source.sources import load_source
 from .dimensions import dimensions
-from .inspection import CACHE_DTYPES, Block, Inspection
+from .inspection import CACHE_DTYPES, Inspection, RepeatedPart
 
 OTHER = "other"
 USUAL = 512  # tokens
@@ -152,9 +152,9 @@ def _block(
     parameters: Mapping[str, int],
     binding: Mapping[str, int],
     n: int,
-) -> Block:
+) -> RepeatedPart:
     nodes = parts[scopes[0]]
-    return Block(
+    return RepeatedPart(
         tuple(scopes),
         parameters.get(scopes[0], 0),
         sizes.evaluate(total_cost(nodes).flops, binding) // n,

@@ -19,7 +19,7 @@ WIDEST = 72  # maximum characters of a column
 
 
 @dataclass(frozen=True)
-class Block:
+class RepeatedPart:
     """Structurally equal parts of a model: their scopes, and the counts of one of them.
 
     flops: of one token with `Inspection.tokens` visible tokens. cache: values that one token adds to the cache.
@@ -63,7 +63,7 @@ class Inspection:
     state_bytes: Mapping[str, int] | None
     layers: int
     dimensions: Dimensions
-    blocks: tuple[Block, ...]
+    blocks: tuple[RepeatedPart, ...]
     unread: tuple[str, ...]
     ignored: tuple[str, ...]
     left_out: tuple[str, ...]

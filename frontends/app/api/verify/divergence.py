@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from weft.backends.runtime.core.batch_context import BatchContext
-from weft.backends.runtime.core.decoder import Decoder
+from weft.backends.runtime.core.decoder import CachedDecoder
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.passes.runner import Progress
@@ -91,14 +91,14 @@ def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) 
         tally.add(-log_probs[np.arange(len(targets)), targets], kl, log_probs.argmax(-1) == reference.argmax(-1))
 
 
-def _extend_logits(decoder: Decoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
+def _extend_logits(decoder: CachedDecoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
     """Return the logits [tokens, vocab] of `ids` after `context`, in one pass if the model outputs all positions."""
     if decoder.every_position:
         return context.extend(ids)
     return np.concatenate([context.extend([token]) for token in ids])
 
 
-def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
+def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
     """Return the mean cosine between each model's embeddings of `rows` and the first model's.
 
     Raises:
@@ -114,7 +114,7 @@ def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], p
     return [s / len(rows) for s in sums]
 
 
-def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> list[dict[str, float]]:
+def stream_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
     """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
 
     x₀ is that of the first model. If the numbers of layers differ, only the last layers are compared; values of another
@@ -132,7 +132,7 @@ def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> 
     return distances
 
 
-def _layer_streams(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Array]:
+def _layer_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
     """Return the residual stream after each layer, [1, tokens, dim] in float64, computed by a second session."""
     if not (graphs := internals_of(model)):
         raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, and this one is PyTorch")
@@ -147,7 +147,9 @@ def _distance(actual: Array, expected: Array) -> float:
     return float(np.linalg.norm(actual - expected) / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
 
 
-def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int], progress: Progress) -> list[float]:
+def seconds_per_token(
+    models: Sequence[Generator | EncoderModel], ids: Sequence[int], progress: Progress
+) -> list[float]:
     """Return each model's seconds per token: of a decode step, or of embedding `ids` divided by their number.
 
     Models alternate, so that other load on the machine affects all alike; the result is the median over rounds.
@@ -165,9 +167,9 @@ def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int],
 
 
 @contextlib.contextmanager
-def _timed_run(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
+def _timed_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
     """Yield a function that runs a model once for timing; each call returns its number of tokens."""
-    if isinstance(model, Encoder):
+    if isinstance(model, EncoderModel):
         encoder = model
         yield lambda: len(encoder.hidden([ids])[0])
         return

@@ -16,7 +16,7 @@ from weft.backends.runtime import load
 from weft.backends.runtime.compiled_folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.device import choose_place
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.backends.target import TARGETS
 from weft.backends.weights import LAYERED, bits_per_weight
 from weft.ir.errors import WeftError
@@ -134,7 +134,7 @@ def evaluate(
         window = _window(candidates, context)
         runners = [c.model for c in candidates]
         encode = _tokenizer(candidates)
-        encoders = [m for m in runners if isinstance(m, Encoder)]
+        encoders = [m for m in runners if isinstance(m, EncoderModel)]
         results: list[dict[str, float]]
         if encoders:
             rows = _encode_lines(content, lambda line: encode(line, window), tokens)
@@ -176,17 +176,17 @@ class _Candidate:
     """An open model, the manifest of its folder (empty without one), and the bytes of its weights."""
 
     name: str
-    model: Generator | Encoder
+    model: Generator | EncoderModel
     manifest: Record
     weight_bytes: int
 
     @property
     def longest(self) -> int:
-        return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
+        return self.model.max_length if isinstance(self.model, EncoderModel) else self.model.decoder.max_length
 
     @property
     def vocab(self) -> int:
-        return self.model.vocab if isinstance(self.model, Encoder) else self.model.decoder.vocab
+        return self.model.vocab if isinstance(self.model, EncoderModel) else self.model.decoder.vocab
 
     @property
     def bits(self) -> float | None:
@@ -263,7 +263,7 @@ def _open_all(
         size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _WEIGHTS)
         opened.append(_Candidate(name, runnable, manifest, size))
         first, last = opened[0], opened[-1]
-        if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
+        if isinstance(first.model, EncoderModel) != isinstance(last.model, EncoderModel):
             raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")
         if first.vocab != last.vocab:
             raise WeftError(

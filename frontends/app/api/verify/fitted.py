@@ -26,18 +26,18 @@ from ....export.inversion import undo
 
 
 @dataclass(frozen=True)
-class _Fitted(Quantize):
+class _MatrixCodes(Quantize):
     """Codes, not yet known, of the parameter `matrix`; each parameter has its own, even if they read one tensor."""
 
     matrix: str = ""
 
 
-class Fitted:
+class FittedMatrices:
     """The matrices of `graph` that a pass has rounded, to receive the codes of a folder; lookup tables are not
     fitted."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._recipes = graph, dict[_Fitted, Recipe]()
+        self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()
         self._reader = graph.reader = SpilledTensors.over(graph.reader)
         kinds = matrices(graph)
         for param in graph.params.values():
@@ -54,9 +54,9 @@ class Fitted:
         Raises:
             WeftError: if a recipe cannot be inverted.
         """
-        parts: dict[_Fitted, dict[str, Array]] = defaultdict(dict)
+        parts: dict[_MatrixCodes, dict[str, Array]] = defaultdict(dict)
         for name, tensor in tensors.items():
-            keys: dict[str, tuple[_Fitted, str]] = {}
+            keys: dict[str, tuple[_MatrixCodes, str]] = {}
             recipe = _replace_by_parts(tensor.recipe, "", keys)
             if not keys:
                 continue
@@ -74,9 +74,9 @@ class Fitted:
             param.recipe = _fill(param.recipe, self._recipes)
         by_codes = {matrix: recipe for matrix, recipe in self._recipes.items() if isinstance(recipe, Dequantize)}
         filled = {name: replace(tensor, recipe=_fill(tensor.recipe, by_codes)) for name, tensor in tensors.items()}
-        return {name: tensor for name, tensor in filled.items() if not tensor.recipe.has(_Fitted)}
+        return {name: tensor for name, tensor in filled.items() if not tensor.recipe.has(_MatrixCodes)}
 
-    def _put(self, matrix: _Fitted, parts: Mapping[str, Array]) -> Recipe:
+    def _put(self, matrix: _MatrixCodes, parts: Mapping[str, Array]) -> Recipe:
         """Repack the `parts` of a matrix (codes and scales, or elements as f32) into the reader; return its recipe."""
         layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
         if parts.keys().isdisjoint(WITH_CODES):
@@ -106,25 +106,25 @@ class Fitted:
 
 
 def _forget_codes(recipe: Recipe, name: str) -> Recipe:
-    """Return the `recipe` of the parameter `name` with `_Fitted` in place of its codes."""
+    """Return the `recipe` of the parameter `name` with `_MatrixCodes` in place of its codes."""
     if isinstance(recipe, Quantize):
-        return _Fitted(**vars(recipe), matrix=name)
+        return _MatrixCodes(**vars(recipe), matrix=name)
     return recipe.map_parts(lambda part: _forget_codes(part, name))
 
 
-def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_Fitted, str]]) -> Recipe:
+def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCodes, str]]) -> Recipe:
     """Return `recipe` with matrices, or `part` of their blocks, replaced by new tensors, which are added to `keys`."""
     if isinstance(recipe, Kept | Stored):
         return _replace_by_parts(recipe.item, getattr(recipe, "part", part), keys)
-    if isinstance(recipe, _Fitted):
+    if isinstance(recipe, _MatrixCodes):
         key = f"codes {len(keys)} of {recipe.matrix}"
         keys[key] = recipe, part
         return Source(key)
     return recipe.map_parts(lambda inner: _replace_by_parts(inner, part, keys))
 
 
-def _fill(recipe: Recipe, recipes: Mapping[_Fitted, Recipe]) -> Recipe:
+def _fill(recipe: Recipe, recipes: Mapping[_MatrixCodes, Recipe]) -> Recipe:
     """Return `recipe` with each matrix in `recipes` replaced by its recipe."""
-    if isinstance(recipe, _Fitted):
+    if isinstance(recipe, _MatrixCodes):
         return recipes.get(recipe, recipe)
     return recipe.map_parts(lambda part: _fill(part, recipes))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from weft.backends.runtime.core.generation import Generator
-    from weft.backends.runtime.ort.ort_encoder import Encoder
+    from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 _PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_index"}
@@ -186,7 +186,7 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
     return {name: values[name] for name in names}
 
 
-def internals_of(runnable: Generator | Encoder) -> list[Internals]:
+def internals_of(runnable: Generator | EncoderModel) -> list[Internals]:
     """Return the ONNX models of a `runnable` from `load`, in running order; [] for a folder of PyTorch."""
     from weft.backends.runtime.ort.ort_decoder import OrtDecoder
     from weft.backends.runtime.ort.ort_encoder import OrtEncoder
@@ -199,7 +199,7 @@ def internals_of(runnable: Generator | Encoder) -> list[Internals]:
     return [*encoders, Internals(folder, model.session)]
 
 
-def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
+def size_of(runnable: Generator | EncoderModel) -> tuple[int, int]:
     """Return the number of layers of `runnable`, and the longest reduction of its matrix products."""
     if graphs := internals_of(runnable):
         return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)

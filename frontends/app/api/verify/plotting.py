@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.viz.formats.chart import Candidate, chart, check_chart
+from weft.backends.viz.formats.chart import ChartModel, chart, check_chart
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 
@@ -32,7 +32,7 @@ def plot_evaluation(evaluation: Evaluation, out: str | Path, dark: bool = False)
         path.write_bytes(picture)
 
 
-def _build_candidate(score: Score) -> Candidate:
+def _build_candidate(score: Score) -> ChartModel:
     loss = score.kl if score.cosine is None else 1 - score.cosine
     facts = {
         "{:.2f} bits": score.bits,
@@ -43,4 +43,4 @@ def _build_candidate(score: Score) -> Candidate:
         "{:.3g} ms/token": score.seconds * 1e3,
     }
     caption = " · ".join(form.format(value) for form, value in facts.items() if value is not None)
-    return Candidate(score.name, score.weight_bytes, loss, score.layers, score.layer_bits, caption)
+    return ChartModel(score.name, score.weight_bytes, loss, score.layers, score.layer_bits, caption)

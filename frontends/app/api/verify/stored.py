@@ -30,7 +30,7 @@ from weft.passes.runner import Progress
 from ....formats.hf import SafetensorsReader
 from ....model import Model
 from ..inspect.weight_sizes import nearest
-from .fitted import Fitted
+from .fitted import FittedMatrices
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def check_weights(
     first, rest = _split_pipeline(pipeline)
     fits = any(_fits(step, model.graph) for step in first.passes)
     graph = run_passes(model.graph, nearest(first, searches=True))
-    codes = Fitted(graph) if fits else None
+    codes = FittedMatrices(graph) if fits else None
     tensors, reader = _expected_tensors(folder, manifest, graph, rest)
     arrays = _read_arrays(folder, tensors)
     wrong = next(_find_misfits(tensors, arrays), None)

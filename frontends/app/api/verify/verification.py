@@ -18,7 +18,7 @@ import numpy as np
 from weft.backends.runtime import load
 from weft.backends.runtime.compiled_folder import MANIFEST, read_manifest
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import HIDDEN, Encoder
+from weft.backends.runtime.ort.ort_encoder import HIDDEN, EncoderModel
 from weft.ir import interpret, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
@@ -136,17 +136,17 @@ def verify_folder(
     if "files" in manifest:
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
-    if not isinstance(runnable, Encoder) and runnable.decoder.sound is not None:
+    if not isinstance(runnable, EncoderModel) and runnable.decoder.sound is not None:
         raise WeftError(f"{folder} reads sound, but weft verify compares outputs for token sequences")
     if not manifest.data:
         raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model, weights = (None, None) if against is not None else _load_source(folder, manifest, trust, progress)
     graphs, head_outputs = internals_of(runnable), dict[str, Array]()
-    task = runnable.task if isinstance(runnable, Encoder) else None
+    task = runnable.task if isinstance(runnable, EncoderModel) else None
     ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
-    encoder = isinstance(runnable, Encoder)
-    if isinstance(runnable, Encoder):
+    encoder = isinstance(runnable, EncoderModel)
+    if isinstance(runnable, EncoderModel):
         actual, positions = runnable.hidden([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
         if names:  # ONNX Runtime returns all outputs if none is named
@@ -241,13 +241,13 @@ def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress
     return replace(model, description=f"{model.description}{passes}"), weights
 
 
-def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:
+def _prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab: int) -> list[int]:
     folder = runnable.folder
     if prompt is not None or (folder is not None and (folder / "tokenizer.json").is_file()):
         ids = runnable.tokenizer.encode(PROMPT if prompt is None else prompt)
     else:
         ids = np.random.default_rng(0).integers(0, vocab, WATCHED).tolist()
-    longest = runnable.max_length if isinstance(runnable, Encoder) else runnable.decoder.max_prompt
+    longest = runnable.max_length if isinstance(runnable, EncoderModel) else runnable.decoder.max_prompt
     if not ids:
         raise WeftError("the prompt has no tokens: give it at least one")
     if prompt is not None and len(ids) > longest:

@@ -10,18 +10,18 @@ from typing import Any
 
 from weft.backends.runtime.core.answers import Answer
 from weft.backends.runtime.core.results import Finish, TokenLogprobs
-from weft.backends.runtime.text.tokenizer import Encoded
+from weft.backends.runtime.text.tokenizer import Encoding
 
 
-class Refused(Exception):
+class JobRefused(Exception):
     """A job that is rejected or not finished: the queue is full, the server shuts down, or the model has failed."""
 
 
-class Full(Refused):
+class QueueFull(JobRefused):
     """Too many jobs wait."""
 
 
-class Closing(Refused):
+class ServerClosing(JobRefused):
     """The server is shutting down."""
 
 
@@ -30,7 +30,7 @@ class Gone(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """The new text and tokens of a job since its previous piece; the last piece has `finish`, `error` or `value`."""
 
     index: int
@@ -53,15 +53,15 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, AnswerPiece] = {}
         self._came = asyncio.Event()
         self._is_gone = False
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: AnswerPiece) -> None:
         """Add a piece; call it in the request's event loop."""
         previous = self._pieces.get(piece.index)
         if previous is not None:
-            piece = Piece(
+            piece = AnswerPiece(
                 piece.index,
                 previous.text + piece.text,
                 [*previous.logprobs, *piece.logprobs],
@@ -78,7 +78,7 @@ class Channel:
         self._is_gone = True
         self._came.set()
 
-    async def take(self) -> list[Piece]:
+    async def take(self) -> list[AnswerPiece]:
         """Wait for pieces, and return all that have arrived; raise Gone if the client is gone."""
         await self._came.wait()
         if self._is_gone:
@@ -99,13 +99,13 @@ class Job:
     index: int = 0
     answer: Answer | None = None
     ids: Sequence[int] = ()
-    encoded: Encoded | None = None  # an input whose labels are scored
+    encoded: Encoding | None = None  # an input whose labels are scored
     streams: bool = False
     began: float = field(default_factory=time.monotonic)
     sent: int = 0  # log-probabilities already sent
     started: bool = False  # it has generated a token
 
-    def piece(self) -> Piece | None:
+    def piece(self) -> AnswerPiece | None:
         """Return the new parts of the answer since the last call, or None if there is nothing to send."""
         answer = self.answer
         assert answer is not None
@@ -117,4 +117,4 @@ class Job:
         if not text and not ended:
             return None  # log-probabilities are sent with their text
         self.sent += len(logprobs)
-        return Piece(self.index, text, logprobs, len(result.tokens), result.finish, answer.error)
+        return AnswerPiece(self.index, text, logprobs, len(result.tokens), result.finish, answer.error)

@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 
 from .constraints import Constraints, Guide
-from .jobs import Closing, Full
+from .jobs import QueueFull, ServerClosing
 
 T = TypeVar("T")
 Lane = Literal["prompts", "grammars", "large"]
@@ -65,13 +65,13 @@ class Prompts:
         ends."""
         large = lane == "large"
         if large and self._large > MOST_LARGE:
-            raise Full(f"{self._large} large requests wait. Try again later.")
+            raise QueueFull(f"{self._large} large requests wait. Try again later.")
         self._large += large
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work, *arguments)
         except BaseException:  # when the server shuts down, also for cancelled work and killed processes
             if self._closed:
-                raise Closing from None
+                raise ServerClosing from None
             raise
         finally:
             self._large -= large

@@ -13,10 +13,10 @@ from threading import Condition, Thread
 from weft.backends.runtime.batching import new_batch
 from weft.backends.runtime.core.answers import Answer
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 
-from .jobs import Closing, Full, Job, Piece, Refused
+from .jobs import AnswerPiece, Job, JobRefused, QueueFull, ServerClosing
 from .metrics import Metrics
 
 _log = logging.getLogger("weft.serve")
@@ -65,10 +65,10 @@ class Worker(ABC):
     def check_room(self, jobs: int) -> None:
         """Raise Full if the queue cannot take n more `jobs`, Closing if the server shuts down."""
         if self._draining:
-            raise Closing("The server is shutting down.")
+            raise ServerClosing("The server is shutting down.")
         # A request for any number of answers is accepted if the queue is empty.
         if self.waiting and self.waiting + jobs > self.most_waiting:
-            raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
+            raise QueueFull(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Stop jobs, which may have ended already; their channels receive nothing more."""
@@ -101,18 +101,18 @@ class Worker(ABC):
             self._admit(new)
             self._withdraw(to_cancel)
             if draining:
-                self._refuse_waiting(Closing("The server is shutting down."))
+                self._refuse_waiting(ServerClosing("The server is shutting down."))
             if ended:
-                self._fail(Closing("The server is shutting down."))
+                self._fail(ServerClosing("The server is shutting down."))
                 return
             try:
                 self._advance()
             except Exception as error:  # the model failed on these jobs; the next request may succeed
                 is_weft_error = isinstance(error, WeftError)
                 _log.error("the model failed: %s", error if is_weft_error else f"{type(error).__name__}: {error}")
-                self._fail(Refused("The model failed."))
+                self._fail(JobRefused("The model failed."))
 
-    def _send(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+    def _send(self, pieces: Sequence[tuple[Job, AnswerPiece]]) -> None:
         """Send pieces to the channels of their jobs."""
         if not pieces:
             return
@@ -141,11 +141,11 @@ class Worker(ABC):
         """Drop running jobs; jobs that have already ended stay."""
 
     @abstractmethod
-    def _refuse_waiting(self, error: Refused) -> None:
+    def _refuse_waiting(self, error: JobRefused) -> None:
         """End the jobs that have not started with `error`."""
 
     @abstractmethod
-    def _fail(self, error: Refused) -> None:
+    def _fail(self, error: JobRefused) -> None:
         """End all jobs with `error`."""
 
     @abstractmethod
@@ -187,20 +187,20 @@ class DecodingWorker(Worker):
                 with self.metrics.lock:
                     self.metrics.answers.add(1, "cancelled")
 
-    def _refuse_waiting(self, error: Refused) -> None:
+    def _refuse_waiting(self, error: JobRefused) -> None:
         self._give_up([answer for answer in self._batch.waiting if not answer.result.tokens], error)
 
-    def _fail(self, error: Refused) -> None:
+    def _fail(self, error: JobRefused) -> None:
         self._give_up(list(self._jobs), error)
         self._batch.close()
 
-    def _give_up(self, answers: Sequence[Answer], error: Refused) -> None:
+    def _give_up(self, answers: Sequence[Answer], error: JobRefused) -> None:
         jobs = [self._jobs.pop(answer) for answer in answers]
         for answer in answers:
             self._batch.leave(answer)
         with self.metrics.lock:
             self.metrics.answers.add(len(jobs), "failed")
-        self._send([(job, Piece(job.index, error=error)) for job in jobs])
+        self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
 
     def _advance(self) -> None:
         n_read_before = self._batch.read_tokens
@@ -233,7 +233,7 @@ class EncodingWorker(Worker):
     """A worker of an encoder (embeddings, or scores of its head), which processes at most `max_batch` inputs
     together."""
 
-    def __init__(self, model: Encoder, max_batch: int, most_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, model: EncoderModel, max_batch: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)
         self._model, self._most = model, max_batch
         self._queue: list[Job] = []
@@ -258,12 +258,12 @@ class EncodingWorker(Worker):
         cancelled = set(map(id, jobs))
         self._queue = [job for job in self._queue if id(job) not in cancelled]
 
-    def _refuse_waiting(self, error: Refused) -> None:
+    def _refuse_waiting(self, error: JobRefused) -> None:
         self._fail(error)
 
-    def _fail(self, error: Refused) -> None:
+    def _fail(self, error: JobRefused) -> None:
         jobs, self._queue, self._working = self._queue, [], 0
-        self._send([(job, Piece(job.index, error=error)) for job in jobs])
+        self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
 
     def _advance(self) -> None:
         if not self._queue:
@@ -283,4 +283,4 @@ class EncodingWorker(Worker):
             self.metrics.answers.add(len(jobs), "stop")
             for job in jobs:
                 self.metrics.answer_time.observe(now - job.began)
-        self._send([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, results, strict=True)])
+        self._send([(job, AnswerPiece(job.index, value=vector)) for job, vector in zip(jobs, results, strict=True)])

@@ -55,7 +55,7 @@ def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
     return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
 
 
-class Model(BaseModel):
+class RequestObject(BaseModel):
     """An object of a request: values have the JSON types of their fields, and null in a field counts as absent."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)

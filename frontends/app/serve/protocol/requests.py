@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 
 from .errors import invalid
-from .fields import Count, Items, Model, Text, Texts, either, error_at, only
+from .fields import Count, Items, RequestObject, Text, Texts, either, error_at, only
 from .tools import ToolChoice
 
 MOST_CHOICES, MOST_TOOLS = 128, 128
@@ -41,21 +41,21 @@ class ConstraintSpec(NamedTuple):
     param: str
 
 
-class StreamOptions(Model, extra="forbid"):
+class StreamOptions(RequestObject, extra="forbid"):
     """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Any = None
 
 
-class JsonSchema(Model):
+class JsonSchema(RequestObject):
     """A JSON schema and its name."""
 
     name: str
     content: dict[str, Any] = Field(_OBJECT, alias="schema")
 
 
-class ResponseFormat(Model, extra="forbid"):
+class ResponseFormat(RequestObject, extra="forbid"):
     """The form of an answer, as OpenAI's API constrains it."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -70,7 +70,7 @@ class ResponseFormat(Model, extra="forbid"):
         return self
 
 
-class StructuredOutputs(Model, extra="forbid"):
+class StructuredOutputs(RequestObject, extra="forbid"):
     """The form of an answer, as vLLM constrains it."""
 
     regex: str | None = None
@@ -86,7 +86,7 @@ Bias = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-100, le=100)
 _BIASES = TypeAdapter(dict[Token, Bias])
 
 
-class Generation(Model, extra="forbid"):
+class GenerationRequest(RequestObject, extra="forbid"):
     """A request for generated answers, with log-probabilities of the `top_logprobs` most likely tokens if given."""
 
     model: str
@@ -150,7 +150,7 @@ def _parse_arguments(arguments: str) -> Any:
         return arguments
 
 
-class Function(Model):
+class Function(RequestObject):
     """The function of a tool (with its parameters) or of a call (with its arguments)."""
 
     name: str
@@ -158,7 +158,7 @@ class Function(Model):
     arguments: Annotated[str, AfterValidator(_parse_arguments)] = Field("{}", validate_default=True)
 
 
-class Tool(Model):
+class Tool(RequestObject):
     """A tool, the choice of a tool, or a tool call (with its id)."""
 
     id: str = ""
@@ -174,7 +174,7 @@ class Tool(Model):
         return tool
 
 
-class Part(Model):
+class ContentPart(RequestObject):
     """A part of a message's content."""
 
     type: Literal["text"]
@@ -188,7 +188,7 @@ class Part(Model):
         return data
 
 
-_PARTS = TypeAdapter(Items[Part])
+_PARTS = TypeAdapter(Items[ContentPart])
 
 
 def _join_parts(value: Any) -> Any:
@@ -196,7 +196,7 @@ def _join_parts(value: Any) -> Any:
     return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
 
 
-class Message(Model):
+class Message(RequestObject):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -227,7 +227,7 @@ class Message(Model):
 Choice = Annotated[Tool | str, either(lambda value: isinstance(value, dict), Tool, Literal["none", "auto", "required"])]
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationRequest):
     """A request for the next message of a conversation."""
 
     messages: Items[Annotated[dict[str, Any], PlainValidator(Message.render)]] = Field(min_length=1)
@@ -283,7 +283,7 @@ Prompt = Annotated[str | list[int], either(lambda value: isinstance(value, list)
 Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MOST_INPUTS), BeforeValidator(_as_prompts)]
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     """A request for continuations of prompts: strings or token ids."""
 
     prompt: Prompts
@@ -304,7 +304,7 @@ class CompletionRequest(Generation):
         return self
 
 
-class EmbeddingRequest(Model, extra="forbid"):
+class EmbeddingRequest(RequestObject, extra="forbid"):
     """A request for the embeddings of strings or token ids."""
 
     model: str

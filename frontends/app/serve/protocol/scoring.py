@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from .errors import invalid
-from .fields import Items, Model, Texts, either, error_at, only
+from .fields import Items, RequestObject, Texts, either, error_at, only
 from .requests import MOST_INPUTS
 
 Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
 
 
-class ScoringRequest(Model, ABC, extra="forbid"):
+class ScoringRequest(RequestObject, ABC, extra="forbid"):
     """A request for the scores of `texts`: strings, or pairs of strings if `ranks`; `model` null is the served model.
 
     Inputs that are too long are truncated if one of the two truncation fields requests it.

@@ -23,14 +23,14 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from .codes import Integers
-from .tensor import Quantized, check_finite, misfit, read_all, require_key
+from .tensor import QuantizedTensor, check_finite, misfit, read_all, require_key
 
 KINDS = ("nf4", "fp4")
 _STATE = "quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True)
-class Table(Quantized):
+class LookupTensor(QuantizedTensor):
     """A tensor of shape `size` in 4-bit codes into a table of 16 values, in blocks of `block` values when flattened.
 
     `codes`, `absmax`, `table` and `state` are the keys of its tensors. If `absmax` is itself quantized, `nested` are
@@ -80,7 +80,7 @@ class Table(Quantized):
 
 
 @dataclass(frozen=True)
-class Rows(Integers):
+class Int8Rows(Integers):
     """A weight i8 [out, in]: output n is `SCB`[n] / 127 times its codes."""
 
     weight: str
@@ -98,13 +98,13 @@ class Rows(Integers):
         return (reader.read(self.largest, start, stop) / np.float32(127))[:, None]
 
 
-def bitsandbytes(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def bitsandbytes(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a bitsandbytes folder, by name.
 
     Raises:
         WeftError: if tensors are missing or do not fit.
     """
-    tensors: dict[str, Quantized] = {}
+    tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         if key.endswith(".SCB"):
             name = f"{key.removesuffix('.SCB')}.weight"
@@ -121,7 +121,7 @@ def bitsandbytes(reader: TensorReader, keys: Collection[str], scheme: Mapping[st
     return tensors
 
 
-def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection[str]) -> Rows:
+def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection[str]) -> Int8Rows:
     shape, stored = reader.shape(weight), (reader.dtype(weight), reader.dtype(largest))
     if len(shape) != 2 or reader.shape(largest) != shape[:1] or stored != (dtypes.i8, dtypes.f32):
         raise misfit(reader, weight, largest, expected="i8 [out, in] and f32 [out]")
@@ -131,10 +131,10 @@ def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection
         raise WeftError(
             f"{order!r} states that {weight!r} is not stored row by row: save the model with bitsandbytes 0.45"
         )
-    return Rows(*shape, 8, shape[1], dtypes.f32, False, "", weight, largest, more_parts)
+    return Int8Rows(*shape, 8, shape[1], dtypes.f32, False, "", weight, largest, more_parts)
 
 
-def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Collection[str]) -> Table:
+def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Collection[str]) -> LookupTensor:
     absmax, table = (require_key(name, f"{name}.{part}", keys) for part in ("absmax", "quant_map"))
     facts = _read_state(reader, state)
     size, block = facts["shape"], facts["blocksize"]
@@ -161,7 +161,7 @@ def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Co
     ):
         keys_shown = (name, *(k for k, _, _ in expected))
         raise misfit(reader, *keys_shown, expected=f"u8 [{-(-count // 2)}, 1] for {count} values in blocks of {block}")
-    return Table(kind, tuple(size), block, name, absmax, table, state, nested, nested_block, float(offset))
+    return LookupTensor(kind, tuple(size), block, name, absmax, table, state, nested, nested_block, float(offset))
 
 
 def _read_state(reader: TensorReader, state: str) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout
 from weft.ir.types.dtypes import DType
 
-from .tensor import Quantized, check_finite, read_all
+from .tensor import QuantizedTensor, check_finite, read_all
 
 GROUPS = (128, 64, 32, 16)  # sizes that kernels support: a larger group is split into several, with equal scales
 _SUPPORTED = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
-class Integers(Quantized):
+class Integers(QuantizedTensor):
     """A matrix [rows, width]: weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]).
 
     Codes are unsigned and `bits` wide, as are zero points; without zero points (`has_zeros`) zeros are 2^{bits−1}.

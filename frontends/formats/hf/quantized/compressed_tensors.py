@@ -24,7 +24,7 @@ from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
 from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
 from .floats import Tiles, float4
-from .tensor import Quantized, misfit, read_all, require_key
+from .tensor import QuantizedTensor, misfit, read_all, require_key
 
 FORMATS = (
     "pack-quantized",
@@ -126,14 +126,16 @@ class Bytes(Integers):
         return np.broadcast_to(read_all(reader, key).reshape(1, 1), (stop - start, 1))
 
 
-def compressed_tensors(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def compressed_tensors(
+    reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
+) -> dict[str, QuantizedTensor]:
     """Return the weights of a compressed-tensors folder, by name.
 
     Raises:
         WeftError: if the format is another, or tensors are missing or do not fit.
     """
     widths, tiles = _read_schemes(scheme)
-    tensors: dict[str, Quantized] = {}
+    tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         name, _, part = key.rpartition(".")
         if part == "weight_packed" and reader.dtype(key) == dtypes.u8:
@@ -231,7 +233,7 @@ def _count_words(count: int, bits: int, stream: bool) -> int:
 
 def _read_bytes(
     reader: TensorReader, key: str, name: str, keys: Collection[str], tiles: Collection[tuple[int, int]]
-) -> Quantized:
+) -> QuantizedTensor:
     scales, zero = require_key(key, f"{name}.weight_scale", keys), f"{name}.weight_zero_point"
     shape, scale_shape, kind = reader.shape(key), reader.shape(scales), reader.dtype(scales)
     zeros, is_single = zero if zero in keys else "", math.prod(scale_shape) == 1

@@ -1,7 +1,7 @@
 """Weights that are published as small floats, read as the values that their codes represent.
 
 ``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 4-bit codes (E2M1) share one power of
-two (E8M0). Others store such codes as matrices (`Float4`), or with 8-bit scales and one scale per matrix (nvfp4).
+two (E8M0). Others store such codes as matrices (`Float4Matrix`), or with 8-bit scales and one scale per matrix (nvfp4).
 ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are 8-bit floats with a scale for every tile, mostly 128 ·
 128. Only weights are read; the rounding of activations that such models do at run time is left out.
 """
@@ -21,7 +21,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, unpack_codes
 from weft.ir.types.dtypes import DType
 
-from .tensor import Quantized, check_finite, misfit, read_all, require_key
+from .tensor import QuantizedTensor, check_finite, misfit, read_all, require_key
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two values is in the low half
@@ -30,7 +30,7 @@ _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Floats(Quantized):
+class Floats(QuantizedTensor):
     """A tensor stored as two tensors; `codes` and `scales` are their keys."""
 
     codes: str
@@ -67,9 +67,9 @@ class MXFP4(Floats):
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
-def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the experts' weights in MXFP4, by name."""
-    tensors: dict[str, Quantized] = {}
+    tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
         if name == key:
@@ -83,7 +83,7 @@ def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Float4(Floats):
+class Float4Matrix(Floats):
     """A matrix [out, in] in 4-bit floats.
 
     `codes` are u8 [out, in / 2], two per byte with the first in the low half. `scales` [out, groups] are exponents u8,
@@ -129,11 +129,11 @@ class Float4(Floats):
         return Blocks(codes.reshape(-1, count, group), scales, tensor_scales=tensor_scales)
 
 
-def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4:
+def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4Matrix:
     """Return the matrix whose `codes` belong to the module `name`, in the tensors of compressed-tensors."""
     scales, divisor = require_key(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
     scale_dtype = reader.dtype(scales)
-    matrix = Float4(codes, scales, "" if scale_dtype == dtypes.u8 else require_key(codes, divisor, keys))
+    matrix = Float4Matrix(codes, scales, "" if scale_dtype == dtypes.u8 else require_key(codes, divisor, keys))
     shape, group = reader.shape(codes), matrix.layout.group
     fits = len(shape) == 2 and shape[1] > 0 and 2 * shape[1] % group == 0
     fits = fits and reader.shape(scales) == (shape[0], 2 * shape[1] // group)
@@ -189,7 +189,7 @@ class Tiles(Floats):
         return values
 
 
-def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the 8-bit weights with a scale per tile, by name.
 
     Raises:
@@ -200,7 +200,7 @@ def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) 
         raise WeftError(f"weight_block_size={size!r} is not a tile of two sides")
     if scheme.get("activation_scheme", "dynamic") != "dynamic":
         raise WeftError(f"activation_scheme={scheme['activation_scheme']!r} is not supported, only 'dynamic'")
-    tensors: dict[str, Quantized] = {}
+    tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         if reader.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
             continue

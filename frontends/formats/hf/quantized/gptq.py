@@ -25,7 +25,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
 from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
-from .tensor import Quantized, misfit, read_all, require_key
+from .tensor import QuantizedTensor, misfit, read_all, require_key
 
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position of output i of eight in a word
 _AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two only name the kernels
@@ -87,7 +87,7 @@ def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
     return (points + 1) & 7 if lag and bits == 3 else points
 
 
-def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a GPTQ folder, by name.
 
     Raises:
@@ -101,7 +101,7 @@ def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any])
         raise WeftError(f"bits={bits!r}: there are codes of {', '.join(map(str, INTEGER_BITS))} bits")
     _check_group(size)
     single = not scheme.get("dynamic")  # else modules may differ in bits and groups
-    columns, tensors = Columns(), dict[str, Quantized]()
+    columns, tensors = Columns(), dict[str, QuantizedTensor]()
     for key in keys:
         name = key.removesuffix(".qweight")
         if name == key:
@@ -190,7 +190,7 @@ class AWQ(Integers):
         return codes.astype(np.uint8).reshape(-1, words.shape[1])[start - 8 * first : stop - 8 * first]
 
 
-def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of an AWQ folder, by name.
 
     Raises:
@@ -203,7 +203,7 @@ def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) 
     if bits != 4:
         raise WeftError(f"bits={bits!r}: codes of AWQ have 4 bits")
     _check_group(size)
-    columns, tensors = Columns(), dict[str, Quantized]()
+    columns, tensors = Columns(), dict[str, QuantizedTensor]()
     for key in keys:
         name = key.removesuffix(".qweight")
         if name == key:

@@ -9,16 +9,16 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 
-from ....models.config_keys import Recorded, leaves
+from ....models.config_keys import RecordingConfig, leaves
 from ....models.left_out import LeftOut
 from . import compressed_tensors as ct
 from .bitsandbytes import bitsandbytes
 from .floats import fp8, mxfp4
 from .gptq import awq, gptq
-from .tensor import DequantizedReader, Quantized
+from .tensor import DequantizedReader, QuantizedTensor
 from .torchao import torchao
 
-_Method = Callable[[TensorReader, Collection[str], Mapping[str, Any]], dict[str, Quantized]]
+_Method = Callable[[TensorReader, Collection[str], Mapping[str, Any]], dict[str, QuantizedTensor]]
 METHODS: Mapping[str, _Method] = {
     "mxfp4": mxfp4,
     "fp8": fp8,
@@ -44,7 +44,7 @@ _MEANINGLESS = {
 _UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
 
 
-def unread_scheme(scheme: Recorded) -> Iterator[LeftOut]:
+def unread_scheme(scheme: RecordingConfig) -> Iterator[LeftOut]:
     """Yield the keys of the quantization_config `scheme` that were not read although they may change the weights."""
     for path, value in leaves(dict(scheme), scheme.read):
         if value and path not in scheme.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):

@@ -15,7 +15,7 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types.dtypes import DType
 
 
-class Quantized(ABC):
+class QuantizedTensor(ABC):
     """A tensor that a checkpoint stores as several tensors, its `parts`."""
 
     @property
@@ -49,7 +49,7 @@ class DequantizedReader:
     """
 
     reader: TensorReader
-    quantized: Mapping[str, Quantized]
+    quantized: Mapping[str, QuantizedTensor]
     hidden: frozenset[str] = frozenset()
 
     @property

@@ -22,19 +22,19 @@ from ..safetensors import SafetensorsReader
 from .codes import is_scale_dtype
 from .compressed_tensors import Bytes
 from .floats import Tiles
-from .tensor import Quantized, misfit, read_all, require_key
+from .tensor import QuantizedTensor, misfit, read_all, require_key
 
 _SUFFIX = "_qdata"
 
 
-def torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, Quantized]:
+def torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a torchao folder, by name.
 
     Raises:
         WeftError: if one is of another class, or tensors are missing or do not fit.
     """
     metadata = reader.metadata if isinstance(reader, SafetensorsReader) else {}
-    tensors: dict[str, Quantized] = {}
+    tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         stem = key.removesuffix(_SUFFIX)
         module, _, attribute = stem.rpartition(".")
@@ -56,7 +56,7 @@ def torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, An
     return tensors
 
 
-def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> Quantized:
+def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> QuantizedTensor:
     bits, (rows, width), (height, group) = _read_bits(data), _matrix_shape(reader, key), _block_shape(data)
     present = (key, scale, *((zero,) if zero else ()))
     is_single = (height, group) == (rows, width)
@@ -78,7 +78,7 @@ def _read_bits(data: Mapping[str, Any]) -> int:
     return int(count) if name != count and count in map(str, range(2, 9)) else 0
 
 
-def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> Quantized:
+def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> QuantizedTensor:
     (rows, n_columns), (height, width) = _matrix_shape(reader, key), _block_shape(data)
     fits = height and reader.dtype(key) == dtypes.f8e4m3 and reader.dtype(scale) == dtypes.f32 and not zero
     if not fits or reader.shape(scale) != (-(-rows // height), -(-n_columns // width)):
@@ -86,7 +86,7 @@ def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Ma
     return Tiles(key, scale, (height, width))
 
 
-_Builder = Callable[[TensorReader, str, str, str, Mapping[str, Any]], Quantized]
+_Builder = Callable[[TensorReader, str, str, str, Mapping[str, Any]], QuantizedTensor]
 _CLASSES: Mapping[str, _Builder] = {
     "Int8Tensor": _read_integers,
     "IntxUnpackedToInt8Tensor": _read_integers,

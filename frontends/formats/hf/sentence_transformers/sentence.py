@@ -20,7 +20,7 @@ from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
 from ....models.task_heads import ENCODER_ALONE, encoder_alone
 from ..hub import check_inside
-from ..safetensors import Rerouted, SafetensorsReader, weight_files
+from ..safetensors import RoutedReader, SafetensorsReader, weight_files
 from .static import STATIC_EMBEDDING, table_config
 
 LAYERS = "all_layer_embeddings"  # an output of transformers with output_hidden_states
@@ -137,7 +137,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class _JoinedReader(Rerouted):
+class _JoinedReader(RoutedReader):
     """A reader of the tensors of `base`, and of those of `modules` under ``folder:key``."""
 
     base: TensorReader

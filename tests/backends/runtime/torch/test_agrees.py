@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.ort_encoder import Encoder
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
 
 from ....passes.zoo import ZOO
@@ -60,6 +60,6 @@ def test_language_models(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["preset/bert-base", "variant/encoder, T5 bias"])
 def test_encoders(name: str, tmp_path: Path) -> None:
     models = both(name, tmp_path)
-    assert all(isinstance(model, Encoder) for model in models)
+    assert all(isinstance(model, EncoderModel) for model in models)
     ours, theirs = (model.encode(PROMPTS) for model in models)
     assert relative_error(ours, theirs) <= 2 * tolerance_of("f32", layers=2, reduction=64)

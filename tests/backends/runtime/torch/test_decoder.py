@@ -215,9 +215,11 @@ def test_the_next_step_begins_before_the_last_is_read(
     """Unless a row has ended, or what is kept are states."""
     happened: list[str] = []
     for name in ("launch", "pop_tokens"):
-        whole = getattr(torch_steps.Steps, name)
+        whole = getattr(torch_steps.CapturedSteps, name)
         monkeypatch.setattr(
-            torch_steps.Steps, name, lambda *given, whole=whole, name=name: happened.append(name) or whole(*given)
+            torch_steps.CapturedSteps,
+            name,
+            lambda *given, whole=whole, name=name: happened.append(name) or whole(*given),
         )
     model = opened(folder, draws=True)
     results = model.generate(PROMPTS[:1], max_tokens=6)
@@ -261,7 +263,9 @@ def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypat
     monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
     source = torch.ones(1, 1, 12)
     layer = CrossCache(source[..., :4])
-    steps = torch_steps.Steps(lambda *_: layer.kept[0].sum(-1)[..., None], Held([layer]), 1, torch.device("cpu"))
+    steps = torch_steps.CapturedSteps(
+        lambda *_: layer.kept[0].sum(-1)[..., None], Held([layer]), 1, torch.device("cpu")
+    )
     steps._cuda = True
     for length, times in ((4, 1), (4, 1), (12, 2)):
         layer.kept = (source[..., :length],)

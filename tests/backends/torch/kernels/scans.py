@@ -19,7 +19,7 @@ from weft.ir.graph.step import Step
 from weft.ir.types import sizes
 
 HEAD = """from weft.backends.torch.kernels.shared.activation import activate
-from weft.backends.torch.kernels.shared.launch import jit, start_next, tl, wait
+from weft.backends.torch.kernels.shared.launch import jit, start_next, tl, wait_for_previous
 from weft.backends.torch.kernels.shared.recurrence import softplus
 
 

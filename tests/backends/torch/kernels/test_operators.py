@@ -16,7 +16,7 @@ from weft.backends.torch import kernels
 from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_codes
 from weft.backends.torch.kernels.shared.launch import custom_operator
 from weft.backends.torch.lib.quantized import QuantizedLinear, block_linear
-from weft.backends.torch.lib.windows import Seen, attend
+from weft.backends.torch.lib.windows import KeyVisibility, attend
 
 from ....sampling import each
 
@@ -31,7 +31,7 @@ class Windowed(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = torch.arange(k.shape[2])[None]
-        seen = Seen(at[:, self.start :], at, lambda i, j: (j <= i) & (i - j < 20), self.start)
+        seen = KeyVisibility(at[:, self.start :], at, lambda i, j: (j <= i) & (i - j < 20), self.start)
         return attend(q, k, v, seen, window=20, softcap=30.0, sinks=self.sinks)
 
 

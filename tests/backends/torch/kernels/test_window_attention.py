@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.prefill.window_attention import Tile, _tile, reference, refusal, window_attention
+from weft.backends.torch.kernels.prefill.window_attention import (
+    AttentionTile,
+    _tile,
+    reference,
+    refusal,
+    window_attention,
+)
 from weft.ir import ops
 
 from .cached_text import bound
@@ -125,11 +131,11 @@ def test_gradients_come_from_plain_torch(device: torch.device) -> None:
 
 
 def test_tiles_fit_into_shared_memory() -> None:
-    assert _tile(128, 4096, 2, 227 * 1024) == Tile(128, 128, 8, 3)
-    assert _tile(128, 128, 2, 227 * 1024) == Tile(128, 64, 8, 3)
-    assert _tile(256, 4096, 2, 227 * 1024) == Tile(128, 64, 8, 2)
-    assert _tile(128, 4096, 2, 163 * 1024) == Tile(128, 64, 8, 3)
-    assert _tile(256, 4096, 2, 99 * 1024) == Tile(64, 32, 4, 2)
+    assert _tile(128, 4096, 2, 227 * 1024) == AttentionTile(128, 128, 8, 3)
+    assert _tile(128, 128, 2, 227 * 1024) == AttentionTile(128, 64, 8, 3)
+    assert _tile(256, 4096, 2, 227 * 1024) == AttentionTile(128, 64, 8, 2)
+    assert _tile(128, 4096, 2, 163 * 1024) == AttentionTile(128, 64, 8, 3)
+    assert _tile(256, 4096, 2, 99 * 1024) == AttentionTile(64, 32, 4, 2)
 
 
 def test_what_it_cannot_do_is_said() -> None:

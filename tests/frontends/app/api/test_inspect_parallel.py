@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft import MLP, Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE
-from weft.backends.torch.transformers.scale.estimate import Parallel, bubble
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, bubble
 from weft.frontends import load_source
 from weft.frontends.app.api.inspect.parallel import parallel
 from weft.frontends.app.cli import cli
@@ -22,7 +22,7 @@ LOCAL = Block(Attention(HEADS, KV, head_dim=HEAD, rope=RoPE(), window=3), GatedM
 SPARSE = Block(Attention(HEADS, KV, head_dim=HEAD, rope=RoPE()), MoE(8, 16, 2), RMSNorm())
 
 
-def costs(split: str, *blocks: Block, tokens: int = 10, **more: Any) -> Parallel:
+def costs(split: str, *blocks: Block, tokens: int = 10, **more: Any) -> ParallelCosts:
     model = Decoder(VOCAB, DIM, [*blocks] or [PLAIN] * LAYERS, **more)
     return parallel(load_source(model), split, tokens, "f16")
 

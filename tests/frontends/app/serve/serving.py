@@ -19,7 +19,7 @@ from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.server import Server, serve_in_thread
-from weft.frontends.app.serve.server_settings import Settings
+from weft.frontends.app.serve.server_settings import ServerSettings
 
 NAME, CONTEXT, EOS, VOCAB = "tiny", 768, 257, 258
 # Tools as Qwen's and Hermes' templates take them.
@@ -64,7 +64,9 @@ def opened(folder: Path) -> Generator:
 @contextmanager
 def served(folder: Path, listening: socket.socket | None = None, **settings: Any) -> Iterator[Server]:
     """Serve a folder in a thread."""
-    with serve_in_thread(weft.load(folder), Settings(**{"name": NAME, "drain": 0.5, **settings}), listening) as server:
+    with serve_in_thread(
+        weft.load(folder), ServerSettings(**{"name": NAME, "drain": 0.5, **settings}), listening
+    ) as server:
         yield server
 
 

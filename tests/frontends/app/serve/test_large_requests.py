@@ -11,7 +11,7 @@ import pytest
 
 from weft.frontends.app.serve.engine import prompts
 from weft.frontends.app.serve.server import Server
-from weft.frontends.app.serve.server_settings import Settings
+from weft.frontends.app.serve.server_settings import ServerSettings
 from weft.ir.errors import WeftError
 
 from ...command import refused
@@ -82,10 +82,10 @@ def test_nothing_waits_for_large_requests(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_full_queue_refuses_before_it_prepares(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.frontends.app.serve.engine.jobs import Full
+    from weft.frontends.app.serve.engine.jobs import QueueFull
 
     def full(jobs: int) -> None:
-        raise Full("full")
+        raise QueueFull("full")
 
     with served(folder) as server:
         monkeypatch.setattr(server.service.worker, "check_room", full)
@@ -137,7 +137,7 @@ def test_long_texts_have_the_tokens_of_short_ones(folder: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_settings_are_finite(name: str, value: float) -> None:
     with pytest.raises(WeftError, match=name):
-        Settings(**{"name": "x", name: value})
+        ServerSettings(**{"name": "x", name: value})
 
 
 def test_options_that_are_no_numbers_are_refused(folder: Path) -> None:

@@ -28,7 +28,7 @@ from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.app.serve.engine.jobs import Channel
 from weft.frontends.app.serve.server import Server, listen, serve_in_thread
-from weft.frontends.app.serve.server_settings import Settings
+from weft.frontends.app.serve.server_settings import ServerSettings
 
 from ....sampling import each
 from .serving import NAME, VOCAB, byte_level, held, prompt, served, until, url
@@ -105,7 +105,7 @@ def test_other_models_stream_as_they_answer_alone(tmp_path: Path, kind: str) -> 
     assert isinstance(model, Generator)
     expected = [model.generate(prompt(i), max_tokens=5 + i)[0].text for i in range(8)]
     requests = [{"text": prompt(i), "max_tokens": 5 + i} for i in range(8)]
-    with serve_in_thread(model, Settings(name=NAME, drain=0.5, max_batch=3)) as server:
+    with serve_in_thread(model, ServerSettings(name=NAME, drain=0.5, max_batch=3)) as server:
         assert together(server, requests) == expected
 
 
@@ -190,13 +190,13 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer(folder: Path) -> None
 
 def test_pieces_that_nobody_takes_are_joined() -> None:
     """However long a reader stays away, a channel holds one piece for each answer."""
-    from weft.frontends.app.serve.engine.jobs import Piece
+    from weft.frontends.app.serve.engine.jobs import AnswerPiece
 
     async def run() -> None:
         channel = Channel()
         for count in range(1, 1001):
-            channel.put(Piece(count % 2, "x", tokens=count))
-        channel.put(Piece(0, "end", tokens=1001, finish="stop"))
+            channel.put(AnswerPiece(count % 2, "x", tokens=count))
+        channel.put(AnswerPiece(0, "end", tokens=1001, finish="stop"))
         one, other = sorted(await channel.take(), key=lambda piece: piece.index)
         assert one.text == "x" * 500 + "end" and one.finish == "stop" and one.tokens == 1001
         assert other.text == "x" * 500 and not other.last

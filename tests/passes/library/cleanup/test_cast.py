@@ -7,7 +7,7 @@ import pytest
 from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.types import dtypes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.cleanup.cast import CastDtype
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight, worst
 
@@ -29,7 +29,7 @@ def test_decoders(name: str, before: str) -> None:
     assert after.params["rope.frequencies"].type.dtype == dtypes.f32
     assert list(after.params) == list(graph.params) and len(after) == len(graph)
     assert worst(graph, after) <= EXACT
-    Cast(wanted).check(graph, after, EquivalenceCheck())
+    CastDtype(wanted).check(graph, after, EquivalenceCheck())
 
 
 def test_casting_back_and_to_the_same() -> None:
