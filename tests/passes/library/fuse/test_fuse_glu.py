@@ -1,0 +1,12 @@
+"""fuse-glu: products of an activated and a plain projection become `glu`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
