@@ -22,7 +22,7 @@ from weft.passes.edits.legalization import ACCEPTS, Accepts
 from weft.passes.forms import Form
 from weft.passes.library.cleanup.cast import CastDtype
 from weft.passes.library.target.legalize import Legalize
-from weft.passes.library.target.rope_length import RopeLength, depends_on_length
+from weft.passes.library.target.rope_length import RopeLength, has_length_dependent_rope
 
 from .folder_facts import FolderFacts
 from .options import MOVED, Option, Options
@@ -148,7 +148,7 @@ class Backend(ABC):
     ) -> tuple[Pass, ...]:
         """Return the target's own passes for `graph`, which run after `pipeline`: they set the maximum length, if the
         graph depends on it, and cast to `dtype`."""
-        length = (RopeLength(max_length),) if max_length is not None and depends_on_length(graph) else ()
+        length = (RopeLength(max_length),) if max_length is not None and has_length_dependent_rope(graph) else ()
         return (*length, *(() if dtype == "f32" else (CastDtype(dtypes.parse(dtype)),)))
 
     @abstractmethod

@@ -15,7 +15,7 @@ from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
 from .library.cleanup.drop_dropout import DropDropout, has_dropout
 from .library.cleanup.fold_constants import FoldConstants
-from .library.cleanup.quiet_routers import QuietRouters, noise_inputs
+from .library.cleanup.quiet_routers import QuietRouters, list_noise_inputs
 from .library.decode.embedding import FuseEmbedding
 from .library.decode.experts import FuseMixture, FuseRoute
 from .library.decode.heads import FuseLatent, FuseQkv
@@ -50,7 +50,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
 
     With `trains`, dropout stays and fold-constants leaves weights unchanged.
     """
-    cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noise_inputs(graph))}
+    cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(list_noise_inputs(graph))}
     cleanup |= {DropDropout(): has_dropout(graph) and not trains}
     first = tuple(p for p, needed in cleanup.items() if needed)
     simplify = Phase("simplify", (*first, Dce(), Cse(), FoldConstants(weights=not trains)))

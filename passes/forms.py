@@ -20,7 +20,7 @@ from .library.cleanup.fold_constants import FoldConstants
 from .library.fuse.unfuse import Unfuse
 from .library.fuse.unpack import Unpack
 from .library.target.outputs import DropOutputs
-from .library.target.sides import DECODER, ENCODER, EncoderSide, join_sides
+from .library.target.sides import DECODER, ENCODER, EncoderSide, join_encoder_decoder
 from .report import Report
 from .runner import run_passes
 
@@ -53,7 +53,7 @@ def make_forms(
         folder = None if dump is None else Path(dump) / name
         graphs[name] = run_passes(graphs[form.of], form.pipeline, verify=verify, dump=folder, report=report)
     for side in (p for form in forms.values() for p in form.pipeline.passes if isinstance(p, EncoderSide)):
-        join_sides(graphs[ENCODER], graphs[DECODER], side.at).connections()
+        join_encoder_decoder(graphs[ENCODER], graphs[DECODER], side.at).connections()
     return graphs
 
 

@@ -13,7 +13,7 @@ from weft.passes.forms import Form
 from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
-from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, losses
+from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, list_losses
 from weft.passes.library.target.sides import DecoderSide, EncoderSide
 from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
 
@@ -57,8 +57,8 @@ class OnnxBackend(Backend):
         conditional = {
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
-            DropOutputs(tuple(losses(graph))): kind == "encoder-decoder"
-            and bool(losses(graph)),  # encoder and decoder would each add to them
+            DropOutputs(tuple(list_losses(graph))): kind == "encoder-decoder"
+            and bool(list_losses(graph)),  # encoder and decoder would each add to them
         }
         return *base_passes, *(p for p, needed in conditional.items() if needed)
 

@@ -14,7 +14,7 @@ from weft.passes.forms import Form
 from weft.passes.library.cleanup.drop_dropout import DropDropout, has_dropout
 from weft.passes.library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 from weft.passes.library.target.legalize import Legalize
-from weft.passes.library.target.outputs import DropOutputs, losses
+from weft.passes.library.target.outputs import DropOutputs, list_losses
 
 from ..folder_facts import FolderFacts
 from ..options import KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
@@ -59,7 +59,9 @@ class TorchBackend(Backend):
     ) -> tuple[Pass, ...]:
         # f32 here, because weights are cast when they are stored.
         base_passes = super().finish(graph, pipeline, "f32", max_length, trains=trains)
-        return base_passes if trains or not losses(graph) else (*base_passes, DropOutputs(tuple(losses(graph))))
+        return (
+            base_passes if trains or not list_losses(graph) else (*base_passes, DropOutputs(tuple(list_losses(graph))))
+        )
 
     def lowerings(self, op: str) -> list[str]:
         from ..runtime.torch.open_torch import import_torch

@@ -47,9 +47,9 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     (step,) = parse_pipeline(last).passes
     assert isinstance(step, QuantizeWeights)
     no_text = graph.tokenize is None and step.calibration is None
-    if step.method == "rtn" or step.searches or no_text or step.keeps(graph):
+    if step.method == "rtn" or step.uses_search or no_text or step.is_mostly_stored(graph):
         return last
-    if not step.reads:
+    if not step.uses_text:
         with_scales = f"{lookup('scale-channels').name}{{bits={bits}, group={step.group}}}, {last}"
         return with_scales if _can_read_text(graph) else last
     return ", ".join([*_find_preparation(graph), last])

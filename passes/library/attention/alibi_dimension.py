@@ -56,7 +56,7 @@ class AlibiAsDimension(Pass):
                 trace.refuse(self.name, node.output.name, reason)
                 continue
             trace.fired(self.name, node.output.name)
-            _append_bias(node, alibi)
+            _append_alibi(node, alibi)
             biases[alibi] = None
         erase_unread(graph, biases)
 
@@ -80,7 +80,7 @@ def _find_obstacle(node: Node, alibi: Node) -> str | None:
     return None
 
 
-def _append_bias(node: Node, alibi: Node) -> None:
+def _append_alibi(node: Node, alibi: Node) -> None:
     """Append the slopes of `alibi` to the query heads of the attention `node`, the key positions to its key heads.
     The bias is dropped."""
     (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs

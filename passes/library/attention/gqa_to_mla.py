@@ -59,13 +59,13 @@ class GqaToMla(Pass):
             if node.op is not ops.attention or node.operand("v") is None:
                 continue
             name = node.output.name
-            if (reason := _convert(node)) is not None:
+            if (reason := _convert_attention(node)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
                 trace.fired(self.name, name)
 
 
-def _convert(node: Node) -> str | None:
+def _convert_attention(node: Node) -> str | None:
     """Replace the attention `node` by latent attention and return None; return a reason (str) if that is impossible."""
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if node.operand("past_k") is not None:
@@ -98,15 +98,15 @@ def _convert(node: Node) -> str | None:
     rank = kv_heads * (plain_dim + dv)
     with node.graph.inserting(before=node):
         plain_spans = [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]
-        latent = _linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
-        up_k = _copy_spans(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
+        latent = _emit_linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
+        up_k = _derive_copy_weight(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
         k_rank = kv_heads * plain_dim
-        up_v = _copy_spans(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
+        up_v = _derive_copy_weight(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
         plain, q_rope, k_rope = node.inputs[0], None, None
         if rotary:
-            plain = _linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
-            q_rope = _rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
-            k_rope = _rope(k, [(0, rotary)], "k_rope")
+            plain = _emit_linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
+            q_rope = _emit_rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
+            k_rope = _emit_rope(k, [(0, rotary)], "k_rope")
         attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
         assert plain is not None
         y = emit_expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
@@ -119,7 +119,7 @@ def _convert(node: Node) -> str | None:
 Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
-def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
+def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     """Emit one linear with the given row spans of the branches' linears, which read the same value; return its output.
     `name` is the scope-local name of the output and of the parameters."""
     (first, _), *_ = parts
@@ -139,14 +139,16 @@ def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     return ops.linear(first.linear.inputs[0], weight, bias, name=name)
 
 
-def _rope(branch: Branch, spans: Spans, name: str) -> Value:
+def _emit_rope(branch: Branch, spans: Spans, name: str) -> Value:
     """Emit a linear for the rotary rows of a branch (one span per head) and its RoPE; return the rotated value."""
     rope = branch.rope
     assert rope is not None
-    return ops.rope(_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)})
+    return ops.rope(
+        _emit_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)}
+    )
 
 
-def _copy_spans(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
+def _derive_copy_weight(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
     """Return a new weight [rows, rank], rows of the identity, that copies `spans` of a latent with `rank` features."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank

@@ -59,13 +59,13 @@ class MlaAbsorb(Pass):
         for node in graph.nodes:
             if (latent := _find_latent(node)) is None:
                 continue
-            if latent.shared is None and not latent.alone:
+            if latent.shared is None and not latent.has_only_readers:
                 continue  # ordinary attention
             keys = node.attrs["kv_heads"] * latent.k_rows.shape[1]
             reason = latent.reason
             if reason is None and latent.latent.width >= keys:
                 reason = f"its keys of {keys} features are no wider than their source of {latent.latent.width}"
-            _absorb(node, latent, reason, self.name, trace)
+            _absorb_weights(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SlimAttention(Pass):
             reason = latent.reason
             if reason is None and width >= kv_width:
                 reason = f"its keys and values of {kv_width} features are no wider than their source of {width}"
-            _absorb(node, latent, reason, self.name, trace)
+            _absorb_weights(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class MlaExpand(Pass):
             if node.op is not ops.attention or node.operand("v") is not None:
                 continue
             name = node.output.name
-            if (reason := _expand(node)) is not None:
+            if (reason := _expand_attention(node)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
                 trace.fired(self.name, name)
@@ -175,13 +175,13 @@ class _Latent:
     reason: str | None
 
     @property
-    def alone(self) -> bool:
+    def has_only_readers(self) -> bool:
         """Return whether only these two linears read the latent, and all their rows are in `k_rows` and `v_rows`."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
-        read = set(self.latent.users) == set(linears) and not self.latent.is_output
-        return read and all(len(used_rows) == linear.output.width for linear, used_rows in linears.items())
+        reads_only = set(self.latent.users) == set(linears) and not self.latent.is_output
+        return reads_only and all(len(used_rows) == linear.output.width for linear, used_rows in linears.items())
 
 
 def _find_latent(node: Node) -> _Latent | None:
@@ -225,7 +225,7 @@ def _has_bias(linear: Node, index: Array) -> bool:
     return not is_zero(slice_rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
 
 
-def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
+def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
     """Replace the attention `node` by one on the latent; with a `reason`, only record a refusal of the pass `rule`."""
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
@@ -237,15 +237,15 @@ def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: T
     shared = latent.shared
     with graph.inserting(before=node):
         ups = (
-            _up_weight(latent.k_linear, latent.k_rows, heads, "k_up"),
-            _up_weight(latent.v_linear, latent.v_rows, heads, "v_up"),
+            _derive_up_weight(latent.k_linear, latent.k_rows, heads, "k_up"),
+            _derive_up_weight(latent.v_linear, latent.v_rows, heads, "v_up"),
         )
         plain, rotary = _split_heads(q, heads, latent.k_rows.shape[1])
         y = absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
-    _replace(node, node.output, y, (plain, rotary, latent.latent, shared))
+    _replace_value(node, node.output, y, (plain, rotary, latent.latent, shared))
 
 
-def _up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
+def _derive_up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
     """Return the weight [heads·d, rank] of an up-projection from the latent to `heads` query heads. `head_rows`
     [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name of a new parameter."""
     weight = linear.operand("weight")
@@ -282,7 +282,7 @@ def _merge_heads(part: Value) -> Value:
     return source if source is not None and source.shape == shape else ops.reshape(part, shape=shape)
 
 
-def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
+def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
     """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
     A packed linear is split if only some of its pieces lose their readers; their rows are then erased."""
     graph = node.graph
@@ -291,12 +291,12 @@ def _replace(node: Node, old: Value, new: Value, sources: tuple[Value | None, ..
     erase_unread(graph, old_nodes)
     for split in [n for n in old_nodes if not n.erased and n.op is ops.split]:
         source = split.inputs[0]
-        alone = source is not None and source.producer is not None and source.producer.op is ops.linear
-        if alone and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
+        has_only_readers = source is not None and source.producer is not None and source.producer.op is ops.linear
+        if has_only_readers and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
             erase_unread(graph, [v.producer for v in split_linear(split) if v.producer is not None])
 
 
-def _expand(node: Node) -> str | None:
+def _expand_attention(node: Node) -> str | None:
     """Replace the latent attention `node` by one on keys and values of all heads; return None, or a reason (str)."""
     heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
     assert q is not None and k is not None
@@ -327,7 +327,7 @@ def _expand(node: Node) -> str | None:
         latent, shared = _split_features(k, rank)
         rotary = None if shared is None else _split_heads(q, heads, rank)[1]
         y = emit_expanded(plain, rotary, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
-    _replace(after[0], after[0].output, y, (plain, rotary, latent, shared))
+    _replace_value(after[0], after[0].output, y, (plain, rotary, latent, shared))
     return None
 
 

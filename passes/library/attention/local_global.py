@@ -58,16 +58,16 @@ class LocalGlobal(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         check_minimum(self.name, 1, window=self.window)
-        layers = self._layers(graph)
+        layers = self._find_roles(graph)
         for node, role in layers.items():
-            wanted = {"window": self.window if role == "local" else None, "keep_first": 0}
+            new_attrs = {"window": self.window if role == "local" else None, "keep_first": 0}
             if node.op is not ops.attention or node.attrs["pattern"] != "dense":
                 kind = node.attrs.get("pattern", node.op.name)
                 trace.refuse(self.name, node.output.name, f"{kind} defines its visible keys")
-            elif {**node.attrs, **wanted} != node.attrs:
-                node.attrs.update(wanted)
+            elif {**node.attrs, **new_attrs} != node.attrs:
+                node.attrs.update(new_attrs)
                 trace.fired(self.name, node.output.name)
-        for role_layers, theta in self._bases(layers):
+        for role_layers, theta in self._list_bases(layers):
             for rope, recipe in rotations_of(graph, role_layers, self.name, trace).items():
                 rebased = replace(recipe, theta=theta)
                 check_scaling(rebased, self.name)
@@ -78,25 +78,25 @@ class LocalGlobal(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check every layer against the definition: keys within the window or all keys, and RoPE with the given base
         (wide windows are checked as a window of three)."""
-        tested = self
+        checked = self
         if self.window + 3 > LONGEST_CHECK:
-            tested = replace(self, window=3)
-            after = apply_pass(before, tested)
-        window, inputs = tested.window, sample_inputs(before, equivalence, tested.window + 3)
+            checked = replace(self, window=3)
+            after = apply_pass(before, checked)
+        window, inputs = checked.window, sample_inputs(before, equivalence, checked.window + 3)
         is_visible = {"local": lambda i, j: abs(i - j) < window, "global": lambda i, j: True}
         by_name = {n.output.name: n for n in after.nodes}
-        meanings: dict[str, Any] = {}
-        for node, role in self._layers(before).items():
+        references: dict[str, Any] = {}
+        for node, role in self._find_roles(before).items():
             if node.op is ops.attention and node.attrs["pattern"] == "dense":
-                meanings[node.output.name] = partial(attend, is_visible[role])
-        for layers, theta in self._bases(self._layers(before)):
+                references[node.output.name] = partial(attend, is_visible[role])
+        for layers, theta in self._list_bases(self._find_roles(before)):
             for rope, recipe in rotations_of(before, layers, self.name, Trace()).items():
-                kept_attrs = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
-                wanted = replace(recipe, theta=theta)
-                meanings[rope.output.name] = reference_rope(wanted, by_name[rope.output.name], **kept_attrs)
-        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
+                same_attrs = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
+                new_attrs = replace(recipe, theta=theta)
+                references[rope.output.name] = reference_rope(new_attrs, by_name[rope.output.name], **same_attrs)
+        equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
-    def _layers(self, graph: Graph) -> dict[Node, str]:
+    def _find_roles(self, graph: Graph) -> dict[Node, str]:
         """Return the role, ``local`` or ``global``, of each self-attention of `graph`.
 
         Raises:
@@ -108,7 +108,7 @@ class LocalGlobal(Pass):
         except WeftError as e:
             raise WeftError(f"{self.name}: {e}") from None
 
-    def _bases(self, layers: dict[Node, str]) -> Iterator[tuple[list[Node], float]]:
+    def _list_bases(self, layers: dict[Node, str]) -> Iterator[tuple[list[Node], float]]:
         """Yield (layers of a role, RoPE base) for each role whose base is not None."""
         for role, theta in (("local", self.theta_local), ("global", self.theta_global)):
             if theta is not None:

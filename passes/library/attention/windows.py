@@ -23,10 +23,10 @@ from ...core.trace import Trace
 from ..cache.kv_cache import cap_positions
 
 LONGEST_CHECK = 40  # tokens; passes with a longer range are checked with smaller arguments
-Sees = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
+Visibility = Callable[[int, int], bool]  # (position of a query, position of a key) -> whether it is visible
 
 
-def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
+def restrict_attentions(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
     """Set the attributes `attrs` on the attentions that `layers` selects; record changes and refusals by pass `name`.
 
     Attention ops other than `attention` are refused.
@@ -39,7 +39,7 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
             trace.fired(name, node.output.name)
 
 
-def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Sees, tokens: int) -> None:
+def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Visibility, tokens: int) -> None:
     """Check that attentions whose attributes differ between the graphs see exactly the keys with visible(query, key).
 
     The graphs run on random sequences of `tokens` tokens; a WeftError is raised if outputs differ.
@@ -47,8 +47,8 @@ def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visi
     old_attrs = {n.output.name: n.attrs for n in before.nodes}
     changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
     inputs = sample_inputs(before, equivalence, tokens)
-    meanings = {n.output.name: partial(attend, visible) for n in changed}
-    equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
+    references = {n.output.name: partial(attend, visible) for n in changed}
+    equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
 
 def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
@@ -118,13 +118,13 @@ class SlidingWindow(Pass):
         windows are checked as a window of three)."""
         lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
-        chosen_lengths = all(names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
-        if chosen_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
+        free_lengths = all(names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
+        if free_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
             inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
             equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
-        tested = self if self.size + 3 <= LONGEST_CHECK else replace(self, size=3, keep_first=min(self.keep_first, 2))
-        after = after if tested is self else apply_pass(before, tested)
-        size, keep_first = tested.size, tested.keep_first
+        checked = self if self.size + 3 <= LONGEST_CHECK else replace(self, size=3, keep_first=min(self.keep_first, 2))
+        after = after if checked is self else apply_pass(before, checked)
+        size, keep_first = checked.size, checked.keep_first
         check_masks(before, after, equivalence, lambda i, j: abs(i - j) < size or j < keep_first, size + 3)
 
 
@@ -162,16 +162,16 @@ class Dilate(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         check_minimum(self.name, 1, size=self.size, stride=self.stride)
         attrs = {"window": self.size * self.stride, "pattern": "dilated", "stride": self.stride}
-        restrict(graph, trace, self.name, self.layers, **attrs, summary=1, keep_first=0)
+        restrict_attentions(graph, trace, self.name, self.layers, **attrs, summary=1, keep_first=0)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that queries see the keys of the definition (wide gaps or windows are checked as narrower ones)."""
-        tested = self
+        checked = self
         if self.size * self.stride + 3 > LONGEST_CHECK:
-            tested = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
-            after = apply_pass(before, tested)
-        distances = [n * tested.stride for n in range(tested.size)]
-        check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, tested.size * tested.stride + 3)
+            checked = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
+            after = apply_pass(before, checked)
+        distances = [n * checked.stride for n in range(checked.size)]
+        check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, checked.size * checked.stride + 3)
 
 
 @dataclass(frozen=True)
@@ -220,26 +220,26 @@ class AttentionPattern(Pass):
         if self.pattern == "fixed" and self.summary > self.stride:
             raise WeftError(f"{self.name}: summary={self.summary} exceeds the blocks of stride={self.stride}")
         attrs = {name: getattr(self, name) for name in ("pattern", "stride", "summary", "window")}
-        restrict(graph, trace, self.name, self.layers, **attrs, keep_first=self.keep_first)
+        restrict_attentions(graph, trace, self.name, self.layers, **attrs, keep_first=self.keep_first)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that queries see the keys of the definition (wide strides or windows are checked as narrower ones)."""
-        tested = self
+        checked = self
         if 2 * max(self.stride, self.window or 0) > LONGEST_CHECK:
             stride, window = min(self.stride, 4), self.window and min(self.window, 6)
-            tested = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
-            after = apply_pass(before, tested)
-        tokens = 2 * max(tested.stride, tested.window or 0) + 3
-        check_masks(before, after, equivalence, tested.sees, tokens)
+            checked = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
+            after = apply_pass(before, checked)
+        tokens = 2 * max(checked.stride, checked.window or 0) + 3
+        check_masks(before, after, equivalence, checked.is_visible, tokens)
 
-    def sees(self, i: int, j: int) -> bool:
+    def is_visible(self, i: int, j: int) -> bool:
         """Return whether pattern, window and `keep_first` let query i see key j, apart from causality."""
         visible_keys = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
         return bool(visible_keys.mask(np.asarray(i), np.asarray(j)))
 
 
-def apply_pass(before: Graph, rule: Pass) -> Graph:
-    """Return a copy of `before` rewritten by the pass `rule`."""
+def apply_pass(before: Graph, rewrite: Pass) -> Graph:
+    """Return a copy of `before` rewritten by the pass `rewrite`."""
     after = before.clone()
-    rule.run(after, Trace())
+    rewrite.run(after, Trace())
     return after

@@ -18,11 +18,11 @@ from weft.ir.types import sizes
 from ...analysis.rotary import rotations
 from ...analysis.states import has_state, specs
 from ...fitting.calibration import Activations
-from .head_maps import HeadMap, balance, rotation
+from .head_maps import HeadMap, balance_moments, build_rotation
 
-Per = Literal["channel", "head", "tensor"]
-SHRINK = np.linspace(0.3, 1.0, 29)  # factors of the largest magnitude that are tried for codes of 4 bits
-ROOM = 1.1  # the factor for 8 bits: clipping other sequences costs more than finer steps gain
+Granularity = Literal["channel", "head", "tensor"]
+SHRINK_FACTORS = np.linspace(0.3, 1.0, 29)  # factors of the largest magnitude that are tried for codes of 4 bits
+HEADROOM = 1.1  # the factor for 8 bits: clipping other sequences costs more than finer steps gain
 CONTEXT = 4096  # positions that keys are rotated to if the model does not state its context length
 
 
@@ -52,37 +52,39 @@ class StoredRows:
     first: Array
     queries: Array | None = None
 
-    def also(self, other: StoredRows) -> StoredRows:
+    def add_reader(self, other: StoredRows) -> StoredRows:
         """Return these rows with the weights and query moments of `other`, another reader of the same cache, added."""
-        met = [queries for queries in (self.queries, other.queries) if queries is not None]
-        return replace(self, weights=self.weights + other.weights, queries=sum(met[1:], met[0]) if met else None)
+        moments = [queries for queries in (self.queries, other.queries) if queries is not None]
+        return replace(
+            self, weights=self.weights + other.weights, queries=sum(moments[1:], moments[0]) if moments else None
+        )
 
 
 def fit_caches(
-    graph: Graph, caches: Sequence[Sequence[Node]], texts: Sequence[Array], bits: int, per: Per
+    graph: Graph, caches: Sequence[Sequence[Node]], texts: Sequence[Array], bits: int, per: Granularity
 ) -> Iterator[FittedCache]:
     """Yield the fitted scales and maps of each of `caches`, in order; a cache is the list of attentions that read it.
 
     They are fitted to the keys and values that the attentions store for `texts`, batches of token ids [batch, length].
     Only codes of fewer than 8 `bits`, with separate keys and values, get maps.
     """
-    copy, twins = without_caches(graph)
+    copy, copies = remove_caches(graph)
     activations = Activations(copy, texts, dtype=np.float32)
     positions = _spread_positions(copy, texts)
     for nodes in caches:
-        readers = [_StoredBy(activations, twins[node], positions) for node in nodes]
-        add_moved = any(reader.ropes for reader in readers)
-        per_reader = (reader.collect(add_moved) for reader in readers)
-        stored = [functools.reduce(StoredRows.also, parts) for parts in zip(*per_reader, strict=True)]
+        readers = [_StoredRowsCollector(activations, copies[node], positions) for node in nodes]
+        add_rotated = any(reader.rotated_nodes for reader in readers)
+        per_reader = (reader.collect_rows(add_rotated) for reader in readers)
+        stored = [functools.reduce(StoredRows.add_reader, parts) for parts in zip(*per_reader, strict=True)]
         mapped = bits < 8 and len(stored) > 1
         yield _fit_maps(nodes, stored, bits, per) if mapped else _fit_scales(stored, bits, per)
 
 
-def _fit_scales(stored: Sequence[StoredRows], bits: int, per: Per) -> FittedCache:
-    return FittedCache(tuple(scale_of(x.rows, bits, per, x.weights) for x in stored))
+def _fit_scales(stored: Sequence[StoredRows], bits: int, per: Granularity) -> FittedCache:
+    return FittedCache(tuple(fit_scale(x.rows, bits, per, x.weights) for x in stored))
 
 
-def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, per: Per) -> FittedCache:
+def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, per: Granularity) -> FittedCache:
     # With sinks, weights sum to less than 1 and depend on a common shift of scores; soft caps distort such a shift.
     sinks = any(node.operand("sinks") is not None for node in nodes)
     capped = any(node.attrs["softcap"] is not None for node in nodes)
@@ -91,21 +93,23 @@ def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, pe
         shift = x.rows.mean(0) if shifts else None
         centred = x.rows if shift is None else x.rows - shift
         if x.queries is None:
-            matrix = rotation(centred.shape[-1]).evaluate(EMPTY)
+            matrix = build_rotation(centred.shape[-1]).evaluate(EMPTY)
         else:
-            matrix = balance(centred.transpose(1, 2, 0) @ centred.swapaxes(0, 1), x.queries)
+            matrix = balance_moments(centred.transpose(1, 2, 0) @ centred.swapaxes(0, 1), x.queries)
         head_map = HeadMap(shift, matrix)
         first = head_map(x.first) if shifts else None
         # After such a matrix errors of all channels weigh about the same.
-        scale = scale_of(head_map(x.rows), bits, per, x.weights.mean(-1, keepdims=True), first)
+        scale = fit_scale(head_map(x.rows), bits, per, x.weights.mean(-1, keepdims=True), first)
         scales.append(scale)
         maps.append(
-            head_map if first is None else head_map.shift_outputs(on_codes(first, _by_channel(scale, first), bits))
+            head_map
+            if first is None
+            else head_map.shift_outputs(compute_rounding_error(first, _reshape_scale(scale, first), bits))
         )
     return FittedCache(tuple(scales), (maps[0], maps[1]))
 
 
-def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None = None) -> Array:
+def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array | None = None) -> Array:
     """Return the scales, f32 [heads · width] or [1] (per tensor), that round x [n, heads, width] with least error.
 
     The error is the sum of squared errors times `weight` [n, heads, width or 1]. With `first` [heads, width], x is
@@ -118,17 +122,17 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None =
     widest = np.abs(rows).max((1, 2), keepdims=True)
     widest[widest == 0] = 1  # all zero: any scale is exact
     best, least = widest, np.full(widest.shape, np.inf)
-    for factor in SHRINK if bits < 8 else (ROOM,):
+    for factor in SHRINK_FACTORS if bits < 8 else (HEADROOM,):
         scale = widest * np.float32(factor / high)
-        moved = rows if anchor is None else rows - on_codes(anchor, scale, bits)
-        error = np.clip(np.rint(moved / scale), low, high) * scale - moved
+        shifted = rows if anchor is None else rows - compute_rounding_error(anchor, scale, bits)
+        error = np.clip(np.rint(shifted / scale), low, high) * scale - shifted
         cost = (np.square(error) * counts).sum((1, 2), keepdims=True)
         best, least = np.where(cost < least, scale, best), np.minimum(cost, least)
     scales: Array = best.reshape(-1).astype(np.float32)
     return scales if per != "head" else scales.repeat(x.shape[2])
 
 
-def on_codes(x: Array, scale: Array, bits: int) -> Array:
+def compute_rounding_error(x: Array, scale: Array, bits: int) -> Array:
     """Return x minus its rounding to scale · code: x minus this shift is exactly representable in `bits` bits.
 
     Elements beyond the largest code, which are clipped, get a larger shift.
@@ -136,7 +140,7 @@ def on_codes(x: Array, scale: Array, bits: int) -> Array:
     return np.asarray(x - np.clip(np.rint(x / scale), *code_range(bits)) * scale)
 
 
-def _by_channel(scale: Array, x: Array) -> Array:
+def _reshape_scale(scale: Array, x: Array) -> Array:
     """Reshape `scale` [heads · width] to the shape of x [heads, width]; a scale [1] stays."""
     return scale if scale.size == 1 else scale.reshape(x.shape)
 
@@ -146,7 +150,7 @@ def _group_columns(x: Array, groups: int) -> Array:
     return np.ascontiguousarray(x.reshape(len(x), groups, -1).transpose(1, 0, 2), np.float32)
 
 
-class _StoredBy:
+class _StoredRowsCollector:
     """The keys and values that the attention `node` stores for the sequences, and the weights of their errors.
 
     To first order, an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), and an error e of
@@ -160,38 +164,42 @@ class _StoredBy:
         self._activations, self._positions = activations, positions
 
     @property
-    def ropes(self) -> list[Node]:
+    def rotated_nodes(self) -> list[Node]:
         """Return the `rope` nodes of queries and keys whose positions are the input position_ids."""
         at = self.node.graph.inputs.get("position_ids")
         return [rope for rope in rotations(self.node) if rope.operand("positions") is at]
 
-    def collect(self, add_moved: bool) -> list[StoredRows]:
-        """Return the stored keys and, if the node has an operand v, the values.
+    def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
+        """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
 
-        With `add_moved`, keys rotated to positions all over the context are added (without RoPE the same keys again, so
-        that all readers of a cache return equally many rows).
+        With `add_rotated`, append the keys rotated to positions spread over the context. Without RoPE, append the same
+        keys again, so that all readers of a cache return the same number of rows.
         """
-        moved = self._move_positions()
+        shifted = self._rotate_to_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
-        added = self.node.operand("bias")
-        bias = None if added is None else self._read(added)
+        bias_value = self.node.operand("bias")
+        bias = None if bias_value is None else self._read_value(bias_value)
         values = {name: self._activations(self.node.required(name)) for name in names}
         key_stats, value_stats = _Accumulator(), _Accumulator()
         for i, flat_keys in enumerate(values["k"]):
-            q, k = self._queries(values["q"][i]), self._by_head(flat_keys)
-            v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._by_head(values["v"][i])
-            on_scores, on_outputs = self._effects(q, k, v, None if bias is None else bias[i])
-            for at, (queries, stored) in enumerate([(q, k), *([moved[i] if moved else (q, k)] if add_moved else [])]):
+            q, k = self._split_queries(values["q"][i]), self._split_heads(flat_keys)
+            v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._split_heads(values["v"][i])
+            on_scores, on_outputs = self._compute_effects(q, k, v, None if bias is None else bias[i])
+            for at, (queries, stored) in enumerate(
+                [(q, k), *([shifted[i] if shifted else (q, k)] if add_rotated else [])]
+            ):
                 weight = (on_scores.swapaxes(-1, -2) @ np.square(queries)).sum(2)
                 if "v" not in values:
                     weight[..., : v.shape[-1]] += on_outputs[..., None]
                 # The first token draws much attention, but only at the start of a sequence: moved keys omit it.
                 key_stats.add(stored, weight, at)
-                key_stats.meet(queries, on_scores)
+                key_stats.add_queries(queries, on_scores)
             value_stats.add(v, on_outputs[..., None])
-        return [key_stats.merge(), value_stats.merge()] if "v" in values else [key_stats.merge()]
+        return (
+            [key_stats.merge_batches(), value_stats.merge_batches()] if "v" in values else [key_stats.merge_batches()]
+        )
 
-    def _effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
+    def _compute_effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
         """Return the squared effects of errors of scores and of values on the outputs (see the class).
 
         The first is scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], the second Σ p_ij²
@@ -203,17 +211,17 @@ class _StoredBy:
         if (cap := self.attrs["softcap"]) is not None:
             scores = cap * np.tanh(scores / cap)
         if bias is not None:
-            full = np.broadcast_to(bias, (bias.shape[0], self.attrs["heads"], *bias.shape[2:]))
-            scores = scores + full.reshape(len(full), self.kv_heads, -1, *full.shape[2:])
+            full_bias = np.broadcast_to(bias, (bias.shape[0], self.attrs["heads"], *bias.shape[2:]))
+            scores = scores + full_bias.reshape(len(full_bias), self.kv_heads, -1, *full_bias.shape[2:])
         at = np.arange(k.shape[2])
-        seen = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
-        scores = np.where(seen, scores, -np.inf)
-        most = scores.max(-1, keepdims=True)
-        most = np.where(np.isfinite(most), most, 0)  # a row without visible keys
-        p = np.exp(scores - most)
+        visible = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
+        scores = np.where(visible, scores, -np.inf)
+        peak = scores.max(-1, keepdims=True)
+        peak = np.where(np.isfinite(peak), peak, 0)  # a row without visible keys
+        p = np.exp(scores - peak)
         normalizer = p.sum(-1, keepdims=True)
         if (sinks := self.node.operand("sinks")) is not None:
-            normalizer += np.exp(self._read(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - most)
+            normalizer += np.exp(self._read_value(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - peak)
         p /= np.where(normalizer == 0, 1, normalizer)
         o = p @ v[:, :, None]
         distances = np.square(v).sum(-1)[:, :, None, None] - 2 * (o @ v[:, :, None].swapaxes(-1, -2))
@@ -221,30 +229,30 @@ class _StoredBy:
         squares = np.square(p)
         return squares * np.maximum(distances, 0) * scale**2, squares.sum((2, 3))
 
-    def _move_positions(self) -> list[tuple[Array, Array]]:
+    def _rotate_to_positions(self) -> list[tuple[Array, Array]]:
         """Return (queries, keys) per batch, rotated to positions all over the context; [] if they are not rotated."""
-        if not self.ropes:
+        if not self.rotated_nodes:
             return []
         rotated = {}
-        for rope in self.ropes:
-            x, table = (self._read(rope.required(name)) for name in ("x", "frequencies"))
+        for rope in self.rotated_nodes:
+            x, table = (self._read_value(rope.required(name)) for name in ("x", "frequencies"))
             operands = zip(x, self._positions, table, strict=True)
             rotated[rope.output] = [np.asarray(ops.rope.reference(*xs, **rope.attrs)) for xs in operands]
         with self._activations.assumed(rotated):
             queries, keys = (self._activations(self.node.required(name)) for name in "qk")
-        return [(self._queries(q), self._by_head(k)) for q, k in zip(queries, keys, strict=True)]
+        return [(self._split_queries(q), self._split_heads(k)) for q, k in zip(queries, keys, strict=True)]
 
-    def _read(self, value: Value) -> list[Array]:
+    def _read_value(self, value: Value) -> list[Array]:
         """Return one array per batch of sequences: the activations of `value`, or the same elements of a parameter."""
         if isinstance(value, Param):
             return [value.recipe.evaluate(value.graph.reader)] * len(self._positions)
         return self._activations(value)
 
-    def _by_head(self, x: Array) -> Array:
+    def _split_heads(self, x: Array) -> Array:
         """Reshape keys or values [batch, n, kv_heads · d] to [batch, kv_heads, n, d]."""
         return x.reshape(*x.shape[:2], self.kv_heads, -1).swapaxes(1, 2).astype(np.float32)
 
-    def _queries(self, x: Array) -> Array:
+    def _split_queries(self, x: Array) -> Array:
         """Reshape queries [batch, n, heads · d] to [batch, kv_heads, group, n, d]."""
         by_head = x.reshape(*x.shape[:2], self.attrs["heads"], -1).swapaxes(1, 2).astype(np.float32)
         return by_head.reshape(len(x), self.kv_heads, -1, *by_head.shape[2:])
@@ -255,30 +263,30 @@ class _Accumulator:
 
     def __init__(self) -> None:
         self._rows, self._weights, self._firsts = list[Array](), list[Array](), list[Array]()
-        self._queries: Array | None = None
+        self._split_queries: Array | None = None
 
     def add(self, x: Array, weights: Array, start: int = 0) -> None:
         """Add keys or values x [batch, heads, n, d] from token `start` on, with `weights` [batch, heads, n, d or 1].
 
         If `start` is 0, the first tokens also enter the median.
         """
-        self._rows.append(_rows(x[:, :, start:]))
-        self._weights.append(_rows(weights[:, :, start:]))
+        self._rows.append(_flatten_rows(x[:, :, start:]))
+        self._weights.append(_flatten_rows(weights[:, :, start:]))
         if not start:
             self._firsts.append(x[:, :, 0])
 
-    def meet(self, queries: Array, on_scores: Array) -> None:
+    def add_queries(self, queries: Array, on_scores: Array) -> None:
         """Add the second moment of queries [batch, heads, group, n, d], weighted by errors of scores [.., n, keys]."""
         weighted = queries * on_scores.sum(-1, keepdims=True)
         moment = (weighted.swapaxes(-1, -2) @ queries).sum((0, 2))
-        self._queries = moment if self._queries is None else self._queries + moment
+        self._split_queries = moment if self._split_queries is None else self._split_queries + moment
 
-    def merge(self) -> StoredRows:
+    def merge_batches(self) -> StoredRows:
         first = np.median(np.concatenate(self._firsts), axis=0)
-        return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._queries)
+        return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._split_queries)
 
 
-def _rows(x: Array) -> Array:
+def _flatten_rows(x: Array) -> Array:
     """Reshape x [batch, heads, n, d] to [batch · n, heads, d]."""
     return x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
@@ -294,28 +302,28 @@ def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
     ]
 
 
-def without_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """Return a copy of `graph` without caches and states, for complete sequences, and its nodes by those of `graph`."""
     copy = graph.clone()
-    twins = dict(zip(graph.nodes, copy.nodes, strict=True))
+    copies = dict(zip(graph.nodes, copy.nodes, strict=True))
     for name, value in list(copy.outputs.items()):
-        if (maker := value.producer) is not None and value is not maker.output and has_state(maker):
+        if (producer := value.producer) is not None and value is not producer.output and has_state(producer):
             del copy.outputs[name]
     # The mask of past and new tokens becomes a mask of the new tokens.
     _rename_size(copy, "total", "seq")
-    for node, twin in list(twins.items()):
+    for node, copied in list(copies.items()):
         if has_state(node):
-            twins[node] = _drop_past(copy, twin)
+            copies[node] = _drop_past(copy, copied)
     for name, value in list(copy.inputs.items()):
         if not value.uses:
             del copy.inputs[name]
-    return copy, twins
+    return copy, copies
 
 
 def _drop_past(graph: Graph, node: Node) -> Node:
     """Replace `node` by the same op without a past, and return the new node."""
-    absent = {spec.taken for spec in specs(node)} | {spec.positions for spec in specs(node)}
-    operands = [None if o.name in absent else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
+    absent_names = {spec.taken for spec in specs(node)} | {spec.positions for spec in specs(node)}
+    operands = [None if o.name in absent_names else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
     attrs = {**node.attrs, **({"rolling": False} if "rolling" in node.attrs else {})}
     with graph.inserting(before=node):
         results = node.op.emit(*operands, **attrs)

@@ -47,12 +47,12 @@ class HeadMap:
         return HeadMap(shift.astype(np.float32), self.matrix)
 
 
-def rotation(width: int) -> RandomOrthogonal:
+def build_rotation(width: int) -> RandomOrthogonal:
     """Return the recipe of a fixed random orthogonal matrix [width, width], which mixes all channels of a head."""
     return RandomOrthogonal(width, SEED)
 
 
-def balance(keys: Array, queries: Array) -> Array:
+def balance_moments(keys: Array, queries: Array) -> Array:
     """Return the maps T [heads, width, width] for keys and queries with second moments [heads, width, width].
 
     Rounding channel c of k T to steps proportional to its range costs E[(k T)²_c] E[(q T⁻ᵀ)²_c]. T first makes both
@@ -66,11 +66,13 @@ def balance(keys: Array, queries: Array) -> Array:
         eigenvalues, eigenvectors = np.linalg.eigh(root.T @ query @ root)
         # L⁻ᵀ U makes the moment of keys the identity and that of queries diag(eigenvalues); √ splits it between both.
         matrices.append(np.linalg.inv(root).T @ eigenvectors * eigenvalues**0.25)
-    rotated: Array = np.stack(matrices) @ rotation(keys.shape[-1]).evaluate(EMPTY)
+    rotated: Array = np.stack(matrices) @ build_rotation(keys.shape[-1]).evaluate(EMPTY)
     return rotated
 
 
-def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Callable[[str, Array], Param]) -> None:
+def insert_maps(
+    nodes: Sequence[Node], keys: HeadMap, values: HeadMap, add_param: Callable[[str, Array], Param]
+) -> None:
     """Insert the maps of keys and values, and their inverses on queries and outputs, at the attentions `nodes`.
 
     `nodes` read one cache. `keep(name, array)` adds a parameter with these elements and returns it.
@@ -78,7 +80,7 @@ def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Cal
     first = nodes[0]
     graph, kv_heads = first.graph, int(first.attrs["kv_heads"])
     with graph.inserting(before=first):
-        k_map, mixing = keep("k_map", keys.matrix), rotation(len(values.matrix))
+        k_map, mixing = add_param("k_map", keys.matrix), build_rotation(len(values.matrix))
         q_map, v_map, o_map = (
             graph.add_param(add_scope(graph, name), k_map.type.with_shape(*matrix.shape), recipe)
             for name, matrix, recipe in (
@@ -88,7 +90,7 @@ def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Cal
             )
         )
         k_shift, v_shift = (
-            None if shift is None else keep(name, shift[:, None])
+            None if shift is None else add_param(name, shift[:, None])
             for name, shift in (("k_shift", keys.shift), ("v_shift", values.shift))
         )
         mapped = []
@@ -115,6 +117,6 @@ def _split_heads(x: Value, heads: int, kv_heads: int) -> Value:
     return ops.reshape(x, shape=(*x.shape[:2], kv_heads, heads // kv_heads, x.width // heads))
 
 
-def _join_heads(x: Value, like: Value) -> Value:
-    """Reshape x to the shape of `like`: the inverse of `_split_heads`."""
-    return ops.reshape(x, shape=like.shape)
+def _join_heads(x: Value, template: Value) -> Value:
+    """Reshape x to the shape of `template`: the inverse of `_split_heads`."""
+    return ops.reshape(x, shape=template.shape)

@@ -12,18 +12,19 @@ from ...analysis.states import caches
 from ...edits.edit import backward_slice
 
 
-class KeyAxis:
-    """An extension of attention biases to all keys that `mask` [batch, total] covers, past and new.
+class BiasExtension:
+    """A rewrite of attention biases over the new keys [.., seq] into biases over past and new keys [.., total].
 
-    `positions` are those of the new tokens, `makers` the nodes that compute biases. An iota over tokens, and an operand
-    `keys` of a position bias that is `positions`, are replaced by a count along the mask.
+    `mask` is the input [batch, total], `positions` the positions [batch, seq] of the new tokens, `bias_nodes` the nodes
+    that compute biases. An iota over tokens becomes an iota over axis 1 of `mask`; it also replaces `positions` where
+    a bias op reads them as its operand `keys`. `extended` maps each rewritten value to its extension.
     """
 
-    def __init__(self, graph: Graph, mask: Value, positions: Value, makers: list[Node]) -> None:
+    def __init__(self, graph: Graph, mask: Value, positions: Value, bias_nodes: list[Node]) -> None:
         self.graph = graph
         self.mask = mask
         self.positions = positions
-        self.makers = makers
+        self.bias_nodes = bias_nodes
         self.extended: dict[Value, Value] = {}
 
     def extend(self, bias: Value | None) -> Value | None:
@@ -36,12 +37,12 @@ class KeyAxis:
         """
         if bias is None or (bias.producer is not None and caches(bias.producer)):
             return bias
-        counted = [n.output for n in self.makers if n.op is ops.iota]
-        needed = {*backward_slice([bias], counted), *(v.producer for v in counted)}
-        for node in self.makers:
-            if node in needed and node.output not in self.extended:
+        counts = [n.output for n in self.bias_nodes if n.op is ops.iota]
+        dependencies = {*backward_slice([bias], counts), *(v.producer for v in counts)}
+        for node in self.bias_nodes:
+            if node in dependencies and node.output not in self.extended:
                 try:
-                    self._reemit(node)
+                    self._reemit_node(node)
                 except WeftError as e:
                     raise WeftError(f"kv-cache: bias %{bias.name} does not extend to cached keys: {e}") from None
         new = self.extended.get(bias, bias)
@@ -53,27 +54,27 @@ class KeyAxis:
             )
         return new
 
-    def _reemit(self, node: Node) -> None:
+    def _reemit_node(self, node: Node) -> None:
         """Emit a copy of `node` on extended operands and store its outputs in `extended`; do nothing without any."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
             if node.op is ops.iota and sizes.names(node.output.shape[0]):
                 # The mask covers past and new tokens, the input of tokens only the new ones.
-                outs = ops.iota.emit(self.mask, axis=1)
+                outputs = ops.iota.emit(self.mask, axis=1)
             else:
                 for i, (operand, v) in enumerate(zip(node.op.operands, operands, strict=False)):
                     if operand.name == "keys" and v is self.positions:
                         operands[i] = ops.unsqueeze(ops.iota(self.mask, axis=1), axes=(0,), name="key_positions")
                 if operands == list(node.inputs):
                     return
-                outs = node.op.emit(*operands, **node.attrs)
-        for old, new in zip(node.outputs, outs, strict=True):
+                outputs = node.op.emit(*operands, **node.attrs)
+        for old, new in zip(node.outputs, outputs, strict=True):
             self.extended[old] = new
             old.name, new.name = new.name, old.name
 
     def drop_unused(self) -> None:
-        """Erase those of `makers` that have no readers left, because extended copies replaced them."""
+        """Erase those of `bias_nodes` that have no readers left, because extended copies replaced them."""
         # Readers first: a node can be erased only after all of its readers.
-        for node in reversed(self.makers):
+        for node in reversed(self.bias_nodes):
             if not any(v.uses or v.is_output for v in node.outputs):
                 self.graph.erase(node)

@@ -22,12 +22,12 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
-from .key_axis import KeyAxis
+from .key_axis import BiasExtension
 
-COUNTING = "positions should come from the input position_ids"
-WITHOUT = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
-_MASKED = (ops.attention, ops.lightning_index)  # ops that read both a key mask and a cache
-MIXING = f"tokens may be mixed by causal attention, recurrences and convolutions only, or {WITHOUT}"
+COUNTING_REMEDY = "positions should come from the input position_ids"
+NO_CACHE_REMEDY = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
+_MASKED_OPS = (ops.attention, ops.lightning_index)  # ops that read both a key mask and a cache
+MIXING_REMEDY = f"tokens may be mixed by causal attention, recurrences and convolutions only, or {NO_CACHE_REMEDY}"
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,24 @@ class KvCache(Pass):
         recurrences = [n for n in graph.nodes if states(n)]
         if tokens is None or not attentions + recurrences:
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
-        makers, compares = _bias_makers(graph), _list_comparing(graph, tokens)
-        _check_cacheable(graph, tokens, attentions, {*makers, *recurrences, *compares})
-        for node in compares:
+        bias_nodes, comparing = _list_bias_nodes(graph), _list_comparing_nodes(graph, tokens)
+        _check_cacheable(graph, tokens, attentions, {*bias_nodes, *recurrences, *comparing})
+        for node in comparing:
             trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
-        mask = _total_mask(graph, tokens, attentions)
+        mask = _add_total_mask(graph, tokens, attentions)
         positions = graph.inputs.get("position_ids")
         if positions is None:
             positions = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if positions.shape != tokens:
             raise WeftError(f"kv-cache: input {positions!r} should be a position per token, {list(tokens)}")
-        keys = KeyAxis(graph, mask, positions, makers)
+        keys = BiasExtension(graph, mask, positions, bias_nodes)
         pasts, counters = dict[Node, dict[str, Value]](), Counter[str]()
         for node, first in [(node, cache_owner(node)) for node in attentions]:
             trace.fired(self.name, node.output.name)
             operands: dict[str, Value | None] = {caches(node)[0].positions: positions}
             if node.op is ops.attention:
                 operands["bias"] = keys.extend(node.operand("bias"))
-            if node.op in _MASKED:
+            if node.op in _MASKED_OPS:
                 operands["key_mask"] = mask
             if first in pasts:
                 rebuild_node(node, {**operands, **pasts[first]})
@@ -118,11 +118,11 @@ class KvCache(Pass):
         if "attention_mask" in inputs:
             # No padding: states of constant size cannot ignore tokens.
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-        full, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Progress]()
-        for cuts in _cuts(before, tokens):
-            by_calls = run_in_chunks(equivalence, after, inputs, cuts, calls)
+        full_pass, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Progress]()
+        for cuts in _list_cuts(before, tokens):
+            chunked = run_in_chunks(equivalence, after, inputs, cuts, calls)
             try:
-                equivalence.same(full, {name: by_calls[name] for name in full}, EXACT)
+                equivalence.same(full_pass, {name: chunked[name] for name in full_pass}, EXACT)
             except WeftError as e:
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
 
@@ -147,10 +147,10 @@ def run_in_chunks(
     total = sum(cuts)
     if () not in calls:
         # Capacity for three more tokens: slots without a token must not matter.
-        fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
+        samples = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
         calls[()] = (
             {
-                name: np.full_like(fed[name], spec.initial) if spec.growth is Growth.CONSTANT else fed[name]
+                name: np.full_like(samples[name], spec.initial) if spec.growth is Growth.CONSTANT else samples[name]
                 for spec, name, _ in taken_states(graph)
             },
             {},
@@ -194,16 +194,16 @@ def cap_positions(graph: Graph, tokens: int) -> int:
     return min(tokens, graph.meta.get("max_positions") or tokens)
 
 
-def _cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
+def _list_cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
     """Return the ways, tuples of lengths, to cut `total` (at most 6) tokens into calls in the check of `graph`."""
     tokens = token_axes(graph)
-    if tokens is not None and _list_comparing(graph, tokens):
+    if tokens is not None and _list_comparing_nodes(graph, tokens):
         return [(total,)]
     small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
-    return _compositions(total) if small or total < 6 else [(6,), (2, 3, 1)]
+    return _list_compositions(total) if small or total < 6 else [(6,), (2, 3, 1)]
 
 
-def _compositions(n: int) -> Iterator[tuple[int, ...]]:
+def _list_compositions(n: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to write `n` as an ordered sum of positive integers."""
     for bits in itertools.product((False, True), repeat=n - 1):
         parts = [1]
@@ -215,21 +215,21 @@ def _compositions(n: int) -> Iterator[tuple[int, ...]]:
         yield tuple(parts)
 
 
-def _bias_makers(graph: Graph) -> list[Node]:
+def _list_bias_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of `graph`, in order, that compute biases of causal attentions."""
     causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
     return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 
 
-def _list_comparing(graph: Graph, tokens: Tokens) -> list[Node]:
+def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
     """Return the nodes that may compare new tokens with each other: routers that do, and nodes that mix positions."""
-    makers, comparing = _bias_makers(graph), []
+    bias_nodes, comparing = _list_bias_nodes(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
         if not contents.isdisjoint(node.inputs):
             contents.update(node.outputs)
         mixes = any(carries(v, tokens) for v in node.inputs) and tokenwise(node, tokens) is None
-        if Trait.COMPARES in node.op.traits or (mixes and node not in makers and node.output not in contents):
+        if Trait.COMPARES in node.op.traits or (mixes and node not in bias_nodes and node.output not in contents):
             comparing.append(node)
     return comparing
 
@@ -249,11 +249,11 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
                     f"kv-cache: {node!r} (%{node.output.name}) is causal over keys that are not its own tokens"
                 )
             continue
-        reads = any(carries(v, tokens) for v in node.inputs)
-        if reads and tokenwise(node, tokens) is None and node not in supported:
+        reads_tokens = any(carries(v, tokens) for v in node.inputs)
+        if reads_tokens and tokenwise(node, tokens) is None and node not in supported:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
-                f"{COUNTING if node.op in (ops.iota, ops.cumsum) else MIXING}"
+                f"{COUNTING_REMEDY if node.op in (ops.iota, ops.cumsum) else MIXING_REMEDY}"
             )
 
 
@@ -267,25 +267,25 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
         if node.attrs.get("causal") is False and len([v for v in node.inputs if carries(v, tokens)]) > 1:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) is not causal: later tokens "
-                f"change what earlier ones see, so nothing can be cached; make it causal, or {WITHOUT}"
+                f"change what earlier ones see, so nothing can be cached; make it causal, or {NO_CACHE_REMEDY}"
             )
 
 
-def _total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
+def _add_total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
     """Return the input attention_mask i64 [batch, total] over past and new tokens; add it, or widen an existing one.
 
     Raises:
         WeftError: if attentions use another mask, or other nodes read this one.
     """
-    wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
+    mask_type = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:
-        key_mask = node.operand("key_mask") if node.op in _MASKED else None
+        key_mask = node.operand("key_mask") if node.op in _MASKED_OPS else None
         if key_mask is not None and key_mask is not mask:
             raise WeftError(f"kv-cache: the key mask %{key_mask.name} of {node!r} is not the input attention_mask")
     if mask is None:
-        return graph.add_input("attention_mask", wanted)
+        return graph.add_input("attention_mask", mask_type)
     if any(n not in attentions for n in mask.users):
         raise WeftError("kv-cache: the input attention_mask has readers besides causal self-attention")
-    mask.type = wanted
+    mask.type = mask_type
     return mask

@@ -55,23 +55,25 @@ class LastTokenLogits(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)
-        missing = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
-        if missing:
-            raise WeftError(f"last-token-logits: graph {graph.name} has no input {missing[0]}; run kv-cache before it")
+        missing_inputs = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
+        if missing_inputs:
+            raise WeftError(
+                f"last-token-logits: graph {graph.name} has no input {missing_inputs[0]}; run kv-cache before it"
+            )
         if tokens is None or not carries(graph.outputs.get("logits"), tokens):
             raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
-        narrowed = _list_narrowable(graph, tokens)
-        rows = _Rows(graph, tokens, next(iter(graph.nodes)))
+        narrowed = _list_narrowable_nodes(graph, tokens)
+        rows = _LastTokens(graph, tokens, next(iter(graph.nodes)))
         logits = graph.outputs["logits"]
         for node in narrowed:
             row_operands = tokenwise(node, tokens) or ()
             operands = list(node.inputs)
             for i in row_operands:
-                operands[i] = rows.of(node, operands[i])
+                operands[i] = rows.gather_before(node, operands[i])
             with graph.inserting(before=node):
-                attrs = {k: _one_token(v, tokens) for k, v in node.attrs.items()}
-                outs = node.op.emit(*operands, **attrs)
-            for old, new in zip(node.outputs, outs, strict=True):
+                attrs = {k: _shorten_shape(v, tokens) for k, v in node.attrs.items()}
+                new_outputs = node.op.emit(*operands, **attrs)
+            for old, new in zip(node.outputs, new_outputs, strict=True):
                 rows.gathered[old] = new
             trace.fired(self.name, node.output.name)
         if not narrowed:
@@ -95,25 +97,25 @@ class LastTokenLogits(Pass):
         equivalence.same(full, last, EXACT)
 
 
-def _list_narrowable(graph: Graph, tokens: Tokens) -> list[Node]:
+def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
     """Return the nodes, in graph order, that treat tokens independently and that only the output logits depends on."""
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
         users = [n for v in node.outputs for n in v.users]
-        feeds = all(n in narrowable for n in users) and all(name == "logits" for name in outputs)
-        if feeds and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:
+        only_logits = all(n in narrowable for n in users) and all(name == "logits" for name in outputs)
+        if only_logits and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:
             narrowable[node] = None
     return list(reversed(narrowable))
 
 
-def _one_token(attr: Any, tokens: Tokens) -> Any:
+def _shorten_shape(attr: Any, tokens: Tokens) -> Any:
     """Return the attribute value `attr` as (batch, 1, ...) if it is a shape (batch, seq, ...), else unchanged."""
     return (attr[0], 1, *attr[2:]) if isinstance(attr, tuple) and attr[:2] == tokens else attr
 
 
-class _Rows:
+class _LastTokens:
     """Gathers of the last valid token of values [batch, seq, ...]; `gathered` maps a value to its [batch, 1, ...]."""
 
     def __init__(self, graph: Graph, tokens: Tokens, first: Node) -> None:
@@ -129,9 +131,9 @@ class _Rows:
             last = ops.sub(ops.sub(end, start, name="count"), unit, name="last")
             # A row without valid tokens would get index −1.
             self.index = ops.maximum(last, zero, name="index")
-        self._rescope(self.index)
+        self._move_to_scope(self.index)
 
-    def of(self, reader: Node, value: Value | None) -> Value:
+    def gather_before(self, reader: Node, value: Value | None) -> Value:
         assert value is not None
         if value not in self.gathered:
             with self.graph.inserting(before=reader):
@@ -140,11 +142,11 @@ class _Rows:
 
     def gather(self, value: Value) -> None:
         self.gathered[value] = ops.gather_rows(value, self.index, name="rows")
-        self._rescope(self.gathered[value], value, self.index)
+        self._move_to_scope(self.gathered[value], value, self.index)
 
-    def _rescope(self, value: Value, *known: Value) -> None:
-        """Move the nodes that compute `value` from the values `known` to the scope ``last_token``; rename outputs."""
-        for node in backward_slice([value], known):
+    def _move_to_scope(self, value: Value, *sources: Value) -> None:
+        """Move the nodes that compute `value` from the values `sources` to the scope ``last_token``; rename outputs."""
+        for node in backward_slice([value], sources):
             for v in node.outputs:
                 v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")
             node.scope = SCOPE

@@ -23,7 +23,7 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
 from ...fitting.calibration import sampled_tokens
-from .cache_scales import FittedCache, Per, fit_caches, without_caches
+from .cache_scales import FittedCache, Granularity, fit_caches, remove_caches
 from .head_maps import insert_maps
 
 LEAST_TOKENS = 128  # fewer calibration tokens than that do not predict the range of other sequences
@@ -80,7 +80,7 @@ class QuantizeCache(Pass):
     see = ("kv-cache", "quantize")
     tradeoff = "keys and values are rounded when they are written, and multiplied by scales when they are read"
     bits: int = 8
-    per: Per = "channel"
+    per: Granularity = "channel"
     calibration: str | None = None
     tokens: int = 8192
 
@@ -90,24 +90,24 @@ class QuantizeCache(Pass):
             raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {widths} bits")
         if self.tokens < 1:
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
-        chosen = list[list[Node]]()
+        selected = list[list[Node]]()
         for node in graph.nodes:
             if not caches(node) or cache_owner(node) is not node:
                 continue
-            if (reason := self._refusal(node)) is None:
-                chosen.append(cache_sharers(node))
+            if (reason := self._find_obstacle(node)) is None:
+                selected.append(cache_sharers(node))
             else:
                 trace.refuse(self.name, node.output.name, reason)
-        if not chosen:
+        if not selected:
             if not trace.refusals:
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
         texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
         fits = list[FittedCache]()
-        for fit in fit_caches(graph, chosen, texts, self.bits, self.per):
+        for fit in fit_caches(graph, selected, texts, self.bits, self.per):
             fits.append(fit)
-            trace.progress(len(fits), len(chosen))
-        for nodes, fit in zip(chosen, fits, strict=True):
+            trace.progress(len(fits), len(selected))
+        for nodes, fit in zip(selected, fits, strict=True):
             first = nodes[0]
             if fit.maps is not None:
                 insert_maps(nodes, *fit.maps, partial(_add_param, first))
@@ -121,7 +121,7 @@ class QuantizeCache(Pass):
             for node in nodes:
                 trace.fired(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
 
-    def _refusal(self, node: Node) -> str | None:
+    def _find_obstacle(self, node: Node) -> str | None:
         """Return a reason (str) why the cache of `node` cannot be quantized; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has no scales for its cache"
@@ -138,38 +138,40 @@ class QuantizeCache(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The outputs are those of the original with past and present keys and values rounded to codes; where these are
         mapped, also those of the original without a past."""
-        was_quantized = {node.output.name for node in _list_quantized(before)}
+        quantized_before = {node.output.name for node in _list_quantized_nodes(before)}
         plain = before
-        if maps := _added_maps(after, before):
-            plain = _dequantize_caches(after, was_quantized)
+        if maps := _list_added_maps(after, before):
+            plain = _dequantize_caches(after, quantized_before)
             for key in maps:  # matrices that have inverses
                 equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
-            first, second = (without_caches(graph)[0] for graph in (before, plain))
+            first, second = (remove_caches(graph)[0] for graph in (before, plain))
             inputs = equivalence.inputs(first)
             equivalence.same(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
         staged, inputs = equivalence.stage(after), equivalence.inputs(after)
-        meanings, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
+        references, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
         for node in staged.nodes:
-            if node.attrs.get("cache_bits") is None or node.output.name in was_quantized:
+            if node.attrs.get("cache_bits") is None or node.output.name in quantized_before:
                 continue
-            operand_scales = [_scale_values(node, name) for name in ("k_scale", "v_scale")]
-            meanings[node.output.name] = _round_reference(operand_scales, code_range(node.attrs["cache_bits"]))
+            operand_scales = [_evaluate_scales(node, name) for name in ("k_scale", "v_scale")]
+            references[node.output.name] = _build_rounded_reference(
+                operand_scales, code_range(node.attrs["cache_bits"])
+            )
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
             for spec, scale in zip(caches(node), _reshape_scales(node, operand_scales), strict=False):
                 if (past := node.operand(spec.taken)) is not None:
                     name = next(name for name, v in staged.inputs.items() if v is past)
                     dequantized[name] = inputs[name] * scale
-        wanted = equivalence.run_as(plain, dequantized, meanings)
+        expected = equivalence.run_as(plain, dequantized, references)
         for name, value in staged.outputs.items():
             if value.name in scales:
-                wanted[name] = np.round(wanted[name] / scales[value.name])
-        equivalence.same(wanted, equivalence.run(after, inputs), EXACT)
+                expected[name] = np.round(expected[name] / scales[value.name])
+        equivalence.same(expected, equivalence.run(after, inputs), EXACT)
 
 
 def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
     """Return a copy of `graph` with unquantized caches, except for attentions whose output name is in `unchanged`."""
     copy = graph.clone()
-    for node in _list_quantized(copy):
+    for node in _list_quantized_nodes(copy):
         if node.output.name in unchanged:
             continue
         for spec in caches(node):
@@ -179,7 +181,7 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
     return copy
 
 
-def _added_maps(graph: Graph, before: Graph) -> list[str]:
+def _list_added_maps(graph: Graph, before: Graph) -> list[str]:
     """Return the tensor names of the map matrices and shifts that `graph` has in addition to `before`."""
     added = (param.recipe for name, param in graph.params.items() if name not in before.params)
     return [recipe.key for recipe in added if isinstance(recipe, Source)]
@@ -190,18 +192,18 @@ def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] |
     It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales."""
     graph = node.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
-    place = f"{node.scope}.{name}" if node.scope else name
-    key = reader.fresh(place)
+    full_name = f"{node.scope}.{name}" if node.scope else name
+    key = reader.fresh(full_name)
     reader.put(key, array)
     source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
-    return graph.add_param(place, TensorType(dtype, array.shape), scales(source) if scales else source)
+    return graph.add_param(full_name, TensorType(dtype, array.shape), scales(source) if scales else source)
 
 
-def _list_quantized(graph: Graph) -> list[Node]:
+def _list_quantized_nodes(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.attrs.get("cache_bits") is not None]
 
 
-def _scale_values(node: Node, name: str) -> Array | None:
+def _evaluate_scales(node: Node, name: str) -> Array | None:
     param = node.operand(name)
     return param.recipe.evaluate(node.graph.reader) if isinstance(param, Param) else None
 
@@ -212,14 +214,18 @@ def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:
     return [scale if scale.size == 1 else scale.reshape(shape) for scale in scales if scale is not None]
 
 
-def _round_reference(scales: list[Array | None], within: tuple[int, int]) -> Callable[..., Any]:
-    """Return a reference of attention that rounds keys and values by `scales` to codes `within` = (least, largest)."""
+def _build_rounded_reference(scales: list[Array | None], code_bounds: tuple[int, int]) -> Callable[..., Any]:
+    """Return the reference of attention on keys and values that are first rounded to scale · code.
 
-    def meaning(q: Array, *operands: Array | None, **attrs: Any) -> Any:
+    `scales` are those of keys and of values; an operand whose scale is None is not rounded. `code_bounds` is (least
+    code, largest code), both inclusive.
+    """
+
+    def attend(q: Array, *operands: Array | None, **attrs: Any) -> Any:
         rounded = [
-            x if x is None or scale is None else np.round(x / scale).clip(*within) * scale
+            x if x is None or scale is None else np.round(x / scale).clip(*code_bounds) * scale
             for x, scale in zip(operands[:2], scales, strict=False)
         ]
         return ops.attention.reference(q, *rounded, *operands[2:], **attrs)
 
-    return meaning
+    return attend

@@ -61,15 +61,15 @@ class RollingBuffer(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.slack < 0:
             raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
-        cached = [n for n in graph.nodes if n.op is ops.attention and has_state(n)]
-        if not cached:
+        attentions = [n for n in graph.nodes if n.op is ops.attention and has_state(n)]
+        if not attentions:
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
-        for node in cached:
-            size = _capacity(node, self.slack)
+        for node in attentions:
+            size = _compute_capacity(node, self.slack)
             if size is None or (limit is not None and size >= limit):
                 continue
-            for past in _pasts(node):
+            for past in _list_pasts(node):
                 past.type = past.type.with_axis(2, size)
             trace.fired(self.name, rebuild_node(node, rolling=True).output.name)
         if not trace.rewrites[self.name]:
@@ -118,7 +118,7 @@ class FullCaches(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in filter(is_rolling, graph.nodes):
-            for past in _pasts(node):
+            for past in _list_pasts(node):
                 past.type = past.type.with_axis(2, sizes.sym("capacity"))
             trace.fired(self.name, rebuild_node(node, rolling=False).output.name)
         if not trace.rewrites[self.name]:
@@ -139,27 +139,27 @@ def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence
     total = max((size for size in capacities if isinstance(size, int)), default=0) + 4
     total = cap_positions(before, total if total <= _LONGEST_TRIAL else 6)
     inputs = equivalence.inputs(before, seq=total)
-    for cuts in _cuts(total):
+    for cuts in _list_cuts(total):
         equivalence.same(
             run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
         )
 
 
-def _capacity(node: Node, slack: int) -> int | None:
+def _compute_capacity(node: Node, slack: int) -> int | None:
     """Return keep_first + window + `slack`, the capacity of a rolling cache of the attention `node`.
     Return None if it has no window, rolls already, or shares its cache."""
     window, first = node.attrs["window"], node.attrs["keep_first"]
     # A cache that another node also reads must keep all its keys.
-    unshared = all(len(past.uses) == 1 for past in _pasts(node))
+    unshared = all(len(past.uses) == 1 for past in _list_pasts(node))
     return int(window) + first + slack if window is not None and unshared and not node.attrs["rolling"] else None
 
 
-def _pasts(node: Node) -> list[Value]:
+def _list_pasts(node: Node) -> list[Value]:
     """Return the operands of `node` that are past caches."""
     return [past for spec in caches(node) if (past := node.operand(spec.taken)) is not None]
 
 
-def _cuts(total: int) -> Iterable[tuple[int, ...]]:
+def _list_cuts(total: int) -> Iterable[tuple[int, ...]]:
     half = total // 2
     cuts = (total,), (1,) * total, (half, total - half), (total - 2, 1, 1), (2, 1, total - 3)
     return (c for c in cuts if min(c) > 0)

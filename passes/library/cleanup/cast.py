@@ -48,46 +48,46 @@ class CastDtype(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if not self.dtype.is_float or self.dtype.bits < 16:
             raise WeftError(f"cast: no model computes in {self.dtype}; choose f16, bf16 or f32")
-        wide = _find_f32_values(graph)
+        f32_values = _find_f32_values(graph)
         # The types before the cast, for copies of parameters that positions also read.
         types = {p: p.type for p in graph.params.values()}
         for v in (*graph.inputs.values(), *graph.params.values()):
-            if v not in wide and self._changes(v):
+            if v not in f32_values and self._is_cast(v):
                 trace.rewrites[self.name] += 1
                 v.type = v.type.with_dtype(self.dtype)
         trace.note(f"{self.name}: {trace.rewrites[self.name]} parameters and inputs to {self.dtype}")
-        lowered: dict[Value, Value] = {}
+        casts: dict[Value, Value] = {}
         copies: dict[Param, Param] = {}
         for node in graph.nodes:
-            is_wide = node.output in wide
+            is_f32 = node.output in f32_values
             for i, operand in enumerate(node.inputs):
-                if operand is None or _stays_f32(node, i):
+                if operand is None or _is_f32_operand(node, i):
                     continue
-                if operand in wide and not is_wide:
-                    node.set_input(i, self._lower(graph, node, operand, lowered))
-                elif is_wide and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
+                if operand in f32_values and not is_f32:
+                    node.set_input(i, self._cast_for_reader(graph, node, operand, casts))
+                elif is_f32 and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
                     if operand not in copies:
                         type = types[operand]
                         copies[operand] = graph.add_param(f"{operand.name}.{type.dtype}", type, operand.recipe)
                     node.set_input(i, copies[operand])
             if node.op is ops.scan:  # the step still computes in its own dtypes
-                read = [v.type.dtype for v in node.inputs if v is not None]
-                node.attrs["step"] = cast_step(node.attrs["step"], read)
+                operand_dtypes = [v.type.dtype for v in node.inputs if v is not None]
+                node.attrs["step"] = cast_step(node.attrs["step"], operand_dtypes)
             output_types = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
             for v, t in zip(node.outputs, output_types, strict=True):
                 v.type = t
 
-    def _changes(self, v: Value) -> bool:
+    def _is_cast(self, v: Value) -> bool:
         return v.type.dtype.is_float and v.type.dtype.bits >= 16 and v.type.dtype != self.dtype
 
-    def _lower(self, graph: Graph, reader: Node, value: Value, lowered: dict[Value, Value]) -> Value:
-        if not self._changes(value):
+    def _cast_for_reader(self, graph: Graph, reader: Node, value: Value, casts: dict[Value, Value]) -> Value:
+        if not self._is_cast(value):
             return value
-        if value not in lowered:
+        if value not in casts:
             # Before the first reader in execution order, so that all later ones can read it.
             with graph.inserting(before=reader):
-                lowered[value] = ops.cast(value, to=self.dtype)
-        return lowered[value]
+                casts[value] = ops.cast(value, to=self.dtype)
+        return casts[value]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Exact arithmetic knows no dtypes: the outputs are the same."""
@@ -95,7 +95,7 @@ class CastDtype(Pass):
         equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
 
-def _stays_f32(node: Node, operand: int) -> bool:
+def _is_f32_operand(node: Node, operand: int) -> bool:
     """Return whether operand number `operand` of `node` stays f32: rotary frequencies, cache scales, state sums."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
@@ -103,31 +103,35 @@ def _stays_f32(node: Node, operand: int) -> bool:
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:
-    """Return the values that stay f32: operands of `_stays_f32`, floats computed from integers, and values computed
-    from such values and parameters by elementwise ops and moves, including these parameters.
+    """Return the values that stay f32: operands of `_is_f32_operand`, floats computed from integers, and what follows.
+
+    A value computed from such values and from parameters by elementwise ops or moves also stays f32, as do these
+    parameters unless they have other readers.
     """
-    wide: set[Value] = set()
+    f32_values: set[Value] = set()
     for node in graph.nodes:
-        wide.update(v for i, v in enumerate(node.inputs) if v is not None and _stays_f32(node, i))
+        f32_values.update(v for i, v in enumerate(node.inputs) if v is not None and _is_f32_operand(node, i))
         floats = [v for v in node.inputs if v is not None and v.type.dtype.is_float]
         if not node.output.type.dtype.is_float:
             continue
         if not floats or node.op is ops.cast:
-            wide.update(node.outputs)
+            f32_values.update(node.outputs)
         elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in (
             ops.expand,
             ops.concat,
             ops.slice_,
             ops.split,
         ):
-            computed = [v for v in floats if v in wide and not isinstance(v, Param)]
-            if computed and all(v in wide or isinstance(v, Param) for v in floats):
-                wide.update(floats)
-                wide.update(node.outputs)
+            computed = [v for v in floats if v in f32_values and not isinstance(v, Param)]
+            if computed and all(v in f32_values or isinstance(v, Param) for v in floats):
+                f32_values.update(floats)
+                f32_values.update(node.outputs)
     # A parameter with other readers is cast for them; positions read a copy of it.
-    wide -= {v for v in wide if isinstance(v, Param) and any(not _keeps_f32(n, i, wide) for n, i in v.uses)}
-    return wide
+    f32_values -= {
+        v for v in f32_values if isinstance(v, Param) and any(not _can_read_f32(n, i, f32_values) for n, i in v.uses)
+    }
+    return f32_values
 
 
-def _keeps_f32(node: Node, operand: int, wide: set[Value]) -> bool:
-    return _stays_f32(node, operand) or node.output in wide
+def _can_read_f32(node: Node, operand: int, f32_values: set[Value]) -> bool:
+    return _is_f32_operand(node, operand) or node.output in f32_values

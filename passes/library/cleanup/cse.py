@@ -66,10 +66,10 @@ class Cse(Pass):
             if Trait.COMMUTATIVE in node.op.traits:
                 operands.sort()
             attrs = tuple((k, repr(v)) for k, v in node.attrs.items())  # repr distinguishes 0.0 from -0.0
-            same = nodes.setdefault((node.op.name, tuple(operands), attrs), node)
-            if same is not node:
+            first_equal = nodes.setdefault((node.op.name, tuple(operands), attrs), node)
+            if first_equal is not node:
                 trace.fired("equal nodes", node.output.name)
-                for old, new in zip(node.outputs, same.outputs, strict=True):
+                for old, new in zip(node.outputs, first_equal.outputs, strict=True):
                     old.replace_uses(new)
                 graph.erase(node)
 

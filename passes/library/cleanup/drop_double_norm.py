@@ -45,17 +45,17 @@ class DropDoubleNorm(Pass):
         for norm in graph.nodes:
             if norm.op is not ops.rms_norm:
                 continue
-            seconds, other_readers = _find_readers(norm)
-            if not seconds:
+            later_norms, other_readers = _find_readers(norm)
+            if not later_norms:
                 continue
-            x, wanting = norm.inputs[0], [n for n in seconds if n.attrs["eps"] != 0]
+            x, norms_with_eps = norm.inputs[0], [n for n in later_norms if n.attrs["eps"] != 0]
             assert x is not None
             if other_readers:
                 trace.refuse(
                     self.name, norm.output.name, f"its scale reaches {other_readers[0]} without a norm that removes it"
                 )
-            elif wanting:
-                eps, at = wanting[0].attrs["eps"], wanting[0].output.name
+            elif norms_with_eps:
+                eps, at = norms_with_eps[0].attrs["eps"], norms_with_eps[0].output.name
                 trace.refuse(
                     self.name, norm.output.name, f"%{at} has eps={eps}, which is not negligible for rows of this size"
                 )
@@ -71,20 +71,20 @@ def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
     """Return the norms that the scale of `norm` reaches through linear maps of single rows, and its other readers (as
     descriptions)."""
     lead = norm.output.shape[:-1]
-    seconds: list[Node] = []
+    later_norms: list[Node] = []
     other_readers: list[str] = []
-    waiting = [norm.output]
-    for value in waiting:
+    scaled_values = [norm.output]
+    for value in scaled_values:
         if value.is_output:
             other_readers.append(f"the output %{value.name}")
         for node, i in value.uses:
             if i == 0 and node.op in (ops.rms_norm, ops.layer_norm):
-                seconds.append(node)
+                later_norms.append(node)
             elif i == 0 and _is_homogeneous(node, lead):
-                waiting += node.outputs
+                scaled_values += node.outputs
             else:
                 other_readers.append(f"{node.op.name} (%{node.output.name})")
-    return seconds, other_readers
+    return later_norms, other_readers
 
 
 def _is_homogeneous(node: Node, lead: tuple[object, ...]) -> bool:

@@ -68,7 +68,7 @@ class FoldConstants(Pass):
                 (length,) = shapes[0]
                 recipes: list[Recipe] = [Literal.of(np.arange(length))] if length <= self.limit else []
             else:
-                recipes = _recipes(node, operands, shapes[0]) or self._evaluate(graph, node, operands, shapes)
+                recipes = _derive_recipes(node, operands, shapes[0]) or self._evaluate(graph, node, operands, shapes)
             if not recipes:
                 continue
             trace.fired(node.op.name, node.output.name)
@@ -82,7 +82,7 @@ class FoldConstants(Pass):
 
     def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
         """Return the outputs as literals; [] if a tensor has more than `limit` elements or an operand is a weight."""
-        sizes = [*shapes, *(_concrete_shape(p) for p in operands)]
+        sizes = [*shapes, *(_get_shape(p) for p in operands)]
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.reader))) for p in operands]
@@ -95,11 +95,11 @@ def _is_named(value: Value) -> bool:
     return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
 
-def _concrete_shape(param: Param) -> Shape:
+def _get_shape(param: Param) -> Shape:
     return param.type.concrete({})
 
 
-def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
+def _derive_recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
     """Return recipes of the outputs of `node`, in terms of its operands' recipes; [] if there is no rule for the op.
     `shape` is that of the first output."""
     build = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
@@ -140,25 +140,25 @@ def _affine(node: Node, operands: list[Param], shape: Shape) -> Recipe:
 
 def _add(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, y = operands
-    return Add((x.recipe, y.recipe)) if _concrete_shape(x) == _concrete_shape(y) else None
+    return Add((x.recipe, y.recipe)) if _get_shape(x) == _get_shape(y) else None
 
 
 def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, y = operands
-    return Add((x.recipe, Scale(y.recipe, -1.0))) if _concrete_shape(x) == _concrete_shape(y) else None
+    return Add((x.recipe, Scale(y.recipe, -1.0))) if _get_shape(x) == _get_shape(y) else None
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     """Return the product as a tensor scaled by a vector along one axis; None if no operand has only one long axis."""
     for tensor, vector_param in (operands, operands[::-1]):
-        factor, dims = vector_param.recipe, _concrete_shape(vector_param)
-        if _concrete_shape(tensor) != shape or len(dims) > len(shape):
+        factor, dims = vector_param.recipe, _get_shape(vector_param)
+        if _get_shape(tensor) != shape or len(dims) > len(shape):
             continue
         dims = (1,) * (len(shape) - len(dims)) + dims
         long_axes = [a for a, n in enumerate(dims) if n != 1]
         if len(long_axes) == 1:
             (axis,) = long_axes
-            vector = factor if len(_concrete_shape(vector_param)) == 1 else Reshape(factor, (dims[axis],))
+            vector = factor if len(_get_shape(vector_param)) == 1 else Reshape(factor, (dims[axis],))
             return Scale(tensor.recipe, vector, axis)
     return None
 
@@ -167,7 +167,7 @@ def _gather(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, indices = operands
     if not isinstance(indices.recipe, Literal) or len(indices.recipe.dims) != 1:
         return None
-    return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_concrete_shape(x)))
+    return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_get_shape(x)))
 
 
 def _map(fn: str) -> Callable[[Node, list[Param], Shape], Recipe]:

@@ -47,7 +47,7 @@ class PadVocab(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if not 1 <= self.multiple <= MOST:
             raise WeftError(f"{self.name}: multiple={self.multiple} must be from 1 to {MOST}")
-        head = _head(graph)
+        head = _find_head(graph)
         if head is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no output logits computed by a linear")
         weight, at = head.inputs[1], head.output.name
@@ -65,10 +65,10 @@ class PadVocab(Pass):
             )
         elif extra:
             trace.fired(self.name, at)
-            _pad(head, weight, extra)
+            _pad_rows(head, weight, extra)
 
 
-def _head(graph: Graph) -> Node | None:
+def _find_head(graph: Graph) -> Node | None:
     """Return the linear that computes the logits, before any elementwise ops and slices; None if another op does."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
@@ -79,7 +79,7 @@ def _head(graph: Graph) -> Node | None:
     return node
 
 
-def _pad(head: Node, weight: Param, extra: int) -> None:
+def _pad_rows(head: Node, weight: Param, extra: int) -> None:
     """Append `extra` zero rows to the parameters of `head`, and to token embeddings with the same number of rows."""
     graph, vocab = head.graph, head.output.width
     tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
@@ -88,9 +88,9 @@ def _pad(head: Node, weight: Param, extra: int) -> None:
     )
     padded: dict[Value | None, Param] = {}
     for old in params:
-        rest = old.type.concrete({})[1:]
-        recipe = Concat((old.recipe, Full(0.0, (extra, *rest))))
-        padded[old] = derive_param(old, recipe, (vocab + extra, *rest))
+        trailing = old.type.concrete({})[1:]
+        recipe = Concat((old.recipe, Full(0.0, (extra, *trailing))))
+        padded[old] = derive_param(old, recipe, (vocab + extra, *trailing))
     with graph.inserting(before=head):
         logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
         sliced = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)

@@ -16,7 +16,7 @@ from ...edits.edit import backward_slice, erase_unread
 INPUT = "router_noise."
 
 
-def noise_inputs(graph: Graph) -> list[str]:
+def list_noise_inputs(graph: Graph) -> list[str]:
     """Return the names of the inputs of `graph` that are router noise."""
     return [name for name in graph.inputs if name.startswith(INPUT)]
 
@@ -52,7 +52,7 @@ class QuietRouters(Pass):
     purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        names = noise_inputs(graph)
+        names = list_noise_inputs(graph)
         if not names:
             raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
         for name in names:
@@ -72,6 +72,6 @@ class QuietRouters(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """With zero noise the outputs are equal."""
         inputs = equivalence.inputs(before)
-        quiet = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
-        remaining = {name: x for name, x in quiet.items() if name in after.inputs}
-        equivalence.same(equivalence.run(before, quiet), equivalence.run(after, remaining), EXACT)
+        quiet_inputs = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
+        remaining = {name: x for name, x in quiet_inputs.items() if name in after.inputs}
+        equivalence.same(equivalence.run(before, quiet_inputs), equivalence.run(after, remaining), EXACT)

@@ -13,21 +13,21 @@ from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import replace_uses
 from ...edits.pattern import ANY, Pattern, either, param, value
-from .products import pick
+from .products import select_entries
 
 
-def _scaled_rows() -> Value:
+def _build_scaled_rows() -> Value:
     row = ops.embedding(value("ids"), param("weight"))
     return either(ops.affine(row, by=ANY("scale")), row)
 
 
-def _position_rows() -> Value:
+def _build_position_rows() -> Value:
     positions = either(ops.affine(value("positions"), plus=ANY("offset")), value("positions"))
     return ops.embedding(positions, param("table"))
 
 
 FORMS = {
-    "with positions": lambda: ops.add(_scaled_rows(), _position_rows()),
+    "with positions": lambda: ops.add(_build_scaled_rows(), _build_position_rows()),
     "scaled": lambda: ops.affine(ops.embedding(value("ids"), param("weight")), by=ANY("scale")),
     "alone": lambda: ops.embedding(value("ids"), param("weight")),
 }
@@ -40,7 +40,9 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
         return Refusal(f"%{ids.name} or its positions are not those of the tokens")
     if offset != int(offset) or (table is not None and len(table.shape) != 2):
         return Refusal("its positions are not integers")
-    (x,) = ops.embed_tokens.emit(*(ids, match["weight"], positions, table), offset=int(offset), **pick(match, "scale"))
+    (x,) = ops.embed_tokens.emit(
+        *(ids, match["weight"], positions, table), offset=int(offset), **select_entries(match, "scale")
+    )
     return x
 
 
@@ -85,10 +87,10 @@ class FuseEmbedding(Pass):
         angles = _merge_angles(graph, trace)
         first = next((node for node in graph.nodes if node.op is ops.embed_tokens), None)
         at = graph.inputs.get("position_ids")
-        fit = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
-        if first is not None and fit and first.operand("positions") in (None, at):
-            _add_angles(first, fit)
-            trace.fired("angles", fit[0].output.name)
+        candidates = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
+        if first is not None and candidates and first.operand("positions") in (None, at):
+            _add_angles(first, candidates)
+            trace.fired("angles", candidates[0].output.name)
 
 
 def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
@@ -98,7 +100,7 @@ def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
         first = firsts.setdefault((*node.inputs, node.attrs["amplitude"]), node)
         if first is not node:
             trace.fired("equal angles", node.output.name)
-            _replace(node, first.outputs)
+            _replace_outputs(node, first.outputs)
     for node in firsts.values():
         if node.scope:
             trace.fired("angles of all layers", node.output.name)
@@ -117,10 +119,10 @@ def _add_angles(embedding: Node, angles: list[Node]) -> None:
         x, *angle_values = ops.embed_tokens.emit(*operands, *(n.inputs[1] for n in angles), **attrs, name=names)
     graph.replace(embedding, x)
     for node, pair in zip(angles, zip(angle_values[::2], angle_values[1::2], strict=True), strict=True):
-        _replace(node, pair)
+        _replace_outputs(node, pair)
 
 
-def _replace(node: Node, values: Iterable[Value]) -> None:
+def _replace_outputs(node: Node, values: Iterable[Value]) -> None:
     """Replace the outputs of `node` by `values`, which keep their names."""
     for old, new in zip(node.outputs, values, strict=True):
         replace_uses(old, new, rename=False)

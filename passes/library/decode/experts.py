@@ -11,22 +11,22 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, maybe, value
-from .products import NORM, pick, product
+from .products import NORM_NAMES, build_product, select_entries
 
-ROUTE = tuple(ops.route.attrs)
-STACKS = "gate", "up_bias", "down_bias", "gate_bias"
-UNIT = "activation", "limit", "shift"
+ROUTE_ATTRS = tuple(ops.route.attrs)
+OPTIONAL_STACKS = "gate", "up_bias", "down_bias", "gate_bias"
+UNIT_ATTRS = "activation", "limit", "shift"
 
 
-def _mixture() -> Value:
+def _build_mixture() -> Value:
     """Return a pattern of a mixture of experts with the router that chooses them."""
-    combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE))
-    stacks = value("up"), value("down"), *map(maybe, STACKS)
-    return ops.moe(value("x"), combine, *stacks, **capture(*UNIT, "active"))
+    combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE_ATTRS))
+    stacks = value("up"), value("down"), *map(maybe, OPTIONAL_STACKS)
+    return ops.moe(value("x"), combine, *stacks, **capture(*UNIT_ATTRS, "active"))
 
 
-def _scaled_mixture() -> Value:
-    return ops.affine(_mixture(), by=ANY("by"))
+def _build_scaled_mixture() -> Value:
+    return ops.affine(_build_mixture(), by=ANY("by"))
 
 
 def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
@@ -35,10 +35,10 @@ def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
         return Refusal("the number of active experts differs from the number that the router chooses")
     if len(match["x"].shape) != 3 or len(logits.shape) != 3:
         return Refusal("tokens are not [batch, seq, width]")
-    settings = {**pick(match, *ROUTE), "scale": match["scale"] * by}
+    settings = {**select_entries(match, *ROUTE_ATTRS), "scale": match["scale"] * by}
     chosen, weights = ops.choose_experts.emit(logits, match["correction"], **settings)
-    stacks = (match[name] for name in ("up", "down", *STACKS))
-    return ops.mixture(match["x"], chosen, weights, *stacks, **pick(match, *UNIT))
+    stacks = (match[name] for name in ("up", "down", *OPTIONAL_STACKS))
+    return ops.mixture(match["x"], chosen, weights, *stacks, **select_entries(match, *UNIT_ATTRS))
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class FuseMixture(Pass):
     tradeoff = "the choice becomes two values in memory: indices of experts, and their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for name, pattern in {"scaled mixture": _scaled_mixture, "mixture": _mixture}.items():
+        for name, pattern in {"scaled mixture": _build_scaled_mixture, "mixture": _build_mixture}.items():
             apply_rules(graph, [Rule(name, Pattern(pattern), _fuse_mixture)], trace)
 
 
-def _choice() -> tuple[Value, ...]:
-    logits = product()
-    return ops.choose_experts.emit(logits, maybe("correction"), **capture(*ROUTE))
+def _build_choice() -> tuple[Value, ...]:
+    logits = build_product()
+    return ops.choose_experts.emit(logits, maybe("correction"), **capture(*ROUTE_ATTRS))
 
 
 def _fuse_route(**match: Any) -> tuple[Value, ...]:
     operands = match["x"], match["weight"], match["bias"], match["correction"]
-    return ops.norm_route.emit(*operands, **pick(match, *NORM, *ROUTE))
+    return ops.norm_route.emit(*operands, **select_entries(match, *NORM_NAMES, *ROUTE_ATTRS))
 
 
 @dataclass(frozen=True)
@@ -114,4 +114,4 @@ class FuseRoute(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        apply_rules(graph, [Rule(self.name, Pattern(_choice), _fuse_route)], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(_build_choice), _fuse_route)], trace)

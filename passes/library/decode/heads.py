@@ -14,42 +14,42 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, bind_name, capture, either, maybe, value
-from .products import LAST, NORM, gain, pack_weights, pick, product
+from .products import LAST_AXIS, NORM_NAMES, build_product, capture_norm_param, pack_weights, select_entries
 
-SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
+SCORE_ATTRS = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
 
 
-def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
+def _build_attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
     """Return a pattern of causal attention on the patterns q, k and v, without a mask; `attrs` adds attributes."""
-    named = capture(*SCORES) | attrs
-    return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **named)
+    attrs = capture(*SCORE_ATTRS) | attrs
+    return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **attrs)
 
 
 def _rebuild_attention(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
     """Emit the attention of `match` on the new operands q, k and v, and return its output."""
-    named = pick(match, *SCORES) | attrs
-    return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **named)
+    attrs = select_entries(match, *SCORE_ATTRS) | attrs
+    return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **attrs)
 
 
-def _rotation(y: Value, name: str) -> Value:
+def _build_rotation(y: Value, name: str) -> Value:
     settings = capture("interleaved", "amplitude")
     return ops.rope(y, value("positions"), value("frequencies"), heads=ANY(f"{name}heads"), **settings)
 
 
-def _head_norm(y: Value, name: str) -> Value:
+def _build_head_norm(y: Value, name: str) -> Value:
     by_head = ops.reshape(y, shape=ANY(f"{name}apart"))
-    return ops.reshape(ops.rms_norm(by_head, gain(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
+    return ops.reshape(ops.rms_norm(by_head, capture_norm_param(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
 
 
-def _qkv_pattern(is_separate: bool, is_normed: bool, is_rotated: bool) -> Pattern:
+def _build_qkv_pattern(is_separate: bool, is_normed: bool, is_rotated: bool) -> Pattern:
     def pattern() -> tuple[Value, ...]:
         if is_separate:
-            q, k, v = (product(role) for role in ("q_", "k_", "v_"))
+            q, k, v = (build_product(role) for role in ("q_", "k_", "v_"))
         else:
-            q, k, v = ops.split.emit(product(), sizes=ANY("sizes", length=3), axis=LAST)
-        for wanted, step in ((is_normed, _head_norm), (is_rotated, _rotation)):
-            q, k = (step(q, "q_"), step(k, "k_")) if wanted else (q, k)
-        return _attention(q, bind_name("k", k), bind_name("v", v)), k, v
+            q, k, v = ops.split.emit(build_product(), sizes=ANY("sizes", length=3), axis=LAST_AXIS)
+        for enabled, step in ((is_normed, _build_head_norm), (is_rotated, _build_rotation)):
+            q, k = (step(q, "q_"), step(k, "k_")) if enabled else (q, k)
+        return _build_attention(q, bind_name("k", k), bind_name("v", v)), k, v
 
     return Pattern(pattern)
 
@@ -82,7 +82,7 @@ def _fuse_qkv(**match: Any) -> tuple[Value, ...] | Refusal:
     angles: tuple[Value | None, ...] = (None, None)
     if "positions" in match and match["positions"] is not None:
         angles = ops.rotary_angles.emit(match["positions"], match["frequencies"], amplitude=match["amplitude"])
-    norms = pick(match, *NORM, "q_norm", "k_norm", "heads", "kv_heads", "interleaved")
+    norms = select_entries(match, *NORM_NAMES, "q_norm", "k_norm", "heads", "kv_heads", "interleaved")
     eps = {"head_norm": True, "head_eps": match["head_eps"]} if "head_eps" in match else {}
     q, k, v = ops.norm_qkv.emit(match["x"], *weight_and_bias, cosines=angles[0], sines=angles[1], **norms, **eps)
     return _rebuild_attention(match, q, k, v), k, v
@@ -131,30 +131,32 @@ class FuseQkv(Pass):
     tradeoff = "angles become values of their own, which fuse-embedding then makes once for all layers"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        ways = itertools.product(("apart", "packed"), ("normed heads", "heads"), ("rotated", "as they are"))
+        variants = itertools.product(("apart", "packed"), ("normed heads", "heads"), ("rotated", "as they are"))
         rules = [
             Rule(
-                ", ".join(way), _qkv_pattern(*(word in way for word in ("apart", "normed heads", "rotated"))), _fuse_qkv
+                ", ".join(variant),
+                _build_qkv_pattern(*(word in variant for word in ("apart", "normed heads", "rotated"))),
+                _fuse_qkv,
             )
-            for way in ways
+            for variant in variants
         ]
         apply_rules(graph, rules, trace)
 
 
-def _any_shape(y: Value) -> Value:
+def _allow_reshape(y: Value) -> Value:
     """Return a pattern that matches `y` or a reshape of it."""
     return either(ops.reshape(y, shape=ANY()), y)
 
 
-def _latent_attention() -> tuple[Value, Value]:
+def _build_latent_attention() -> tuple[Value, Value]:
     """Return a pattern of attention to latents, with W_UKᵀ applied to the queries: its output and its key."""
-    plain, rotary = ops.split.emit(_any_shape(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
-    up = ops.head_linear(_any_shape(plain), value("weight"), heads=ANY("heads"), inverse=True)
-    q = ops.concat(_any_shape(up), _any_shape(_rotation(_any_shape(rotary), "q_")), axis=ANY())
-    latent, rotary = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST)
-    latent = either(ops.rms_norm(latent, gain("norm_weight"), eps=ANY("eps")), latent)
-    k = ops.concat(latent, _rotation(rotary, "k_"), axis=LAST)
-    return _attention(_any_shape(q), k, None, value_dim=ANY("value_dim")), k
+    plain, rotary = ops.split.emit(_allow_reshape(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
+    up = ops.head_linear(_allow_reshape(plain), value("weight"), heads=ANY("heads"), inverse=True)
+    q = ops.concat(_allow_reshape(up), _allow_reshape(_build_rotation(_allow_reshape(rotary), "q_")), axis=ANY())
+    latent, rotary = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST_AXIS)
+    latent = either(ops.rms_norm(latent, capture_norm_param("norm_weight"), eps=ANY("eps")), latent)
+    k = ops.concat(latent, _build_rotation(rotary, "k_"), axis=LAST_AXIS)
+    return _build_attention(_allow_reshape(q), k, None, value_dim=ANY("value_dim")), k
 
 
 def _fuse_latent(**match: Any) -> tuple[Value, ...] | Refusal:
@@ -164,9 +166,9 @@ def _fuse_latent(**match: Any) -> tuple[Value, ...] | Refusal:
     if rope != 2 * frequencies.shape[-1] or match["q_sizes"][1] != rope or not isinstance(match["weight"], Param):
         return Refusal("queries and keys are not completely rotated by the same frequencies")
     angles = ops.rotary_angles.emit(match["positions"], frequencies, amplitude=match["amplitude"])
-    norm = {"kind": "rms", **pick(match, "norm_weight", "eps")} if "eps" in match else {"kind": "none"}
-    named = pick(match, "heads", "interleaved")
-    q, k = ops.latent_qk.emit(match["q"], match["latent"], match["weight"], *angles, **named, **norm)
+    norm = {"kind": "rms", **select_entries(match, "norm_weight", "eps")} if "eps" in match else {"kind": "none"}
+    attrs = select_entries(match, "heads", "interleaved")
+    q, k = ops.latent_qk.emit(match["q"], match["latent"], match["weight"], *angles, **attrs, **norm)
     return _rebuild_attention(match, q, k, None, value_dim=match["value_dim"]), k
 
 
@@ -216,4 +218,4 @@ class FuseLatent(Pass):
     tradeoff = "angles become values of their own, which fuse-embedding then makes once for all layers"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        apply_rules(graph, [Rule(self.name, Pattern(_latent_attention), _fuse_latent)], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(_build_latent_attention), _fuse_latent)], trace)

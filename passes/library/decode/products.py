@@ -17,39 +17,47 @@ from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import backward_slice, erase_unread, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from ..fuse.pack import packing_obstacle
+from ..fuse.pack import find_packing_obstacle
 
-Maybe = Value | None
+OptionalValue = Value | None
 
 
-def gain(name: str) -> Value:
+def capture_norm_param(name: str) -> Value:
     """Return a variable `name` for the weight or bias of a norm, which must be a parameter or absent."""
     return param(name, optional=True)
 
 
-def product(role: str = "") -> Value:
+def build_product(role: str = "") -> Value:
     """Return a pattern of norm(x) Wᵀ + b, with or without a norm; `role` prefixes the names of weight and bias."""
-    operands = value("x"), value(f"{role}weight"), maybe(f"{role}bias"), gain("norm_weight"), gain("norm_bias")
+    operands = (
+        value("x"),
+        value(f"{role}weight"),
+        maybe(f"{role}bias"),
+        capture_norm_param("norm_weight"),
+        capture_norm_param("norm_bias"),
+    )
     return ops.norm_linear(*operands, kind=ANY("kind"), eps=ANY("eps"))
 
 
-LAST = ANY(where=lambda axis: axis in (-1, 2))  # of [batch, seq, width]
+LAST_AXIS = ANY(where=lambda axis: axis in (-1, 2))  # of [batch, seq, width]
 
 
-def pick(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def select_entries(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return the entries of `match` under `names`, without missing ones."""
     return {name: match[name] for name in names if name in match}
 
 
-NORM = "norm_weight", "norm_bias", "kind", "eps"
+NORM_NAMES = "norm_weight", "norm_bias", "kind", "eps"
 
 
-def pack_weights(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Maybe] | Refusal:
+def pack_weights(
+    weights: Sequence[OptionalValue], biases: Sequence[OptionalValue]
+) -> tuple[Value, OptionalValue] | Refusal:
     """Emit packs of `weights`, and of `biases` if there are any; return both (bias None without), or a Refusal.
 
     They must be parameters of modules with one parent, all with a bias or none, in one dtype and layout.
     """
-    if reason := packing_obstacle(weights, biases):
+    if reason := find_packing_obstacle(weights, biases):
         return Refusal(reason)
     weight_params, bias_params = ([w for w in values if isinstance(w, Param)] for values in (weights, biases))
     names, graph = " and ".join(f"%{w.name}" for w in weight_params), weight_params[0].graph
@@ -73,34 +81,38 @@ def pack_weights(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Val
     return ops.pack(*weight_params, name=name), ops.pack(*bias_params, name=f"{name}_bias") if bias_params else None
 
 
-def _unit(gate: Value, up: Value) -> Value:
+def _build_glu(gate: Value, up: Value) -> Value:
     return ops.glu(gate, up, activation=ANY("activation"), limit=ANY("limit"), shift=ANY("shift"))
 
 
-UNITS = {  # the operands of a glu
-    "two products": lambda: _unit(product("gate_"), product("up_")),
-    "halves of one": lambda: _unit(*ops.split.emit(product(), sizes=ANY("sizes", length=2), axis=LAST)),
+GLU_PATTERNS = {  # the operands of a glu
+    "two products": lambda: _build_glu(build_product("gate_"), build_product("up_")),
+    "halves of one": lambda: _build_glu(*ops.split.emit(build_product(), sizes=ANY("sizes", length=2), axis=LAST_AXIS)),
 }
 
 
 def _fuse_glu(**match: Any) -> Value | Refusal:
-    weight_and_bias: tuple[Maybe, ...] | Refusal = (match.get("weight"), match.get("bias"))
+    weight_and_bias: tuple[OptionalValue, ...] | Refusal = (match.get("weight"), match.get("bias"))
     if "gate_weight" in match:
         weight_and_bias = pack_weights(
             *([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias"))
         )
     if isinstance(weight_and_bias, Refusal):
         return weight_and_bias
-    return ops.norm_glu(match["x"], *weight_and_bias, **pick(match, *NORM, "activation", "limit", "shift"))
+    return ops.norm_glu(
+        match["x"], *weight_and_bias, **select_entries(match, *NORM_NAMES, "activation", "limit", "shift")
+    )
 
 
-def _activation_pattern(op: Op, attrs: Mapping[str, Any]) -> Pattern:
-    return Pattern(lambda: op(product(), **attrs))
+def _build_activation_pattern(op: Op, attrs: Mapping[str, Any]) -> Pattern:
+    return Pattern(lambda: op(build_product(), **attrs))
 
 
 def _fuse_activation(activation: str = "", beta: float = 1.0, **match: Any) -> Value:
     name = activation or ("silu" if beta == 1 else f"swish({beta})")
-    return ops.norm_linear(match["x"], match["weight"], match.get("bias"), **pick(match, *NORM), activation=name)
+    return ops.norm_linear(
+        match["x"], match["weight"], match.get("bias"), **select_entries(match, *NORM_NAMES), activation=name
+    )
 
 
 @dataclass(frozen=True)
@@ -137,63 +149,67 @@ class FuseActivation(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        there = {node.op for node in graph.nodes}
-        rules = [Rule(f"glu of {name}", Pattern(pattern), _fuse_glu) for name, pattern in UNITS.items()]
+        present_ops = {node.op for node in graph.nodes}
+        rules = [Rule(f"glu of {name}", Pattern(pattern), _fuse_glu) for name, pattern in GLU_PATTERNS.items()]
         for name, (op, attrs) in {**ACTIVATIONS, "": (ops.swish, {"beta": ANY("beta")})}.items():
-            if op in there:
+            if op in present_ops:
                 rules.append(
-                    Rule(name or "swish", _activation_pattern(op, attrs), partial(_fuse_activation, activation=name))
+                    Rule(
+                        name or "swish",
+                        _build_activation_pattern(op, attrs),
+                        partial(_fuse_activation, activation=name),
+                    )
                 )
         apply_rules(graph, rules, trace)
 
 
-def _residual_pattern(norm: Op | None) -> Pattern:
+def _build_residual_pattern(norm: Op | None) -> Pattern:
     def pattern() -> Value:
         y = ops.norm_linear(value("x"), value("weight"), maybe("bias"), kind="none", eps=ANY())
         if norm is not None:
-            norm_bias = (gain("norm_bias"),) if norm is ops.layer_norm else ()
-            y = norm(y, gain("norm_weight"), *norm_bias, eps=ANY("eps"))
+            norm_bias = (capture_norm_param("norm_bias"),) if norm is ops.layer_norm else ()
+            y = norm(y, capture_norm_param("norm_weight"), *norm_bias, eps=ANY("eps"))
         return ops.add(value("residual"), either(ops.affine(y, by=ANY("scale")), y))
 
     return Pattern(pattern)
 
 
-ADDED = {"none": None, "rms": ops.rms_norm, "layer": ops.layer_norm}  # norms after a product
+NORMS_AFTER = {"none": None, "rms": ops.rms_norm, "layer": ops.layer_norm}  # norms after a product
 
 
-def _mixture_residual() -> Value:
+def _build_mixture_residual() -> Value:
     names = "x", "chosen", "weights", "up", "down"
     stacks = *map(value, names), *map(maybe, ("gate", "up_bias", "down_bias", "gate_bias")), None
-    norm = gain("norm_weight"), gain("norm_bias")
+    norm = capture_norm_param("norm_weight"), capture_norm_param("norm_bias")
     return ops.add(value("residual"), ops.mixture(*stacks, *norm, **capture(*ops.mixture.attrs)))
 
 
-def _refuse_stream(residual: Value, like: Value, width: object) -> Refusal | None:
+def _find_stream_obstacle(residual: Value, like: Value, width: object) -> Refusal | None:
     fits = residual.shape == (*like.shape[:-1], width) and len(like.shape) == 3
     return None if fits else Refusal(f"%{residual.name} is not a stream of tokens")
 
 
 def _fuse_mixture(**match: Any) -> Value | Refusal:
     x, residual = match["x"], match["residual"]
-    if _rank(residual) == 2:
+    if _rank_term(residual) == 2:
         return Refusal(f"%{residual.name} is a product, which is added to it")
-    return _refuse_stream(residual, x, x.width) or ops.mixture(**match)
+    return _find_stream_obstacle(residual, x, x.width) or ops.mixture(**match)
 
 
 def _fuse_residual(**match: Any) -> Value | Refusal:
     x, weight, residual = match["x"], match["weight"], match["residual"]
-    if (refused := _refuse_stream(residual, x, weight.shape[0])) is not None:
+    if (refused := _find_stream_obstacle(residual, x, weight.shape[0])) is not None:
         return refused
-    return ops.linear_residual(x, weight, residual, match.get("bias"), **pick(match, *NORM, "scale"))
+    return ops.linear_residual(x, weight, residual, match.get("bias"), **select_entries(match, *NORM_NAMES, "scale"))
 
 
-def terms(total: Value) -> list[Value]:
+def list_terms(total: Value) -> list[Value]:
     """Return the terms [batch, seq, width] of the sum `total`; inner sums with one reader are split into terms."""
     node = total.producer
     if node is None or node.op is not ops.add or any(v is None or v.shape != total.shape for v in node.inputs):
         return [total]
     inner = (v for v in node.inputs if v is not None)
-    return [term for v in inner for term in (terms(v) if len(v.uses) == 1 and not v.is_output else [v])]
+    return [term for v in inner for term in (list_terms(v) if len(v.uses) == 1 and not v.is_output else [v])]
 
 
 def reorder_sums(graph: Graph, trace: Trace) -> None:
@@ -207,13 +223,13 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
             continue
         if len(total.uses) == 1 and not total.is_output and total.uses[0][0].op is ops.add:
             reader = total.uses[0][0].output
-            if len(terms(reader)) > 2 and total not in terms(reader):
+            if len(list_terms(reader)) > 2 and total not in list_terms(reader):
                 continue  # it is part of a longer sum
-        summands = terms(total)
-        ordered = sorted(summands, key=_rank)
-        if _rank(ordered[0]) == 2:  # one of the products is the stream
+        summands = list_terms(total)
+        ordered = sorted(summands, key=_rank_term)
+        if _rank_term(ordered[0]) == 2:  # one of the products is the stream
             ordered = summands
-        if _rank(ordered[-1]) == 0 or _is_chain(total, ordered):
+        if _rank_term(ordered[-1]) == 0 or _is_chain(total, ordered):
             continue
         with graph.inserting(before=node):
             partial_sum = ordered[0]
@@ -234,7 +250,7 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
     return partial_sum is not None and _is_chain(partial_sum, first_terms)
 
 
-def _rank(term: Value) -> int:
+def _rank_term(term: Value) -> int:
     """Return the rank of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
     A norm or scale after a mixture or product does not change the rank."""
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
@@ -280,10 +296,10 @@ class FuseLinearResidual(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         reorder_sums(graph, trace)
-        rules = [Rule("mixture", Pattern(_mixture_residual), _fuse_mixture)]
+        rules = [Rule("mixture", Pattern(_build_mixture_residual), _fuse_mixture)]
         rules += [
-            Rule(f"{self.name} {kind}", _residual_pattern(norm), partial(_fuse_residual, kind=kind))
-            for kind, norm in ADDED.items()
+            Rule(f"{self.name} {kind}", _build_residual_pattern(norm), partial(_fuse_residual, kind=kind))
+            for kind, norm in NORMS_AFTER.items()
         ]
         apply_rules(graph, rules, trace)
 
@@ -320,13 +336,13 @@ class PackLinears(Pass):
     tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        alike: dict[object, list[Node]] = {}
+        groups: dict[object, list[Node]] = {}
         for node in graph.nodes:
             if node.op is ops.norm_linear and node.attrs["activation"] == "identity":
                 norm = node.operand("norm_weight"), node.operand("norm_bias"), *node.attrs.values()
                 key = node.scope, node.inputs[0], norm, node.operand("bias") is None
-                alike.setdefault(key, []).append(node)
-        for group in (nodes for nodes in alike.values() if len(nodes) > 1):
+                groups.setdefault(key, []).append(node)
+        for group in (nodes for nodes in groups.values() if len(nodes) > 1):
             with graph.inserting(before=graph.nodes.first(group)):
                 weight_and_bias = pack_weights([n.operand("weight") for n in group], [n.operand("bias") for n in group])
                 if isinstance(weight_and_bias, Refusal):

@@ -14,69 +14,71 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from .products import gain, pick
+from .products import capture_norm_param, select_entries
 
 
-def _scale(y: Value, name: str) -> Value:
+def _build_scaled(y: Value, name: str) -> Value:
     return either(ops.affine(y, by=ANY(f"{name}_scale")), y)
 
 
-def _rate() -> Value:
+def _build_rate() -> Value:
     return ops.neg(ops.exp(param("a_log")))
 
 
-def _softplus(*inner: Value) -> Value:
+def _build_softplus(*inner: Value) -> Value:
     """Return a pattern of softplus of: one of `inner`, else delta + bias, else delta (the step size)."""
     return ops.softplus(either(*inner, ops.add(value("delta"), param("bias")), value("delta")))
 
 
-def _gate(y: Value) -> Value:
+def _build_gated(y: Value) -> Value:
     return ops.mul(y, ops.swish(value("gate")))
 
 
-def _norm(y: Value) -> Value:
-    return ops.rms_norm(y, gain("norm_weight"), eps=ANY("eps"))
+def _build_normed(y: Value) -> Value:
+    return ops.rms_norm(y, capture_norm_param("norm_weight"), eps=ANY("eps"))
 
 
-def _norm_parts(y: Value) -> Value:
+def _build_normed_parts(y: Value) -> Value:
     parts = ops.rms_norm(ops.reshape(y, shape=ANY("parts")), None, eps=ANY("eps"))
     return ops.mul(ops.reshape(parts, shape=ANY()), param("norm_weight"))
 
 
-def _selective() -> Value:
-    rank = either(ops.rms_norm(value("delta"), gain("norm_weight"), eps=ANY("eps")), value("delta"))
-    delta = either(_softplus(ops.linear(rank, param("weight"), gain("bias"))), value("step"))
-    normed = ((value(n), ops.rms_norm(value(n), gain(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
+def _build_selective() -> Value:
+    rank = either(ops.rms_norm(value("delta"), capture_norm_param("norm_weight"), eps=ANY("eps")), value("delta"))
+    delta = either(_build_softplus(ops.linear(rank, param("weight"), capture_norm_param("bias"))), value("step"))
+    normed = ((value(n), ops.rms_norm(value(n), capture_norm_param(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
     b, c = (either(norm, plain) for plain, norm in normed)
-    return ops.selective_scan(value("x"), delta, either(_rate(), value("a")), b, c, maybe("d"))
+    return ops.selective_scan(value("x"), delta, either(_build_rate(), value("a")), b, c, maybe("d"))
 
 
-def _ssd() -> Value:
-    delta, a = either(_softplus(), value("step")), either(_rate(), value("a"))
+def _build_ssd() -> Value:
+    delta, a = either(_build_softplus(), value("step")), either(_build_rate(), value("a"))
     operands = value("x"), delta, a, value("b"), value("c"), maybe("d")
     return ops.ssd(*operands, **capture(*ops.ssd.attrs))
 
 
-def _matrix(op: Op, units: bool) -> Value:
-    q, k = (_unit(name) if units else _scale(value(name), name) for name in "qk")
-    by_key = ops.mul(ops.reshape(_softplus(), shape=ANY("by_head")), ops.unsqueeze(_rate(), axes=ANY("axes")))
-    decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_softplus(), _rate()), maybe("decay"))
-    beta = [_scale(value("beta"), "beta")] if op is ops.gated_delta_rule else []
+def _build_matrix(op: Op, units: bool) -> Value:
+    q, k = (_build_unit(name) if units else _build_scaled(value(name), name) for name in "qk")
+    by_key = ops.mul(
+        ops.reshape(_build_softplus(), shape=ANY("by_head")), ops.unsqueeze(_build_rate(), axes=ANY("axes"))
+    )
+    decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_build_softplus(), _build_rate()), maybe("decay"))
+    beta = [_build_scaled(value("beta"), "beta")] if op is ops.gated_delta_rule else []
     return op(q, k, value("v"), *beta, decay, **capture(*op.attrs))
 
 
-def _unit(name: str) -> Value:
+def _build_unit(name: str) -> Value:
     normed = ops.rms_norm(ops.reshape(value(name), shape=ANY(f"{name}_parts")), None, eps=ANY("unit_eps"))
-    return ops.reshape(_scale(normed, name), shape=ANY())
+    return ops.reshape(_build_scaled(normed, name), shape=ANY())
 
 
-def _gated_norm(op: Op, units: bool) -> Value:
-    y = _matrix(op, units)
-    parts = ops.reshape(_norm(ops.reshape(y, shape=ANY("parts"))), shape=ANY())
-    return ops.mul(either(parts, _norm(y)), value("gate"))
+def _build_gated_norm(op: Op, units: bool) -> Value:
+    y = _build_matrix(op, units)
+    parts = ops.reshape(_build_normed(ops.reshape(y, shape=ANY("parts"))), shape=ANY())
+    return ops.mul(either(parts, _build_normed(y)), value("gate"))
 
 
-def _step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
+def _find_step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
     """Return the step size for a fused op and its arguments bias and softplus; a Refusal if the bias does not fit."""
     if "step" in match:
         return match["step"], {}
@@ -86,19 +88,19 @@ def _step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
     return delta, {"bias": bias, "softplus": True}
 
 
-def _rates(match: dict[str, Any]) -> tuple[Value, dict[str, Any]]:
+def _find_rates(match: dict[str, Any]) -> tuple[Value, dict[str, Any]]:
     return (match["a"], {}) if "a" in match else (match["a_log"], {"log_a": True})
 
 
 def _fuse_selective(**match: Any) -> Value | Refusal:
-    if isinstance(step := _step(match), Refusal):
+    if isinstance(step := _find_step(match), Refusal):
         return step
-    (delta, attrs), (a, log) = step, _rates(match)
+    (delta, attrs), (a, log) = step, _find_rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
-    norms |= pick(match, "b_eps", "b_weight", "c_eps", "c_weight")
+    norms |= select_entries(match, "b_eps", "b_weight", "c_eps", "c_weight")
     if "weight" in match:
         norms |= {"weight": match["weight"]} | (
-            {"kind": "rms", **pick(match, "eps", "norm_weight")} if "eps" in match else {}
+            {"kind": "rms", **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
         )
     operands = match["x"], delta, a, match["b"], match["c"], match.get("d")
     return ops.gated_selective_scan(*operands, gate=match.get("gate"), **attrs, **log, **norms)
@@ -112,19 +114,23 @@ def _fuse_ssd(**match: Any) -> Value | Refusal:
         return Refusal("its gate differs in shape from the values that it multiplies")
     if "parts" in match and match["norm_weight"].shape != x.shape[-1:]:
         return Refusal("the weight of its norm is not one value per feature")
-    if isinstance(step := _step(match), Refusal):
+    if isinstance(step := _find_step(match), Refusal):
         return step
-    (delta, attrs), (a, log) = step, _rates(match)
-    norm = {"norm": True, "norm_groups": parts[2], **pick(match, "eps", "norm_weight")} if "eps" in match else {}
+    (delta, attrs), (a, log) = step, _find_rates(match)
+    norm = (
+        {"norm": True, "norm_groups": parts[2], **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
+    )
     operands = x, delta, a, match["b"], match["c"], match.get("d")
-    return ops.gated_ssd(*operands, gate=match.get("gate"), **pick(match, *ops.ssd.attrs), **attrs, **log, **norm)
+    return ops.gated_ssd(
+        *operands, gate=match.get("gate"), **select_entries(match, *ops.ssd.attrs), **attrs, **log, **norm
+    )
 
 
 def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
     heads, groups, q, v, gate = match["heads"], match["groups"], match["q"], match["v"], match.get("gate")
     decay, attrs = match.get("decay"), {}
     if "delta" in match:
-        step, by_head = _step(match), match.get("by_head")
+        step, by_head = _find_step(match), match.get("by_head")
         if isinstance(step, Refusal):
             return step
         decay, attrs = step[0], {"a_log": match["a_log"], "bias": step[1]["bias"]}
@@ -140,28 +146,30 @@ def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
         gate.shape != v.shape or len(parts) != 4 or not isinstance(parts[2], int) or heads % parts[2]
     ):
         return Refusal("its gate or its norm does not fit its heads")
-    named = pick(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
+    named = select_entries(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
     named |= {"unit": True, "unit_eps": match["unit_eps"]} if units else {}
-    named |= {"norm": True, "norm_groups": parts[2], **pick(match, "eps", "norm_weight")} if "eps" in match else {}
+    named |= (
+        {"norm": True, "norm_groups": parts[2], **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
+    )
     return ops.matrix_recurrence(q, match["k"], v, decay, gate=gate, **named, **attrs)
 
 
 # By op, patterns with their rewrites; patterns with the most nodes around the op come first.
-ROWS: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = {
+REWRITES: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = {
     ops.selective_scan: {
-        "Mamba, gated": (lambda: _gate(_selective()), _fuse_selective),
-        "Mamba": (_selective, _fuse_selective),
+        "Mamba, gated": (lambda: _build_gated(_build_selective()), _fuse_selective),
+        "Mamba": (_build_selective, _fuse_selective),
     },
     ops.ssd: {
-        "Mamba-2, gated and normed": (lambda: _norm(_gate(_ssd())), _fuse_ssd),
-        "Mamba-2, gated and normed by parts": (lambda: _norm_parts(_gate(_ssd())), _fuse_ssd),
-        "Mamba-2, gated": (lambda: _gate(_ssd()), _fuse_ssd),
-        "Mamba-2": (_ssd, _fuse_ssd),
+        "Mamba-2, gated and normed": (lambda: _build_normed(_build_gated(_build_ssd())), _fuse_ssd),
+        "Mamba-2, gated and normed by parts": (lambda: _build_normed_parts(_build_gated(_build_ssd())), _fuse_ssd),
+        "Mamba-2, gated": (lambda: _build_gated(_build_ssd()), _fuse_ssd),
+        "Mamba-2": (_build_ssd, _fuse_ssd),
     },
     **{
         op: {
             f"{name}{', normed queries and keys' * units}{', normed and gated' * ends}": (
-                partial(_gated_norm if ends else _matrix, op, units),
+                partial(_build_gated_norm if ends else _build_matrix, op, units),
                 partial(_fuse_matrix, units),
             )
             for ends in (True, False)
@@ -211,5 +219,5 @@ class FuseRecurrence(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for op in dict.fromkeys(node.op for node in graph.nodes):
-            for name, (pattern, fused) in ROWS.get(op, {}).items():
+            for name, (pattern, fused) in REWRITES.get(op, {}).items():
                 apply_rules(graph, [Rule(name, Pattern(pattern), fused)], trace)

@@ -54,8 +54,8 @@ class DropKBias(Pass):
             k = branch_of(node, "k")
             if isinstance(k, str):
                 trace.refuse(self.name, node.output.name, k)
-            elif (bias := _nonzero_bias(k)) is not None:
-                reason = _key_bias_effect(node, k)
+            elif (bias := _find_nonzero_bias(k)) is not None:
+                reason = _find_key_bias_effect(node, k)
                 if reason is not None:
                     trace.refuse(self.name, node.output.name, reason)
                     continue
@@ -63,7 +63,7 @@ class DropKBias(Pass):
                 _drop_bias(k)
 
 
-def _key_bias_effect(node: Node, k: Branch) -> str | None:
+def _find_key_bias_effect(node: Node, k: Branch) -> str | None:
     """Return a reason (str) why the bias of keys changes the result of the attention `node`; None if it does not."""
     if node.operand("past_k") is not None:
         return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
@@ -125,9 +125,9 @@ class VBiasToOBias(Pass):
             v = branch_of(node, "v")
             if isinstance(v, str):
                 trace.refuse(self.name, node.output.name, v)
-            elif (bias := _nonzero_bias(v)) is not None:
+            elif (bias := _find_nonzero_bias(v)) is not None:
                 o = output_of(node)
-                reason = o if isinstance(o, str) else _value_bias_obstacle(node, v)
+                reason = o if isinstance(o, str) else _find_value_bias_obstacle(node, v)
                 if reason is not None or isinstance(o, str):
                     trace.refuse(self.name, node.output.name, str(reason))
                     continue
@@ -136,7 +136,7 @@ class VBiasToOBias(Pass):
                 _drop_bias(v)
 
 
-def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
+def _find_value_bias_obstacle(node: Node, v: Branch) -> str | None:
     """Return a reason (str) why the bias of `v` cannot move past the attention `node`; None if it can."""
     if node.operand("past_v") is not None:
         return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
@@ -145,7 +145,7 @@ def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
     if node.operand("sinks") is not None:
         return "its sinks take a part of every row: the other weights sum to less than 1"
     bias, a = node.operand("bias"), node.attrs
-    if bias is not None and not _finite(bias):
+    if bias is not None and not _is_finite(bias):
         return f"its bias %{bias.name} may hide all keys of a row"
     q, k = node.operand("q"), node.operand("k")
     assert q is not None and k is not None
@@ -157,7 +157,7 @@ def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
     return None
 
 
-def _finite(bias: Value) -> bool:
+def _is_finite(bias: Value) -> bool:
     """Return whether `bias` is surely finite: a parameter that is not a literal or fill, or a bias by distance."""
     if isinstance(bias, Param):
         # These two recipes can contain −∞, as masks do.
@@ -169,17 +169,17 @@ def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
     heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
     assert isinstance(weight, Param)
     start, stop = v.span
-    each = slice_rows(bias.recipe, start, stop, o.graph.reader)
+    head_bias = slice_rows(bias.recipe, start, stop, o.graph.reader)
     if heads != kv_heads:
         width, group = (stop - start) // kv_heads, heads // kv_heads
-        each = Take(each, tuple(h // group * width + i for h in range(heads) for i in range(width)))
-    added = MatMul(weight.recipe, each)
-    new = derive_param(old, Add((old.recipe, added))) if isinstance(old, Param) else derive_bias(weight, added)
+        head_bias = Take(head_bias, tuple(h // group * width + i for h in range(heads) for i in range(width)))
+    shift = MatMul(weight.recipe, head_bias)
+    new = derive_param(old, Add((old.recipe, shift))) if isinstance(old, Param) else derive_bias(weight, shift)
     rebuild_node(o, {"bias": new})
     replace_param(old, new)
 
 
-def _nonzero_bias(branch: Branch) -> Param | None:
+def _find_nonzero_bias(branch: Branch) -> Param | None:
     """Return the bias of the linear of `branch`; None if it has none, or if its rows for the branch are 0."""
     if branch.bias is None:
         return None

@@ -83,27 +83,30 @@ class CollapseLinears(Pass):
 
     def _merge_sum(self, node: Node, trace: Trace) -> None:
         """Replace the add `node` by one linear if its operands are linear maps of one value and this costs no more."""
-        sides = _matching_chains(node)
-        if sides is None:
+        summands = _find_matching_chains(node)
+        if summands is None:
             return
         # The shorter chain provides the names: in W x + B(A x) that is W.
-        base = min(sides, key=lambda chain: len(chain.nodes)).linears[0]
-        merged, before = node.output.width * sides[0].x.width, sum(chain.work for chain in sides)
+        base = min(summands, key=lambda chain: len(chain.nodes)).linears[0]
+        merged, before = node.output.width * summands[0].x.width, sum(chain.work for chain in summands)
         if merged > before:
             trace.refuse(self.name, node.output.name, f"one product takes {merged} multiplications a row, not {before}")
             return
         trace.fired(self.name, node.output.name)
-        biases = tuple(chain.bias for chain in sides if chain.bias is not None)
+        biases = tuple(chain.bias for chain in summands if chain.bias is not None)
         bias = Add(biases) if len(biases) > 1 else biases[0] if biases else None
         total = Chain(
-            sides[0].x, Add((sides[0].weight, sides[1].weight)), bias, (node, *sides[0].nodes, *sides[1].nodes)
+            summands[0].x,
+            Add((summands[0].weight, summands[1].weight)),
+            bias,
+            (node, *summands[0].nodes, *summands[1].nodes),
         )
         _replace_chain(total, base)
 
     def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
         """Merge the linear `outer` with the linear before it and return the result; None if there is none, or if the
         product would cost more."""
-        chains = list(_chains(outer.output, None))
+        chains = list(_find_chains(outer.output, None))
         if len(chains) < 2:
             x = outer.inputs[0]
             if x is not None and x.producer is not None and x.producer.op is ops.linear and chains:
@@ -122,7 +125,7 @@ class CollapseLinears(Pass):
 
     def _merge_table(self, outer: Node, trace: Trace) -> None:
         """Replace `outer`, if it is the only reader of an embedding, by an embedding of the table mapped by `outer`."""
-        (chain, *_), rows = [*_chains(outer.output, None), None], outer.inputs[0]
+        (chain, *_), rows = [*_find_chains(outer.output, None), None], outer.inputs[0]
         lookup = None if rows is None else rows.producer
         table = lookup.inputs[1] if lookup is not None and lookup.op is ops.embedding else None
         if chain is None or rows is None or lookup is None or not isinstance(table, Param):
@@ -150,7 +153,7 @@ class CollapseLinears(Pass):
         drop_params(outer.graph, outer.inputs)
 
 
-def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
+def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
     """Yield `value` as linear maps of earlier values: of the input of the last linear, of the linear before that, ….
     Only `reader` (None: anything) may read `value`, and inner values have a single reader."""
     weight: Recipe | None = None
@@ -180,7 +183,7 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
         reader, value = node, x
 
 
-def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
+def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
     """Return both summands of the add `node` as linear maps of their nearest common value; None without one.
     A summand that is a piece of a packed linear is first unpacked."""
     a, b = node.inputs
@@ -190,10 +193,10 @@ def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
         piece = find_projection(side)
         if piece is None or not piece.packed or not is_only_reader(side, node) or len(piece.node.output.users) > 1:
             continue
-        if any(chain.x is piece.x for chain in _chains(opposite, node)) and side.producer is not None:
+        if any(chain.x is piece.x for chain in _find_chains(opposite, node)) and side.producer is not None:
             split_linear(side.producer)
-            return _matching_chains(node)
-    first, second = list(_chains(a, node)), list(_chains(b, node))
+            return _find_matching_chains(node)
+    first, second = list(_find_chains(a, node)), list(_find_chains(b, node))
     return next(((p, q) for p in first for q in second if p.x is q.x), None)
 
 

@@ -48,37 +48,37 @@ class FoldEmbeddingNorm(Pass):
             x = norm.inputs[0] if norm.op in (ops.rms_norm, ops.layer_norm) else None
             if x is None or x.producer is None:
                 continue
-            lookup, why = x.producer, None
+            lookup, reason = x.producer, None
             if lookup.op is not ops.embedding:
-                makers = [v.producer.op for v in lookup.inputs if v is not None and v.producer is not None]
-                if lookup.op not in (ops.add, ops.affine) or x.users != (norm,) or ops.embedding not in makers:
+                producers = [v.producer.op for v in lookup.inputs if v is not None and v.producer is not None]
+                if lookup.op not in (ops.add, ops.affine) or x.users != (norm,) or ops.embedding not in producers:
                     continue
-                why = f"%{x.name} is not a looked-up row: {lookup.op.name} is between"
-            if why := why or self._obstacle(norm, lookup):
-                trace.refuse(self.name, norm.output.name, why)
+                reason = f"%{x.name} is not a looked-up row: {lookup.op.name} is between"
+            if reason := reason or self._find_obstacle(norm, lookup):
+                trace.refuse(self.name, norm.output.name, reason)
             else:
                 trace.fired(self.name, norm.output.name)
-                _fold(norm, lookup)
+                _fold_norm(norm, lookup)
 
-    def _obstacle(self, norm: Node, lookup: Node) -> str | None:
+    def _find_obstacle(self, norm: Node, lookup: Node) -> str | None:
         table, rows = lookup.inputs[1], lookup.output
         if not isinstance(table, Param) or not only_params(norm.inputs[1:]):
             return "its weight, or the table, is computed"
         other_readers = [n for n in rows.users if n is not norm]
         if other_readers or rows.is_output:
-            who = (
+            reader = (
                 f"read by {other_readers[0].op.name} (%{other_readers[0].output.name})"
                 if other_readers
                 else "an output of the graph"
             )
-            return f"%{rows.name} is also {who}"
+            return f"%{rows.name} is also {reader}"
         tied = [n for n in table.users if n is not lookup]
         if tied and not self.untie:
             return f"%{table.name} is shared with {tied[0].op.name} (%{tied[0].output.name}); untie=true copies it"
         return None
 
 
-def _fold(norm: Node, lookup: Node) -> None:
+def _fold_norm(norm: Node, lookup: Node) -> None:
     """Apply `norm`, the only reader of the embedding `lookup`, to its table instead of its result, in place."""
     table = lookup.inputs[1]
     assert isinstance(table, Param)

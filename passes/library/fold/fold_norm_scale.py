@@ -24,14 +24,14 @@ class Site:
     @property
     def key(self) -> tuple[Value | None, ...]:
         """The norm's weight and bias; sites whose readers share a weight must have equal keys."""
-        return self.norm.operand("weight"), _bias(self.norm)
+        return self.norm.operand("weight"), _find_bias(self.norm)
 
 
-def _bias(norm: Node) -> Value | None:
+def _find_bias(norm: Node) -> Value | None:
     return norm.operand("bias") if "bias" in {o.name for o in norm.op.operands} else None
 
 
-def site(norm: Node) -> Site | str:
+def find_site(norm: Node) -> Site | str:
     """Return `norm` with its readers; a reason (str) if they cannot absorb its weight and bias."""
     readers = find_readers(norm.output)
     if isinstance(readers, str):
@@ -40,7 +40,7 @@ def site(norm: Node) -> Site | str:
         reason = explain_refusal(node, i)
         if reason is not None:
             return reason
-    if not only_params((norm.operand("weight"), _bias(norm))):
+    if not only_params((norm.operand("weight"), _find_bias(norm))):
         return "its weight is computed"
     return Site(norm, tuple(dict.fromkeys(node for node, _ in readers)))
 
@@ -51,7 +51,7 @@ def find_sites(
     trace: Trace,
     find: Callable[[Node], Site | str | None],
     untie: bool,
-    needed: Callable[[Site], bool] = lambda s: True,
+    must_change: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
 
@@ -68,16 +68,20 @@ def find_sites(
     # To a fixpoint: after a refusal, another site's weight may have a reader that does not change.
     while not untie:
         reading = {reader: s for s in by_norm.values() for reader in s.readers}
-        stuck = {n: why for n, s in by_norm.items() if needed(s) and (why := _sharing_obstacle(s, reading)) is not None}
-        if not stuck:
+        obstacles = {
+            n: reason
+            for n, s in by_norm.items()
+            if must_change(s) and (reason := _find_sharing_obstacle(s, reading)) is not None
+        }
+        if not obstacles:
             break
-        for norm, why in stuck.items():
-            trace.refuse(name, norm.output.name, f"{why}; untie=true copies it")
+        for norm, reason in obstacles.items():
+            trace.refuse(name, norm.output.name, f"{reason}; untie=true copies it")
             del by_norm[norm]
     return list(by_norm.values())
 
 
-def _sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
+def _find_sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
     for reader in s.readers:
         for weight in weights_read_with(reader):
             for user in weight.users:
@@ -88,7 +92,7 @@ def _sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
     return None
 
 
-def fold(s: Site) -> Site:
+def fold_norm(s: Site) -> Site:
     """Fold the weight and bias of the norm of `s` into its readers, by recipe; return the site of the new nodes."""
     weight, bias = s.key
     if weight is None and bias is None:
@@ -136,9 +140,9 @@ class FoldNormScale(Pass):
     untie: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        def find_site(norm: Node) -> Site | str | None:
-            return None if norm.operand("weight") is None and _bias(norm) is None else site(norm)
+        def find_parameterized(norm: Node) -> Site | str | None:
+            return None if norm.operand("weight") is None and _find_bias(norm) is None else find_site(norm)
 
-        for norm_site in find_sites(graph, self.name, trace, find_site, self.untie):
+        for norm_site in find_sites(graph, self.name, trace, find_parameterized, self.untie):
             trace.fired(self.name, norm_site.norm.output.name)
-            fold(norm_site)
+            fold_norm(norm_site)

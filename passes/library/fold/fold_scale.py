@@ -14,13 +14,13 @@ from ...edits.edit import drop_params, rebuild_node
 from .scaling import (
     Edit,
     Factor,
-    absorb,
+    absorb_factor,
     apply_edits,
-    edit_readers,
-    edit_writers,
-    execution_order,
     find_other_use,
-    spread,
+    list_reader_edits,
+    list_writer_edits,
+    number_nodes,
+    repeat_scalar,
 )
 
 
@@ -75,74 +75,76 @@ class FoldScale(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         while True:  # each node absorbs one factor per round
-            refused: dict[str, str] = {}
-            accepted = self._accept(graph, refused)
-            for plan in accepted:
+            refusals: dict[str, str] = {}
+            plans_of_round = self._accept(graph, refusals)
+            for plan in plans_of_round:
                 for site in plan.sites:
                     trace.fired(self.name, site.output.name)
                 # frexp returns a mantissa of exactly ±0.5 for powers of two only.
                 if isinstance(plan.factor, float) and abs(math.frexp(plan.factor)[0]) == 0.5:
                     trace.note(f"{self.name}: {plan.factor:g} is a power of two: no digit of a weight changes")
-            for plan in accepted:
+            for plan in plans_of_round:
                 apply_edits(plan.edits)
                 for site in plan.sites:
-                    _remove(site)
-            if not accepted:
+                    _remove_factor(site)
+            if not plans_of_round:
                 break
-        for at, why in refused.items():
-            trace.refuse(self.name, at, why)
+        for at, reason in refusals.items():
+            trace.refuse(self.name, at, reason)
 
-    def _accept(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
+    def _accept(self, graph: Graph, refusals: dict[str, str]) -> list[_Plan]:
         """Return plans that share no nodes and, unless `untie`, scale each weight for all of its readers.
-        Reasons against other plans are added to `refused`, by the name of the value."""
-        order, used, plans = execution_order(graph), set[Node](), list[_Plan]()
-        for plan in _merge_plans(_plans(graph, order, refused)):
-            _compensate(plan, order)
+        Reasons against other plans are added to `refusals`, by the name of the value."""
+        order, used_nodes, plans = number_nodes(graph), set[Node](), list[_Plan]()
+        for plan in _merge_plans(_find_plans(graph, order, refusals)):
+            _compensate_tied_head(plan, order)
             nodes = {e.node for e in plan.edits}.union(plan.sites)
             # A plan with nodes of an earlier one waits for the next round: its edits refer to the nodes of this round.
-            if not used & nodes:
-                used |= nodes
+            if not used_nodes & nodes:
+                used_nodes |= nodes
                 plans.append(plan)
         # To a fixpoint: without a dropped plan, another one may scale a weight for some of its readers only.
         while not self.untie:
-            edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
-            broken = {
-                id(plan): f"{why}; untie copies it" for plan in plans if (why := find_other_use(plan.edits, edited))
+            edited = {(e.node, e.index): e.change for plan in plans for e in plan.edits}
+            obstacles = {
+                id(plan): f"{reason}; untie copies it"
+                for plan in plans
+                if (reason := find_other_use(plan.edits, edited))
             }
             for plan in plans:
-                refused.update((site.output.name, broken[id(plan)]) for site in plan.sites if id(plan) in broken)
-            plans = [plan for plan in plans if id(plan) not in broken]
-            if not broken:
+                refusals.update((site.output.name, obstacles[id(plan)]) for site in plan.sites if id(plan) in obstacles)
+            plans = [plan for plan in plans if id(plan) not in obstacles]
+            if not obstacles:
                 break
         return plans
 
 
-def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> Iterator[_Plan]:
-    """Yield a plan for each factor in `graph`; reasons against factors without one go to `refused`, by value name."""
+def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str]) -> Iterator[_Plan]:
+    """Yield a plan for each factor in `graph`; reasons against factors without one go to `refusals`, by value name."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str
-        if node.op is ops.attention and (scale := _score_scale(node)) != 1:
+        if node.op is ops.attention and (scale := _find_score_scale(node)) != 1:
             factor: Factor = scale
-            edits = absorb(node, 0, factor, order)
+            edits = absorb_factor(node, 0, factor, order)
         elif node.op is ops.route and node.attrs["scale"] != 1:
             factor = float(node.attrs["scale"])
-            edits = _expert_edits(node, factor)
+            edits = _list_expert_edits(node, factor)
         elif (product := _find_product(node)) is not None:
             index, factor = product
-            edits = absorb(node, index, factor, order)
+            edits = absorb_factor(node, index, factor, order)
             # First the producers of the value, then its readers; if both fail, the first reason is reported.
-            forward = edit_readers(x, factor) if isinstance(edits, str) else edits
+            forward = list_reader_edits(x, factor) if isinstance(edits, str) else edits
             edits = edits if isinstance(forward, str) else forward
         else:
             continue
         if isinstance(edits, str):
-            refused[x.name] = edits
+            refusals[x.name] = edits
         else:
             yield _Plan([node], factor, edits)
 
 
-def _score_scale(attention: Node) -> float:
+def _find_score_scale(attention: Node) -> float:
     """Return the factor of the scores of `attention`: its scale, by default 1/√head_dim."""
     scale, q = attention.attrs["scale"], attention.inputs[0]
     assert q is not None
@@ -165,11 +167,11 @@ def _find_product(node: Node) -> tuple[int, Factor] | None:
             if v.shape == y.shape[-1:]:
                 return 1 - i, v.recipe
             if all(s == 1 for s in v.shape):
-                return 1 - i, spread(v.recipe, y.width)
+                return 1 - i, repeat_scalar(v.recipe, y.width)
     return None
 
 
-def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
+def _list_expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
     """Return the edits that multiply the down projections of the experts of `route`; a reason (str) if impossible."""
     edits, values = list[Edit](), [route.output]
     while values:
@@ -178,7 +180,7 @@ def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
             return f"%{value.name} is an output of the graph"
         for node, i in value.uses:
             if node.op is ops.moe and i == 1:
-                down_edits = edit_writers(node, factor)
+                down_edits = list_writer_edits(node, factor)
                 if isinstance(down_edits, str):
                     return down_edits
                 edits += down_edits
@@ -194,7 +196,7 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
     by_table: dict[object, _Plan] = {}
     for plan in plans:
         table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
-        key = id(plan) if table is None else (table.param, table.what)
+        key = id(plan) if table is None else (table.param, table.change)
         if key in by_table:
             by_table[key].sites += plan.sites
             by_table[key].edits += plan.edits
@@ -203,17 +205,17 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
     return list(by_table.values())
 
 
-def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
+def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
     """Let linears that share a table scaled by one number read the scaled table, where weights absorb the inverse."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
-                shrunk = absorb(node, 0, 1 / table.factor, order)
-                if not isinstance(shrunk, str):
-                    plan.edits += [*shrunk, replace(table, node=node, index=i)]
+                inverse_edits = absorb_factor(node, 0, 1 / table.factor, order)
+                if not isinstance(inverse_edits, str):
+                    plan.edits += [*inverse_edits, replace(table, node=node, index=i)]
 
 
-def _remove(site: Node) -> None:
+def _remove_factor(site: Node) -> None:
     """Remove the multiplication of `site`: replace a product by its operand, or set scale=1 of attention and route."""
     product = _find_product(site)
     if product is None:

@@ -66,11 +66,13 @@ class FoldTokenTypes(Pass):
                     targets[types] = max(candidates, key=lambda n: n.inputs[0] not in graph.inputs.values())
         other_readers = [n for n in ids.users if n not in targets]
         if other_readers or ids.is_output:
-            who = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
-            raise WeftError(f"{self.name}: {who} does more with {INPUT} than add rows of a table to those of another")
+            reader = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
+            raise WeftError(
+                f"{self.name}: {reader} does more with {INPUT} than add rows of a table to those of another"
+            )
         for types, target in targets.items():
             trace.fired(self.name, types.output.name)
-            _fold(types, target)
+            _fold_type_row(types, target)
         del graph.inputs[INPUT]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
@@ -81,7 +83,7 @@ class FoldTokenTypes(Pass):
         equivalence.same(equivalence.run(before, inputs), equivalence.run(after, remaining), EXACT)
 
 
-def _fold(types: Node, target: Node) -> None:
+def _fold_type_row(types: Node, target: Node) -> None:
     """Add row 0 of the table of `types` to all rows of the table of `target`, and remove `types` from the sum."""
     row, table = types.inputs[1], target.inputs[1]
     assert isinstance(row, Param) and isinstance(table, Param)

@@ -11,7 +11,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, centre_map, is_layer
 from ...edits.edit import drop_params, rebuild_node
-from .fold_norm_scale import Site, site
+from .fold_norm_scale import Site, find_site
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LayernormToRmsnorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         streams = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
-        require(streams, self.name, _obstacle)
+        require(streams, self.name, _find_obstacle)
         heads = _find_centred_heads(streams)
         write_mapped(streams, centre_map, _centre_rows, heads)
         for head in heads:
@@ -67,9 +67,9 @@ class LayernormToRmsnorm(Pass):
             trace.note(f"{self.name}: no LayerNorm reads a residual stream")
 
 
-def _obstacle(stream: ResidualStream) -> str | None:
-    if why := unwritable(stream):
-        return why
+def _find_obstacle(stream: ResidualStream) -> str | None:
+    if reason := unwritable(stream):
+        return reason
     readers = [*(n for n in stream.norms if not is_layer(n)), *stream.linears]
     return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
 
@@ -77,9 +77,9 @@ def _obstacle(stream: ResidualStream) -> str | None:
 def _find_centred_heads(streams: list[ResidualStream]) -> list[Node]:
     """Return the linears that read a LayerNorm without weight and bias and whose weight is a table of `streams`."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
-    plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
+    unweighted = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
     shared = set(tables(streams))
-    return [n for v in plain for n, i in v.uses if n.op is ops.linear and i == 0 and n.inputs[1] in shared]
+    return [n for v in unweighted for n, i in v.uses if n.op is ops.linear and i == 0 and n.inputs[1] in shared]
 
 
 def _centre_rows(x: Value) -> Value:
@@ -89,7 +89,7 @@ def _centre_rows(x: Value) -> Value:
 def _replace_by_rms_norm(norm: Node) -> None:
     """Replace the LayerNorm `norm`, whose input is centred, by an RMSNorm; its bias moves to readers or an add."""
     graph, bias = norm.graph, None if norm.op is ops.norm_linear else norm.operand("bias")
-    bias_site = site(norm) if isinstance(bias, Param) else None
+    bias_site = find_site(norm) if isinstance(bias, Param) else None
     if isinstance(bias_site, Site) and isinstance(bias, Param):
         for reader in bias_site.readers:
             absorb_input_map(reader, None, bias.recipe)

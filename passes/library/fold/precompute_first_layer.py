@@ -65,15 +65,15 @@ class PrecomputeFirstLayer(Pass):
         for node in graph.nodes:
             # strict=False: a node that cannot be tabulated gives no rows.
             tables.update(zip(node.outputs, _tabulate_node(node, tables), strict=False))
-        wanted: dict[tuple[Value, int], list[Value]] = {}
+        table_values: dict[tuple[Value, int], list[Value]] = {}
         for value, rows in tables.items():
             # Only values after a linear get a table: it replaces the linear's work and weights.
             if rows.costly and (value.is_output or any(n.output not in tables for n in value.users)):
-                wanted.setdefault((rows.ids, rows.vocab), []).append(value)
-        for (ids, vocab), values in wanted.items():
+                table_values.setdefault((rows.ids, rows.vocab), []).append(value)
+        for (ids, vocab), values in table_values.items():
             trace.fired(self.name, values[0].name)
             _look_up(ids, values, tables, vocab)
-        for node in list(graph.nodes) if not wanted else ():
+        for node in list(graph.nodes) if not table_values else ():
             reader = next((n for v in node.outputs for n in v.users if n.output not in tables), None)
             if node.op is ops.embedding and node.output in tables and reader is not None:
                 reason = f"{reader.op.name} (%{reader.output.name}) combines it with more than the token"
@@ -91,35 +91,40 @@ def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[Tabl
     if rows is None:
         return []
 
-    def rows_of(recipe: Recipe, costly: bool = False) -> TableLookup:
+    def derive_lookup(recipe: Recipe, costly: bool = False) -> TableLookup:
         return TableLookup(rows.ids, recipe, rows.vocab, rows.costly or costly)
 
     if op in (ops.add, ops.add_norm):
         addend = tables.get(operands[0]) if operands[0] is not None else None
         if addend is None or (addend.ids, addend.vocab) != (rows.ids, rows.vocab):
             return []
-        total = rows_of(Add((rows.recipe, addend.recipe)), addend.costly)
+        total = derive_lookup(Add((rows.recipe, addend.recipe)), addend.costly)
         return (
             [total]
             if op is ops.add
-            else [rows_of(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
+            else [derive_lookup(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
         )
     if any(v is not None and not isinstance(v, Param) for v in operands):
         return []
     match op:
         case ops.rms_norm | ops.layer_norm:
             return [
-                rows_of(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
+                derive_lookup(
+                    RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1])
+                )
             ]
         case ops.linear:
-            return [rows_of(_project_table(rows.recipe, rows.vocab, node), True)]
+            return [derive_lookup(_project_table(rows.recipe, rows.vocab, node), True)]
         case ops.norm_linear:
-            return [rows_of(_project_table(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
+            return [derive_lookup(_project_table(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
         case ops.affine:
-            return [rows_of(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
+            return [derive_lookup(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
         case ops.split if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
             ends = [sum(a["sizes"][: i + 1]) for i in range(len(a["sizes"]))]
-            return [rows_of(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
+            return [
+                derive_lookup(Slice(rows.recipe, 1, end - size, end))
+                for end, size in zip(ends, a["sizes"], strict=True)
+            ]
     return []
 
 
@@ -145,7 +150,7 @@ def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, TableLookup
     with graph.inserting(before=first):
         looked_up = ops.embedding(ids, table, name="by_token")
         pieces = ops.split.emit(looked_up, sizes=widths) if len(widths) > 1 else (looked_up,)
-    makers = [node for node in graph.nodes if node.output in tables]
+    tabulated = [node for node in graph.nodes if node.output in tables]
     for old, new in zip(values, pieces, strict=True):
         replace_uses(old, new)
-    erase_unread(graph, reversed(makers))
+    erase_unread(graph, reversed(tabulated))

@@ -1,7 +1,7 @@
-"""Move a factor of a value into weights: into those of its producers, or of its readers.
+"""Move a factor of a value into the weights of the nodes that compute the value, or of the nodes that read it.
 
-`absorb` walks from a value towards its producers, through ops that commute with the factor, until every path ends at a
-parameter. It returns a list of `Edit`s, one per parameter to multiply; only `apply_edits` changes the graph.
+`absorb_factor` walks from a value back to its producers, through ops that commute with the factor, until every path
+ends at a parameter. It returns one `Edit` per parameter to multiply; only `apply_edits` changes the graph.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Edit:
         return param
 
     @property
-    def what(self) -> tuple[Factor, int, int, int | None]:
-        """A key of the change without node and index: edits with equal `what` change a parameter equally."""
+    def change(self) -> tuple[Factor, int, int, int | None]:
+        """A key of the change without node and index: edits with equal `change` change a parameter equally."""
         return self.factor, self.axis, self.start, self.stop
 
 
@@ -74,12 +74,12 @@ def _scale_param(e: Edit, param: Param) -> Recipe:
     return Concat(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
-def spread(scalar: Recipe, width: int) -> Recipe:
+def repeat_scalar(scalar: Recipe, width: int) -> Recipe:
     """Return a recipe [width] that repeats the single element of `scalar`."""
     return MatMul(Full(1.0, (width, 1)), Reshape(scalar, (1,)))
 
 
-def edit_writers(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
+def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
     """Return the edits that multiply features start:stop of the result of `node` by `factor`, or a reason (str)."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
     for name, axis in WRITERS[node.op].items():
@@ -93,7 +93,7 @@ def edit_writers(node: Node, factor: Factor, start: int = 0, stop: int | None = 
     return edits
 
 
-def edit_readers(value: Value, factor: Factor) -> list[Edit] | str:
+def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
     """Return edits that multiply the weight columns of all linears that read `value`; a reason (str) without any."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
@@ -103,21 +103,21 @@ def edit_readers(value: Value, factor: Factor) -> list[Edit] | str:
     return [Edit(node, 1, factor, axis=1) for node in value.users]
 
 
-def absorb(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+def absorb_factor(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if there are none.
 
     `order` maps nodes to their position in execution order. Inner values on the path must not have other readers.
     """
     walk = _Walk(order)
-    walk.demand(reader, index, factor)
+    walk.demand_factor(reader, index, factor)
     return walk.run()
 
 
-def absorb_for_all_readers(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that multiply `value` by `factor` for all of its readers; a reason (str) if there are none."""
     walk = _Walk(order)
     for reader, index in value.uses:
-        walk.demand(reader, index, factor)
+        walk.demand_factor(reader, index, factor)
     return walk.run()
 
 
@@ -128,7 +128,7 @@ def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], obje
     """
     for e in edits:
         for node, i in e.param.uses:
-            if edited.get((node, i)) != e.what:
+            if edited.get((node, i)) != e.change:
                 return f"%{e.param.name} is also a weight of {node.op.name} (%{node.output.name})"
     return None
 
@@ -148,7 +148,7 @@ class _Walk:
     def refuse(self, why: str) -> None:
         self.why = self.why or why
 
-    def demand(self, reader: Node, index: int, factor: Factor) -> None:
+    def demand_factor(self, reader: Node, index: int, factor: Factor) -> None:
         """Demand that operand `index` of `reader` is multiplied by `factor`."""
         value = reader.inputs[index]
         assert value is not None
@@ -160,17 +160,17 @@ class _Walk:
             self.refuse(f"%{value.name} would have to be multiplied by two factors")
         else:
             self.readers.setdefault(value, set()).add((reader, index))
-            place = self.order[value.producer]
-            if place not in self.nodes:
-                self.nodes[place] = value.producer
+            position = self.order[value.producer]
+            if position not in self.nodes:
+                self.nodes[position] = value.producer
                 # The latest node first: all readers of a value are visited before its producer.
-                heapq.heappush(self.waiting, (-place, place))
+                heapq.heappush(self.waiting, (-position, position))
 
     def run(self) -> list[Edit] | str:
         while self.waiting and self.why is None:
             node = self.nodes[heapq.heappop(self.waiting)[1]]
-            demanded = [(v, self.factors[v]) for v in node.outputs if v in self.factors]
-            for v, _ in demanded:
+            demands = [(v, self.factors[v]) for v in node.outputs if v in self.factors]
+            for v, _ in demands:
                 other_uses = [n for n, i in v.uses if (n, i) not in self.readers[v]]
                 if other_uses or v.is_output:
                     who = (
@@ -178,62 +178,62 @@ class _Walk:
                     )
                     self.refuse(f"%{v.name} is also {who}")
             if self.why is None:
-                self.visit(node, demanded)
+                self.visit(node, demands)
         return self.edits if self.why is None else self.why
 
-    def visit(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
+    def visit(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
         """Transfer the demands on outputs of `node` to its operands, or add edits of its parameters; else refuse."""
-        op, (value, factor) = node.op, demanded[0]
-        number = not isinstance(factor, Recipe)
+        op, (value, factor) = node.op, demands[0]
+        is_number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):
-            self.linear(node, factor)
+            self.visit_linear(node, factor)
         elif op is ops.split:
-            self.split(node, demanded)
-        elif op is ops.add_norm and (value.index or len(demanded) > 1):
+            self.visit_split(node, demands)
+        elif op is ops.add_norm and (value.index or len(demands) > 1):
             self.refuse(f"%{value.name} is a sum of residuals")
         elif op in WRITERS:
-            self.take(edit_writers(node, factor))
-        elif (op in (ops.add, ops.sub) and (number or _has_full_width(node))) or (op is ops.concat and number):
+            self.add_edits(list_writer_edits(node, factor))
+        elif (op in (ops.add, ops.sub) and (is_number or _has_full_width(node))) or (op is ops.concat and is_number):
             for i in range(len(node.inputs)):
-                self.demand(node, i, factor)
-        elif op is ops.mul and (number or _has_full_width(node)) and any(isinstance(v, Param) for v in node.inputs):
+                self.demand_factor(node, i, factor)
+        elif op is ops.mul and (is_number or _has_full_width(node)) and any(isinstance(v, Param) for v in node.inputs):
             # Scaling one operand of a product is enough; the walk ends at the parameter.
-            self.demand(node, next(i for i, v in enumerate(node.inputs) if isinstance(v, Param)), factor)
+            self.demand_factor(node, next(i for i, v in enumerate(node.inputs) if isinstance(v, Param)), factor)
         elif op is ops.glu and node.attrs["limit"] is None and node.attrs["shift"] == 0:
             # act(gate) ⊙ up is linear in `up` only.
-            self.demand(node, 1, factor)
-        elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HOMOGENEOUS and number):
-            self.demand(node, 0, factor)
+            self.demand_factor(node, 1, factor)
+        elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HOMOGENEOUS and is_number):
+            self.demand_factor(node, 0, factor)
         else:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
-    def linear(self, node: Node, factor: Factor) -> None:
+    def visit_linear(self, node: Node, factor: Factor) -> None:
         """Scale weight and bias of a linear; if the weight is also a table, scale the bias and demand the input."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
         elif isinstance(factor, Recipe) or all(n.op in (ops.linear, ops.norm_linear) for n in weight.users):
-            self.take(edit_writers(node, factor))
+            self.add_edits(list_writer_edits(node, factor))
         else:
-            self.take([] if bias is None else [Edit(node, 2, factor)])
-            self.demand(node, 0, factor)
+            self.add_edits([] if bias is None else [Edit(node, 2, factor)])
+            self.demand_factor(node, 0, factor)
 
-    def split(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
+    def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
         """Demand the operand of a split if all pieces get the same factor; else scale the rows of a packed linear."""
-        x, (value, factor) = node.inputs[0], demanded[0]
+        x, (value, factor) = node.inputs[0], demands[0]
         assert x is not None
-        if len(demanded) == len(node.outputs) and not isinstance(factor, Recipe):
-            if any(f != factor for _, f in demanded):
+        if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
+            if any(f != factor for _, f in demands):
                 self.refuse(f"the pieces of %{x.name} would be multiplied by different factors")
-            self.demand(node, 0, factor)
+            self.demand_factor(node, 0, factor)
             return
         packed = find_projection(value)
-        if packed is None or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
+        if packed is None or len(demands) > 1 or len(x.uses) > 1 or x.is_output:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is not a packed linear")
         else:
-            self.take(edit_writers(packed.node, factor, packed.start, packed.stop))
+            self.add_edits(list_writer_edits(packed.node, factor, packed.start, packed.stop))
 
-    def take(self, edits: list[Edit] | str) -> None:
+    def add_edits(self, edits: list[Edit] | str) -> None:
         """Add the edits that end a path, or refuse with the reason."""
         if isinstance(edits, str):
             self.refuse(edits)
@@ -246,6 +246,6 @@ def _has_full_width(node: Node) -> bool:
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 
-def execution_order(graph: Graph) -> dict[Node, int]:
+def number_nodes(graph: Graph) -> dict[Node, int]:
     """Return the position of each node of `graph` in execution order."""
     return {node: i for i, node in enumerate(graph.nodes)}

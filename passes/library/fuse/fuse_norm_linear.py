@@ -11,12 +11,12 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer
 from ...edits.edit import erase_unread, only_params, rebuild_node, replace_uses
-from ..fold.fold_norm_scale import Site, find_sites, fold, site
+from ..fold.fold_norm_scale import Site, find_site, find_sites, fold_norm
 
 
 def _find_fusible(norm: Node) -> Site | str | None:
     """Return `norm` with its readers if all are linears; else a reason (str). None if it has no readers."""
-    fusible = site(norm)
+    fusible = find_site(norm)
     if isinstance(fusible, str):
         return fusible
     if isinstance(norm.inputs[0], Param):
@@ -44,7 +44,7 @@ def is_projection(node: Node) -> bool:
     return node.op is ops.linear and len(node.output.shape) == 3 and only_params(node.inputs[1:])
 
 
-def _changes_weights(s: Site) -> bool:
+def _has_params(s: Site) -> bool:
     return any(v is not None for v in s.key)
 
 
@@ -102,8 +102,8 @@ class FuseNormLinear(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         find, untie = (_find_fusible, self.untie) if self.fold else (_find_unfolded, True)
-        for matched in find_sites(graph, self.name, trace, find, untie, _changes_weights):
-            folded = fold(matched) if self.fold else matched
+        for matched in find_sites(graph, self.name, trace, find, untie, _has_params):
+            folded = fold_norm(matched) if self.fold else matched
             norm, linears = folded.norm, folded.readers
             x = norm.inputs[0]
             if norm.op is ops.add_norm:

@@ -70,9 +70,11 @@ class FuseParallelBlock(Pass):
             attention, feed = parallel[0], feeds[0]
             at = total.outputs[-1].name
             first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
-            why = _fusion_obstacle(attention, feed) or ("nothing else is added" if is_fixed(first.output) else None)
-            if why is not None:
-                trace.refuse(self.name, at, why)
+            reason = _find_fusion_obstacle(attention, feed) or (
+                "nothing else is added" if is_fixed(first.output) else None
+            )
+            if reason is not None:
+                trace.refuse(self.name, at, reason)
                 continue
             trace.fired(self.name, at)
             _fuse_outputs(first, last)
@@ -83,7 +85,7 @@ class FuseParallelBlock(Pass):
                 _fuse_inputs(sorted(dict.fromkeys(input_linears), key=lambda n: order[n]))
 
 
-def _fusion_obstacle(attention: Projections, feed: FeedForward) -> str | None:
+def _find_fusion_obstacle(attention: Projections, feed: FeedForward) -> str | None:
     nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
     for node in nodes:
         if node.op is not ops.linear:
@@ -95,18 +97,18 @@ def _fusion_obstacle(attention: Projections, feed: FeedForward) -> str | None:
     return None
 
 
-def _weights(nodes: list[Node]) -> list[Param]:
+def _list_weights(nodes: list[Node]) -> list[Param]:
     return [v for n in nodes if isinstance(v := n.inputs[1], Param)]
 
 
-def _biases(nodes: list[Node]) -> list[Param | None]:
+def _list_biases(nodes: list[Node]) -> list[Param | None]:
     return [b if isinstance(b := n.operand("bias"), Param) else None for n in nodes]
 
 
 def _fuse_outputs(first: Node, last: Node) -> None:
     """Replace the linears `first` and `last`, which are summed, by one linear of their concatenated inputs."""
     graph, nodes, width = last.graph, [first, last], last.output.width
-    weights, present_biases, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
+    weights, present_biases, bias = _list_weights(nodes), [b for b in _list_biases(nodes) if b is not None], None
     name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
     weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
     if present_biases:
@@ -134,7 +136,7 @@ def _fuse_inputs(nodes: list[Node]) -> None:
         else:
             pieces.append(node.output)
     with graph.inserting(before=nodes[0]):
-        results = pack_linears(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
+        results = pack_linears(x, _list_weights(nodes), _list_biases(nodes), "in", [piece.width for piece in pieces])
     for old, new in zip(pieces, results, strict=True):
         replace_uses(old, new)
     erase_unread(graph, [*splits, *nodes])

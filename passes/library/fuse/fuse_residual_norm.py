@@ -12,27 +12,27 @@ from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern
 
 
-def _rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
+def _build_rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
     total = ops.add(x, y)
     return ops.rms_norm(total, weight, eps=ANY("eps")), total
 
 
-def _layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
+def _build_layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
     total = ops.add(x, y)
     return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
 
 
 def _fuse_rms(x: Value, y: Value, weight: Value | None, eps: float) -> tuple[Value, ...] | Refusal:
-    return _fuse(x, y, weight, None, "rms", eps)
+    return _fuse_norm(x, y, weight, None, "rms", eps)
 
 
 def _fuse_layer(
     x: Value, y: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, ...] | Refusal:
-    return _fuse(x, y, weight, bias, "layer", eps)
+    return _fuse_norm(x, y, weight, bias, "layer", eps)
 
 
-def _fuse(
+def _fuse_norm(
     x: Value, y: Value, weight: Value | None, bias: Value | None, kind: str, eps: float
 ) -> tuple[Value, ...] | Refusal:
     if x.type != y.type:
@@ -70,6 +70,8 @@ class FuseResidualNorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         norms = {n.op for n in graph.nodes}
-        rules = [Rule("fuse-residual-rms-norm", Pattern(_rms), _fuse_rms)] if ops.rms_norm in norms else []
-        rules += [Rule("fuse-residual-layer-norm", Pattern(_layer), _fuse_layer)] if ops.layer_norm in norms else []
+        rules = [Rule("fuse-residual-rms-norm", Pattern(_build_rms), _fuse_rms)] if ops.rms_norm in norms else []
+        rules += (
+            [Rule("fuse-residual-layer-norm", Pattern(_build_layer), _fuse_layer)] if ops.layer_norm in norms else []
+        )
         apply_rules(graph, rules, trace)

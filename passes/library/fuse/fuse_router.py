@@ -25,43 +25,43 @@ def _renormalize(weights: Value) -> Value:
     return ops.div(weights, ops.sum(weights, axes=ANY("along"), keepdims=True))
 
 
-def _softmax_of_top(logits: Value) -> Value:
+def _build_softmax_of_top(logits: Value) -> Value:
     best, indices = ops.top_k.emit(logits, k=ANY("k"))
     return _scatter_weights(ops.softmax(best, axis=ANY("axis")), indices)
 
 
-def _renormalized_top_of_softmax(logits: Value) -> Value:
+def _build_renormalized_top_of_softmax(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
     return _scatter_weights(_renormalize(best), indices)
 
 
-def _top_of_softmax(logits: Value) -> Value:
+def _build_top_of_softmax(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
     return _scatter_weights(best, indices)
 
 
-def _renormalized_top_of_sigmoid(logits: Value) -> Value:
+def _build_renormalized_top_of_sigmoid(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
     return _scatter_weights(_renormalize(best), indices)
 
 
-def _sigmoid_of_top(logits: Value) -> Value:
+def _build_sigmoid_of_top(logits: Value) -> Value:
     best, indices = ops.top_k.emit(logits, k=ANY("k"))
     return _scatter_weights(ops.sigmoid(best), indices)
 
 
-def _top_of_sigmoid(logits: Value) -> Value:
+def _build_top_of_sigmoid(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
     return _scatter_weights(best, indices)
 
 
 FORMS: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
-    "softmax(topk)": (_softmax_of_top, {}),
-    "renorm(topk(softmax))": (_renormalized_top_of_softmax, {}),
-    "topk(softmax)": (_top_of_softmax, {"renormalize": False}),
-    "renorm(topk(sigmoid))": (_renormalized_top_of_sigmoid, {"scoring": "sigmoid"}),
-    "topk(sigmoid)": (_top_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
-    "sigmoid(topk)": (_sigmoid_of_top, {"scoring": "sigmoid", "renormalize": False}),
+    "softmax(topk)": (_build_softmax_of_top, {}),
+    "renorm(topk(softmax))": (_build_renormalized_top_of_softmax, {}),
+    "topk(softmax)": (_build_top_of_softmax, {"renormalize": False}),
+    "renorm(topk(sigmoid))": (_build_renormalized_top_of_sigmoid, {"scoring": "sigmoid"}),
+    "topk(sigmoid)": (_build_top_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
+    "sigmoid(topk)": (_build_sigmoid_of_top, {"scoring": "sigmoid", "renormalize": False}),
 }
 
 
@@ -99,12 +99,13 @@ class FuseRouter(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if any(node.op is ops.one_hot for node in graph.nodes):
             rules = [
-                Rule(form, Pattern(fn), partial(_route, settings=settings)) for form, (fn, settings) in FORMS.items()
+                Rule(form, Pattern(fn), partial(_fuse_route, settings=settings))
+                for form, (fn, settings) in FORMS.items()
             ]
             apply_rules(graph, rules, trace)
 
 
-def _route(
+def _fuse_route(
     logits: Value,
     k: int,
     at: tuple[int, ...],

@@ -56,7 +56,7 @@ class MergeSharedExperts(Pass):
         for total in find_sums(graph):
             sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # by input; a str is why one cannot merge
             for term in summands(total):
-                summand = _summand(term)
+                summand = _match_summand(term)
                 if summand is not None:
                     sites.setdefault(summand[0], []).append((term.name, summand[1]))
             for site in (terms for terms in sites.values() if len(terms) > 1):
@@ -66,19 +66,19 @@ class MergeSharedExperts(Pass):
                         trace.refuse(self.name, at, feed)
                     else:
                         kinds.setdefault(feed.kind, []).append(feed)
-                for alike in kinds.values():
-                    alike.sort(key=lambda f: order[f.down])
-                    at = alike[-1].down.output.name
-                    if any(is_fixed(f.down.output) for f in alike[:-1]):
+                for mergeable in kinds.values():
+                    mergeable.sort(key=lambda f: order[f.down])
+                    at = mergeable[-1].down.output.name
+                    if any(is_fixed(f.down.output) for f in mergeable[:-1]):
                         trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm before")
-                    elif len(alike) > 1:
+                    elif len(mergeable) > 1:
                         trace.fired(self.name, at)
-                        _merge(alike)
+                        _merge_feed_forwards(mergeable)
                     elif len(kinds) > 1:
                         trace.refuse(self.name, at, "its activation or gate differs from the other's")
 
 
-def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
+def _match_summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     """Return (input, feed-forward) of the summand `term`; a reason (str) replaces one that cannot be merged.
     Return None if `term` is not the result of a feed-forward, scaled or not."""
     node = term.producer
@@ -97,7 +97,7 @@ def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     return feed.x, "its result has other readers" if len(term.uses) > 1 or term.is_output else feed
 
 
-def _merge(parts: list[FeedForward]) -> None:
+def _merge_feed_forwards(parts: list[FeedForward]) -> None:
     """Replace the last of `parts` by a feed-forward that merges all, and remove the others from the sum, in place."""
     last, graph = parts[-1], parts[0].x.graph
     with graph.inserting(before=last.down):
@@ -114,14 +114,18 @@ def _merge(parts: list[FeedForward]) -> None:
     erase_unread(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
-def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
-    """Emit one linear of x for the projections `sides`; return its output.
+def _merge_linears(projections: list[Projection], axis: int, name: str, x: Value) -> Value:
+    """Emit one linear of x for the projections `projections`; return its output.
     With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed."""
-    rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
-    weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
-    recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None
+    rows = sum(s.stop - s.start for s in projections) if axis == 0 else projections[0].stop
+    weights, biases = [s.params[0] for s in projections], [b for s in projections if (b := s.params[1]) is not None]
+    recipe, full, bias = Concat(tuple(s.weight for s in projections), axis), joint_name(weights, name), None
     weight = derive_param(weights[0], recipe, (rows, x.width), f"{full}.weight")
     if biases:
-        added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(s.bias for s in sides if s.bias))
-        bias = derive_param(biases[0], added, (rows,), f"{full}.bias")
+        bias_recipe = (
+            Concat(tuple(s.full_bias for s in projections))
+            if axis == 0
+            else Add(tuple(s.bias for s in projections if s.bias))
+        )
+        bias = derive_param(biases[0], bias_recipe, (rows,), f"{full}.bias")
     return ops.linear(x, weight, bias, name=name)

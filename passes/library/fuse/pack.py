@@ -35,7 +35,7 @@ def pack_linears(
     return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(widths or rows))
 
 
-def packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
+def find_packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
     """Return a reason (str) why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
@@ -99,7 +99,7 @@ class PackQkv(Pass):
                 by_input.setdefault(node.inputs[0], []).append(node)
             for x, group in by_input.items():
                 if x is not None and len(group) > 1:
-                    _pack(graph, x, group, "".join(linears[n] for n in group), trace)
+                    _pack_group(graph, x, group, "".join(linears[n] for n in group), trace)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no attention has q, k or v from several linears of the same value")
 
@@ -115,11 +115,11 @@ def _find_linear(value: Value | None) -> Node | None:
     return None
 
 
-def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
+def _pack_group(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
     weights, biases = [n.operand("weight") for n in group], [n.operand("bias") for n in group]
-    why = packing_obstacle(weights, biases)
-    if why:
-        trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
+    reason = find_packing_obstacle(weights, biases)
+    if reason:
+        trace.note(f"pack-qkv: left %{group[0].output.name} alone: {reason}")
         return
     # x is computed before the first linear, and all readers of their results come later.
     with graph.inserting(before=graph.nodes.first(group)):
@@ -161,11 +161,11 @@ class PackGateUp(Pass):
     tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        def gated(x: Value, gate: Param, up: Param, gate_bias: Param | None, up_bias: Param | None) -> Value:
-            two = ops.linear(x, gate, gate_bias), ops.linear(x, up, up_bias)
-            return ops.glu(*two, activation=ANY("activation"), limit=ANY("limit"))
+        def build_gated(x: Value, gate: Param, up: Param, gate_bias: Param | None, up_bias: Param | None) -> Value:
+            projections = ops.linear(x, gate, gate_bias), ops.linear(x, up, up_bias)
+            return ops.glu(*projections, activation=ANY("activation"), limit=ANY("limit"))
 
-        apply_rules(graph, [Rule(self.name, Pattern(gated), _pack_gated)], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(build_gated), _pack_gated)], trace)
 
 
 def _pack_gated(
@@ -179,8 +179,8 @@ def _pack_gated(
 ) -> Value | Refusal:
     if gate is up:
         return Refusal(f"gate and up both are %{gate.name}")
-    why = packing_obstacle((gate, up), (gate_bias, up_bias))
-    if why:
-        return Refusal(why)
+    reason = find_packing_obstacle((gate, up), (gate_bias, up_bias))
+    if reason:
+        return Refusal(reason)
     g, u = pack_linears(x, (gate, up), (gate_bias, up_bias), "gate_up")
     return ops.glu(g, u, activation=activation, limit=limit)

@@ -37,7 +37,7 @@ class HeadLayout:
     @property
     def rows(self) -> tuple[int, ...]:
         """Return the old index of every feature in the new order, without the zeros."""
-        return _rows(self.heads, self.width)
+        return _list_rows(self.heads, self.width)
 
     @property
     def single_head(self) -> HeadLayout:
@@ -50,10 +50,10 @@ class HeadLayout:
             recipe = Take(recipe, self.rows, axis)
         if not self.zeros:
             return recipe
-        lead, rest = (*shape[:axis], len(self.heads)), shape[axis + 1 :]
-        zeros = Full(0.0, (*lead, self.zeros, *rest))
-        padded = Concat((Reshape(recipe, (*lead, self.width, *rest)), zeros), axis + 1)
-        return Reshape(padded, (*shape[:axis], self.size, *rest))
+        lead, trailing = (*shape[:axis], len(self.heads)), shape[axis + 1 :]
+        zeros = Full(0.0, (*lead, self.zeros, *trailing))
+        padded = Concat((Reshape(recipe, (*lead, self.width, *trailing)), zeros), axis + 1)
+        return Reshape(padded, (*shape[:axis], self.size, *trailing))
 
     def derive_param(self, old: Param, axis: int = 0) -> Param:
         """Return a new parameter, derived from `old`, with the heads along `axis` rearranged; `old` is not erased."""
@@ -64,24 +64,24 @@ class HeadLayout:
 
 
 @functools.lru_cache(maxsize=64)
-def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: layers mostly share a layout
+def _list_rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: layers mostly share a layout
     return tuple(h * width + i for h in heads for i in range(width))
 
 
 def find_obstacle(branch: Branch, layout: HeadLayout) -> str | None:
     """Return a reason (str) why a node of `branch` is not equivalent on heads in `layout`; None if all nodes are."""
-    normed = False
+    has_norm = False
     for node in branch.between:
-        why = _find_node_obstacle(node, layout, branch.start.width)
-        if normed and layout.zeros and node.op in (ops.clip, ops.affine, ops.add):
-            why = "works on the output of a norm, which zeros make larger"
-        if why is not None:
-            return f"{node.op.name} (%{node.output.name}) {why}"
-        normed |= node.op is ops.rms_norm
+        reason = _find_node_obstacle(node, layout, branch.start.width)
+        if has_norm and layout.zeros and node.op in (ops.clip, ops.affine, ops.add):
+            reason = "works on the output of a norm, which zeros make larger"
+        if reason is not None:
+            return f"{node.op.name} (%{node.output.name}) {reason}"
+        has_norm |= node.op is ops.rms_norm
     return None
 
 
-def growth(branch: Branch, layout: HeadLayout) -> float:
+def compute_norm_growth(branch: Branch, layout: HeadLayout) -> float:
     """Return the factor by which the zeros of `layout` scale the result of `branch`: √(d'/d) for each RMSNorm in it."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
@@ -92,12 +92,12 @@ def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | Non
         return None
     if node.op is ops.reshape:
         of_heads = [s if isinstance(s, int) else 0 for s in node.output.shape[2:]]
-        fits = of_heads == [width] or of_heads == [width // layout.width, layout.width]
-        return None if fits and math.prod(of_heads) == width else "regroups more than heads"
+        splits_heads = of_heads == [width] or of_heads == [width // layout.width, layout.width]
+        return None if splits_heads and math.prod(of_heads) == width else "regroups more than heads"
     if node.op is ops.clip:
         low, high = node.attrs["low"], node.attrs["high"]
-        keeps = (low is None or low <= 0) and (high is None or high >= 0)
-        return None if keeps or not layout.zeros else "maps zeros to other values"
+        keeps_zero = (low is None or low <= 0) and (high is None or high >= 0)
+        return None if keeps_zero or not layout.zeros else "maps zeros to other values"
     if node.op is ops.affine:
         return "maps zeros to other values" if layout.zeros and node.attrs["plus"] else None
     if node.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
@@ -120,12 +120,12 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]])
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
     # Once for each linear: the spans of q, k and v count rows of the old weight.
-    repacked = {linear: repack_linear(linear, sides) for linear, sides in linears.items()}
+    repacked = {linear: repack_linear(linear, branches) for linear, branches in linears.items()}
     for role, (branch, layout) in layouts.items():
         value = branch.start if branch.packed else repacked[branch.linear]
         derived: list[tuple[Value | None, Value | None]] = []
         for node in branch.between:
-            value = _rebuild(node, value, layout, reader, derived)
+            value = _rebuild_on_layout(node, value, layout, reader, derived)
         reader.set_input(reader.op.operand_index(role), value)
         # Readers first: only a node without readers can be erased.
         for node in reversed(branch.between):
@@ -134,15 +134,18 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]])
             replace_param(old, new)
 
 
-def repack_linear(linear: Node, sides: list[tuple[Branch, HeadLayout]]) -> Value:
-    """Replace `linear` by one whose weight and bias rows are rearranged by the layouts `sides`; return its output."""
-    (branch, layout), *_ = sides
+def repack_linear(linear: Node, branches: list[tuple[Branch, HeadLayout]]) -> Value:
+    """Replace `linear` by one whose weight and bias rows are rearranged by the layouts of `branches`.
+
+    Return the output of the new linear. `branches` holds (branch, layout) of each operand that `linear` computes.
+    """
+    (branch, layout), *_ = branches
     weight, bias = branch.weight, branch.bias
     if not branch.packed:
         vector = None if bias is None else layout.rearrange(bias.recipe, tuple(bias.shape))
         return reweigh(linear, layout.rearrange(weight.recipe, tuple(weight.shape)), vector, layout.size).output
     index = list(range(weight.shape[0]))
-    for branch, layout in sides:
+    for branch, layout in branches:
         start, stop = branch.span
         index[start:stop] = (start + i for i in layout.rows)
     vector = None if bias is None else take_rows(bias.recipe, index)
@@ -156,7 +159,7 @@ def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:
     return Take(recipe, tuple(index))
 
 
-def _rebuild(
+def _rebuild_on_layout(
     node: Node, x: Value, layout: HeadLayout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
     """Rebuild `node` on the rearranged `x`, before `reader`, and return its output.

@@ -109,19 +109,19 @@ class MhaToGqa(Pass):
                     f"heads of %{node.output.name}"
                 )
         # Sites are checked before the first change: the calibration file is read only if an attention can be fitted.
-        layouts_by_node = {node: self._layouts(node) for node in sites}
+        layouts_by_node = {node: self._find_layouts(node) for node in sites}
         fitter = None
         if self.method == "svd" and any(isinstance(layouts, dict) for layouts in layouts_by_node.values()):
             token_ids = read_tokens(graph, self.calibration, self.tokens) if self.calibration is not None else ()
             fitter = Fitter(graph, token_ids, self.sequential)
-        for done, (node, layouts) in enumerate(layouts_by_node.items()):
-            trace.progress(done, len(layouts_by_node))
+        for progress, (node, layouts) in enumerate(layouts_by_node.items()):
+            trace.progress(progress, len(layouts_by_node))
             name = node.output.name
             if isinstance(layouts, str):
                 trace.refuse(self.name, name, layouts)
                 continue
             fit = fitter.fit(node, self.kv_heads) if fitter else Fit({}, [])
-            merged = _convert(node, layouts, self.kv_heads, fit)
+            merged = _merge_kv_heads(node, layouts, self.kv_heads, fit)
             if fitter and "o" in fit.linears:
                 fitter.make_up(node, merged, fit)
             for reason in fit.reasons:
@@ -134,7 +134,7 @@ class MhaToGqa(Pass):
         if self.calibration is not None and self.method != "svd":
             raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
-    def _layouts(self, node: Node) -> dict[str, HeadLayout] | str:
+    def _find_layouts(self, node: Node) -> dict[str, HeadLayout] | str:
         """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if they cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
@@ -159,7 +159,7 @@ class MhaToGqa(Pass):
             if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
                 for branch in (branch_of(node, role) for role in "kv" if node.operand(role) is not None):
                     if isinstance(branch, Branch):
-                        _equalize(branch, int(node.attrs["kv_heads"]), self.kv_heads)
+                        _equalize_heads(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
         # Without calibration: heads that are equal merge exactly, whatever the moments are.
         replace(self, calibration=None).run(merged, Trace())
@@ -167,7 +167,7 @@ class MhaToGqa(Pass):
         equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
-def _convert(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
+def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
     """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the node."""
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
@@ -175,26 +175,28 @@ def _convert(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) 
     apply_layout(node, {role: (unpack_branch(node, role), layout) for role, layout in layouts.items()})
     node = rebuild_node(node, kv_heads=groups)
     for role in set("qo").intersection(fit.linears):
-        _reweigh(node, role, *fit.linears[role])
+        _set_weight(node, role, *fit.linears[role])
     return node
 
 
-def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
+def _set_weight(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
     """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; also its bias if `bias` is set."""
     linear = output_of(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
     reweigh(linear, weight, bias or "same")
 
 
-def _equalize(branch: Branch, heads: int, groups: int) -> None:
+def _equalize_heads(branch: Branch, heads: int, groups: int) -> None:
     """Make all heads of each run of `branch` equal to the first, by recipe, in place, in a graph staged for checks."""
     start, stop = branch.span
     head_dim, run = (stop - start) // heads, heads // groups
-    copied = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
+    first_rows = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
     for param in (branch.weight, branch.bias):
         if param is not None:
             count = int(param.shape[0])
-            param.recipe = take_rows(param.recipe, [*range(start), *(start + i for i in copied), *range(stop, count)])
+            param.recipe = take_rows(
+                param.recipe, [*range(start), *(start + i for i in first_rows), *range(stop, count)]
+            )
     for v in (v for node in branch.between for v in node.inputs[1:]):
         if isinstance(v, Param) and v.shape == (stop - start,):
-            v.recipe = take_rows(v.recipe, copied)
+            v.recipe = take_rows(v.recipe, first_rows)

@@ -11,7 +11,7 @@ from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node, replace_param
-from .head_layout import HeadLayout, apply_layout, find_obstacle, growth
+from .head_layout import HeadLayout, apply_layout, compute_norm_growth, find_obstacle
 
 LARGEST_MULTIPLE = 1024
 
@@ -60,14 +60,14 @@ class PadHeadDim(Pass):
         for node in graph.nodes:
             if node.op is not ops.attention:
                 continue
-            reason = _pad(node, self.multiple)
+            reason = _pad_heads(node, self.multiple)
             if reason:
                 trace.refuse(self.name, node.output.name, reason)
             elif reason is None:
                 trace.fired(self.name, node.output.name)
 
 
-def _pad(node: Node, multiple: int) -> str | None:
+def _pad_heads(node: Node, multiple: int) -> str | None:
     """Pad the heads of the attention `node` and return None; "" if nothing is to do, a reason (str) if impossible."""
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     q, v = node.operand("q"), node.operand("v")
@@ -89,7 +89,7 @@ def _pad(node: Node, multiple: int) -> str | None:
         layout = HeadLayout(tuple(range(count)), head_dim, -head_dim % multiple)
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
-        gain = growth(branch, layout)
+        gain = compute_norm_growth(branch, layout)
         if role == "v" and gain != 1:
             return "its values come from a norm"
         layouts[role], factor = layout, factor / gain

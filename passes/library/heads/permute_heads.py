@@ -64,7 +64,7 @@ class PermuteHeads(Pass):
             if node.op is not ops.attention or node.attrs["heads"] == 1:
                 continue
             at = node.output.name
-            reason = _permute(node, self.order, biases)
+            reason = _permute_heads(node, self.order, biases)
             if reason:
                 trace.refuse(self.name, at, reason)
             elif reason is None:
@@ -73,7 +73,7 @@ class PermuteHeads(Pass):
         erase_unread(graph, [old.producer for old in biases if old.producer is not None])
 
 
-def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
+def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
     """Permute the heads of the attention `node` and return None; "" if they have this order, a reason (str) if
     impossible."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
@@ -106,7 +106,7 @@ def _permute(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> 
         return new_bias_source
     if _has_order(*layouts["q"]):
         return ""
-    apply_layout(node, {role: side for role, side in layouts.items() if not side[1].is_identity})
+    apply_layout(node, {role: pair for role, pair in layouts.items() if not pair[1].is_identity})
     weight = o.operand("weight")
     assert isinstance(weight, Param)
     columns = HeadLayout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)

@@ -83,7 +83,7 @@ class PruneHeads(Pass):
         remaining, biases = self._select_heads(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
         for node in sites:
             name = node.output.name
-            _prune(node, remaining[_output_weight(node)], biases)
+            _prune_heads(node, remaining[_find_output_weight(node)], biases)
             trace.fired(self.name, name)
         erase_unread(graph, [old.producer for old, _ in biases if old.producer is not None])
 
@@ -91,15 +91,15 @@ class PruneHeads(Pass):
         """Return the KV heads that remain, by the weight of the output linear: a shared layer has one choice."""
         if self.heads:
             return {
-                _output_weight(node): tuple(h for h in range(node.attrs["kv_heads"]) if h not in self.heads)
+                _find_output_weight(node): tuple(h for h in range(node.attrs["kv_heads"]) if h not in self.heads)
                 for node in sites
             }
         token_ids = read_tokens(graph, self.calibration, self.tokens) if self.calibration else ()
         activations = Activations(graph, token_ids) if token_ids else None
         energies: dict[Param, Array] = {}
         for node in sites:
-            o = _output_weight(node)
-            energies[o] = energies.get(o, 0) + _energies(node, activations)
+            o = _find_output_weight(node)
+            energies[o] = energies.get(o, 0) + _measure_energies(node, activations)
         # A stable sort: among heads with equal energy the first stay, on every machine.
         return {
             o: tuple(sorted(np.argsort(-e, kind="stable")[: len(e) - self.count].tolist())) for o, e in energies.items()
@@ -107,18 +107,18 @@ class PruneHeads(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the outputs do not change if the removed heads contribute zero."""
-        silent = equivalence.stage(before)
-        for node in select_attentions(silent, self.layers, self.name):
+        silenced = equivalence.stage(before)
+        for node in select_attentions(silenced, self.layers, self.name):
             if _find_obstacle(node) is None:
-                o, groups = _output_weight(node), int(node.attrs["kv_heads"])
+                o, groups = _find_output_weight(node), int(node.attrs["kv_heads"])
                 removed = self.heads or range(self.count)
                 head_scale = np.repeat([float(h not in removed) for h in range(groups)], int(o.shape[1]) // groups)
                 o.recipe = Scale(o.recipe, Literal.of(head_scale), axis=1)
-        pruned = silent.clone()
+        pruned = silenced.clone()
         # Without calibration: silenced heads have energy 0 by their weights, so they are removed first.
         replace(self, calibration=None).run(pruned, Trace())
         inputs = equivalence.inputs(before)
-        equivalence.same(interpret(silent, inputs), interpret(pruned, inputs), EXACT)
+        equivalence.same(interpret(silenced, inputs), interpret(pruned, inputs), EXACT)
 
 
 def _find_obstacle(node: Node) -> str | None:
@@ -145,17 +145,17 @@ def _find_obstacle(node: Node) -> str | None:
     return rearranged if isinstance(rearranged, str) else None
 
 
-def _output_weight(node: Node) -> Param:
+def _find_output_weight(node: Node) -> Param:
     o = output_of(node)
     weight = o.operand("weight") if isinstance(o, Node) else None
     assert isinstance(weight, Param)
     return weight
 
 
-def _energies(node: Node, activations: Activations | None) -> Array:
+def _measure_energies(node: Node, activations: Activations | None) -> Array:
     """Return the energy [kv_heads] of the contribution to the output (see PruneHeads), summed over the query heads."""
     heads, reader = int(node.attrs["heads"]), node.graph.reader
-    outputs = _output_weight(node).recipe.evaluate(reader).astype(np.float64)
+    outputs = _find_output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]
     if activations is not None:
         moment: Array = np.zeros(())
@@ -173,7 +173,7 @@ def _energies(node: Node, activations: Activations | None) -> Array:
     return np.asarray(energies.reshape(node.attrs["kv_heads"], -1).sum(1))
 
 
-def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
+def _prune_heads(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
     """Remove all KV heads of the attention `node` except `remaining`, with their query heads; `biases` is a cache."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
     order = tuple(h * run + i for h in remaining for i in range(run))
@@ -196,7 +196,7 @@ def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tup
         bias = biases[bias, order]
     node = rebuild_node(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
     replace_param(sinks, new_sinks)
-    weight, o = _output_weight(node), output_of(node)
+    weight, o = _find_output_weight(node), output_of(node)
     assert isinstance(o, Node)
     new_weight = columns.derive_param(weight, axis=1)
     rebuild_node(o, {"weight": new_weight})

@@ -58,13 +58,13 @@ class GqaToMha(Pass):
             if kv_heads == node.attrs["kv_heads"]:
                 continue
             name = node.output.name
-            if (reason := _repeat(node, kv_heads)) is not None:
+            if (reason := _repeat_heads(node, kv_heads)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
                 trace.fired(self.name, name)
 
 
-def _repeat(node: Node, count: int) -> str | None:
+def _repeat_heads(node: Node, count: int) -> str | None:
     """Repeat the KV heads of the attention `node` until there are `count`; return None, or a reason (str) why not."""
     heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
     if count % kv_heads:

@@ -60,8 +60,10 @@ class RotateHeads(Pass):
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
-            bias = None if v.bias is None else _rotate(v.bias.recipe, matrix, kv_heads, ())
-            reweigh(v.linear, _rotate(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same")
+            bias = None if v.bias is None else _rotate_rows(v.bias.recipe, matrix, kv_heads, ())
+            reweigh(
+                v.linear, _rotate_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
+            )
             weight = o.required("weight")
             assert isinstance(weight, Param)
             reweigh(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
@@ -91,11 +93,11 @@ class RotateHeads(Pass):
 
 
 def _is_rotated(recipe: Recipe) -> bool:
-    """Return whether a recipe has the form that `_rotate` returns."""
+    """Return whether a recipe has the form that `_rotate_rows` returns."""
     return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 
-def _rotate(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
+def _rotate_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
     """Apply Rᵀ to the rows of each head, in a weight [heads · d, in] or a bias [heads · d]; `rest` is (in,) or ()."""
     if not rest:
         return Reshape(MatMul(Reshape(recipe, (heads, matrix.size)), matrix), (heads * matrix.size,))

@@ -63,13 +63,13 @@ class PruneLayers(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         fused = unfuse(graph)
         layers = find_stack(graph, self.stack, self.name)
-        dropped = self._select_layers(layers)
-        for layer in reversed(dropped):  # the input of a dropped layer may come from another one
+        removed = self._select_layers(layers)
+        for layer in reversed(removed):  # the input of a dropped layer may come from another one
             trace.fired(self.name, layer.y.name)
             layer.y.replace_uses(layer.x, keep=layer.nodes)
             erase_unread(graph, reversed(layer.nodes))
         Dce().run(graph, Trace())  # erases values that only these layers read, such as their own RoPE frequencies
-        remaining = [layer.number for layer in layers if layer not in dropped]
+        remaining = [layer.number for layer in layers if layer not in removed]
         renumber(graph, layers[0].stack, {number: i for i, number in enumerate(remaining)})
         if fused:
             FuseResidualNorm().run(graph, Trace())
@@ -90,14 +90,14 @@ class PruneLayers(Pass):
         sources = {layer.y: layer.x for layer in self._select_layers(find_stack(staged, self.stack, self.name))}
         arrays = {staged.inputs[name]: np.asarray(array) for name, array in inputs.items()}
 
-        def watch(node: Node, outputs: tuple[Array, ...]) -> None:
+        def record(node: Node, outputs: tuple[Array, ...]) -> None:
             for value, array in zip(node.outputs, outputs, strict=True):
                 if value in sources:
                     # In place: later nodes read this array object.
                     array[...] = arrays[sources[value]]
                 arrays[value] = array
 
-        equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
+        equivalence.same(interpret(staged, inputs, watch=record), equivalence.run(after, inputs), EXACT)
 
 
 @dataclass(frozen=True)
@@ -162,15 +162,15 @@ class InsertLayers(Pass):
 
     def _insert(self, graph: Graph, layers: list[Layer], layer: Layer, zero_params: set[Param]) -> None:
         # Copies first get numbers after the last layer, so that no scope occurs twice; `renumber` puts them in order.
-        free_number = layers[-1].number + 1
+        next_number = layers[-1].number + 1
         anchor, x, copies = layer.nodes[-1], layer.y, list[Node]()
         for i in range(self.count):
-            nodes, y = _copy_layer(layer, free_number + i, x, zero_params, anchor)
+            nodes, y = _copy_layer(layer, next_number + i, x, zero_params, anchor)
             anchor, x, copies = nodes[-1], y, [*copies, *nodes]
         # The first copy must go on reading layer.y itself.
         layer.y.replace_uses(x, keep=[*layer.nodes, *copies])
         new_numbers = {old.number: old.number + self.count * (old.number > layer.number) for old in layers}
-        renumber(graph, layer.stack, new_numbers | {free_number + i: layer.number + 1 + i for i in range(self.count)})
+        renumber(graph, layer.stack, new_numbers | {next_number + i: layer.number + 1 + i for i in range(self.count)})
 
 
 def _find_zero_params(layer: Layer) -> set[Param] | str:
@@ -181,9 +181,9 @@ def _find_zero_params(layer: Layer) -> set[Param] | str:
         return f"it comes from {producer}: not a sum of %{layer.x.name} and outputs of sublayers"
     params: set[Param] = set()
     for branch in branches:
-        why = _collect_zero_params(branch, params)
-        if why is not None:
-            return why
+        reason = _collect_zero_params(branch, params)
+        if reason is not None:
+            return reason
     return params
 
 
@@ -218,17 +218,17 @@ def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
     if node.op is ops.mul:  # one zero is enough
         for factor in (v for v in node.inputs if v is not None):
             zeros = set[Param]()
-            if (why := _collect_zero_params(factor, zeros)) is None:
+            if (reason := _collect_zero_params(factor, zeros)) is None:
                 params.update(zeros)
                 return None
-        return why
+        return reason
     linear = node.op in (ops.add, ops.rms_norm, ops.layer_norm, ops.cast, ops.reshape)
     if linear or (node.op is ops.affine and node.attrs["plus"] == 0):
         bias = node.operand("bias") if node.op is ops.layer_norm else None
         if isinstance(bias, Param):
             params.add(bias)
         operands = node.inputs if node.op is ops.add else node.inputs[:1]
-        return next((why for v in operands if v is not None and (why := _collect_zero_params(v, params))), None)
+        return next((reason for v in operands if v is not None and (reason := _collect_zero_params(v, params))), None)
     return f"{node.op.name} (%{value.name}) is added to the residual stream, not the output of a linear"
 
 
@@ -243,7 +243,7 @@ def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: N
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
     copies: dict[Value | None, Value | None] = {None: None, layer.x: x}
 
-    def copy(value: Value | None) -> Value | None:
+    def copy_value(value: Value | None) -> Value | None:
         if value not in copies and isinstance(value, Param) and (value in zero or value.name.startswith(old)):
             recipe: Recipe = Full(0.0, value.type.concrete({})) if value in zero else value.recipe
             copies[value] = graph.add_param(value.name.replace(old, new, 1), value.type, recipe)
@@ -256,7 +256,7 @@ def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: N
             names = [v.name.replace(old, new, 1) for v in node.outputs]
             # The dot keeps layers.1 from matching the start of layers.10.
             scope = f"{node.scope}.".replace(old, new, 1).removesuffix(".")
-            nodes.append(graph.add_node(node.op, [copy(v) for v in node.inputs], node.attrs, types, names, scope))
+            nodes.append(graph.add_node(node.op, [copy_value(v) for v in node.inputs], node.attrs, types, names, scope))
         copies.update(zip(node.outputs, nodes[-1].outputs, strict=True))
     y = copies[layer.y]
     assert y is not None

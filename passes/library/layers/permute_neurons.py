@@ -14,8 +14,8 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import derive_param, replace_param
 
-Run = tuple[int, int, int, int]  # axis, start and stop, seed
-Runs = dict[tuple[Node, int], tuple[Run, ...]]  # (node, index of an operand) -> runs of that operand
+ShuffledRange = tuple[int, int, int, int]  # axis, start and stop, seed
+RangesByUse = dict[tuple[Node, int], tuple[ShuffledRange, ...]]  # (node, index of an operand) -> runs of that operand
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,33 @@ class PermuteNeurons(Pass):
     purpose = "Same function, other weights"
     seed: int = 0
 
-    def run(self, graph: Graph, trace: Trace) -> None:
+    def shuffled_range(self, graph: Graph, trace: Trace) -> None:
         if self.seed < 0:
             raise WeftError(f"{self.name}: seed={self.seed} is negative")
-        sites = [(node, runs) for node in graph.nodes if (runs := self._runs(node))]
-        runs_by_use = {use: run for _, runs in sites for use, run in runs.items()}
-        for site, runs in sites:
-            params = {use: p for use in runs if isinstance(p := use[0].inputs[use[1]], Param)}
-            users = [n for use, p in params.items() for n, i in p.uses if runs_by_use.get((n, i)) != runs[use]]
-            if users or len(params) < len(runs):
-                why = f"also read by {users[0].op.name} (%{users[0].output.name})" if users else "computed"
-                trace.refuse(self.name, site.output.name, f"its weights are {why}")
+        sites = [(node, ranges) for node in graph.nodes if (ranges := self._find_ranges(node))]
+        ranges_by_use = {use: shuffled_range for _, ranges in sites for use, shuffled_range in ranges.items()}
+        for site, ranges in sites:
+            params = {use: p for use in ranges if isinstance(p := use[0].inputs[use[1]], Param)}
+            users = [n for use, p in params.items() for n, i in p.uses if ranges_by_use.get((n, i)) != ranges[use]]
+            if users or len(params) < len(ranges):
+                reason = f"also read by {users[0].op.name} (%{users[0].output.name})" if users else "computed"
+                trace.refuse(self.name, site.output.name, f"its weights are {reason}")
                 continue
-            if all(_is_shuffled(p.recipe, runs[use]) for use, p in params.items()):
+            if all(_is_shuffled(p.recipe, ranges[use]) for use, p in params.items()):
                 continue  # in this order already
             trace.fired(self.name, site.output.name)
             for (node, i), old in params.items():
-                new = derive_param(old, _shuffle(old.recipe, runs[node, i]))
+                new = derive_param(old, _shuffle_ranges(old.recipe, ranges[node, i]))
                 node.set_input(i, new)
                 replace_param(old, new)
 
-    def _runs(self, node: Node) -> Runs | None:
+    def _find_ranges(self, node: Node) -> RangesByUse | None:
         """Return, by (node, operand index), the axis ranges to shuffle if `node` ends a feed-forward or is a moe.
         Return None for other nodes."""
         if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
-            seed, count = self._seed(down.name), int(up.shape[1])
+            seed, count = self._derive_seed(down.name), int(up.shape[1])
             axes = {"up": 1, "gate": 1, "up_bias": 1, "gate_bias": 1, "down": 2}
             axis_by_index = {node.op.operand_index(k): axis for k, axis in axes.items() if node.operand(k) is not None}
             return {(node, i): ((axis, 0, count, seed),) for i, axis in axis_by_index.items()}
@@ -83,30 +83,33 @@ class PermuteNeurons(Pass):
         if unit is None or isinstance(unit, str):
             return None
         # Seeded by the name of down: feed-forwards that share weights get the same order.
-        seed = self._seed(unit.out.params[0].name)
-        runs: Runs = {(node, 1): ((1, 0, unit.hidden, seed),)}
-        for side in (unit.up, unit.gate):
-            for i, param in enumerate(() if side is None else side.params, 1):
-                if side is not None and param is not None:
-                    runs[side.node, i] = (*runs.get((side.node, i), ()), (0, side.start, side.stop, seed))
-        return runs
+        seed = self._derive_seed(unit.out.params[0].name)
+        ranges: RangesByUse = {(node, 1): ((1, 0, unit.hidden, seed),)}
+        for projection in (unit.up, unit.gate):
+            for i, param in enumerate(() if projection is None else projection.params, 1):
+                if projection is not None and param is not None:
+                    ranges[projection.node, i] = (
+                        *ranges.get((projection.node, i), ()),
+                        (0, projection.start, projection.stop, seed),
+                    )
+        return ranges
 
-    def _seed(self, name: str) -> int:
+    def _derive_seed(self, name: str) -> int:
         # crc32, because hash() of a string differs between processes.
         return zlib.crc32(f"{self.seed} {name}".encode())
 
 
-def _is_shuffled(recipe: Recipe, runs: Sequence[Run]) -> bool:
-    """Return whether the outermost recipes of `recipe` are the shuffles `runs`, in order."""
-    for run in reversed(runs):
-        if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != run:
+def _is_shuffled(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> bool:
+    """Return whether the outermost recipes of `recipe` are the shuffles `ranges`, in order."""
+    for shuffled_range in reversed(ranges):
+        if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != shuffled_range:
             return False
         recipe = recipe.item
     return True
 
 
-def _shuffle(recipe: Recipe, runs: Sequence[Run]) -> Recipe:
-    """Return `recipe` with each of `runs` shuffled."""
-    for axis, start, stop, seed in runs:
+def _shuffle_ranges(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> Recipe:
+    """Return `recipe` with each of `ranges` shuffled."""
+    for axis, start, stop, seed in ranges:
         recipe = Shuffle(recipe, axis, start, stop, seed)
     return recipe

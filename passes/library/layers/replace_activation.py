@@ -55,7 +55,7 @@ class ReplaceActivation(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         check_activation(self.to)
-        for node, unit in list(_sites(graph)):
+        for node, unit in list(_find_activations(graph)):
             output_name = node.output.name
             if isinstance(unit, GatedUnit):
                 if unit.activation == self.to:
@@ -84,15 +84,15 @@ class ReplaceActivation(Pass):
         """Check against the graph before, run with the results of its activations overwritten by the new formula."""
         inputs = equivalence.inputs(before)
         staged = equivalence.stage(before)
-        sites = dict(_sites(staged))
+        sites = dict(_find_activations(staged))
         arrays: dict[Value, Array] = {}
 
-        def read(value: Value | None) -> Array | None:
+        def read_value(value: Value | None) -> Array | None:
             if isinstance(value, Param):
                 return np.asarray(value.recipe.evaluate(staged.reader), np.float64)
             return None if value is None else arrays[value]
 
-        def watch(node: Node, outputs: tuple[Array, ...]) -> None:
+        def record(node: Node, outputs: tuple[Array, ...]) -> None:
             arrays.update(zip(node.outputs, outputs, strict=True))
             if node not in sites:
                 return
@@ -103,14 +103,14 @@ class ReplaceActivation(Pass):
                 outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
             else:
                 outputs[0][...] = _apply_experts(
-                    self.to, node, {o.name: read(node.operand(o.name)) for o in node.op.operands}
+                    self.to, node, {o.name: read_value(node.operand(o.name)) for o in node.op.operands}
                 )
 
         arrays.update((staged.inputs[name], x) for name, x in inputs.items())
-        equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
+        equivalence.same(interpret(staged, inputs, watch=record), equivalence.run(after, inputs), EXACT)
 
 
-def _sites(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[str, Value, tuple[Node, ...]] | None]]:
+def _find_activations(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[str, Value, tuple[Node, ...]] | None]]:
     """Yield the last node of each feed-forward's activation, with its gated unit or (name, input, nodes).
 
     Experts are yielded as their `moe` node and None.

@@ -82,15 +82,15 @@ class ReplaceNorm(Pass):
         equivalence.same(equivalence.run(expanded, inputs), equivalence.run(after, inputs), EXACT)
 
     def _expand_norm(self, node: Node) -> tuple[Value, ...]:
-        def mean(x: Value) -> Value:
-            return ops.mean(x, axes=(-1,), keepdims=True)
+        def compute_mean(x: Value) -> Value:
+            return ops.compute_mean(x, axes=(-1,), keepdims=True)
 
         x = node.inputs[0]
         assert x is not None
         x = ops.add(x, node.inputs[1]) if node.op is ops.add_norm else x
-        y = ops.sub(x, mean(x)) if self.kind == "layer" else x
+        y = ops.sub(x, compute_mean(x)) if self.kind == "layer" else x
         eps = node.attrs["eps"] if self.eps is None else self.eps
-        y = ops.div(y, ops.sqrt(ops.affine(mean(ops.square(y)), plus=eps)))
+        y = ops.div(y, ops.sqrt(ops.affine(compute_mean(ops.square(y)), plus=eps)))
         for op, name in ((ops.mul, "weight"), (ops.add, "bias")):
             operand = node.operand(name) if name in {o.name for o in node.op.operands} else None
             y = y if operand is None else op(y, operand)

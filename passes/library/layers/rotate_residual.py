@@ -14,7 +14,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, is_layer, matrix_map, weights_read_with
 from ...edits.edit import derive_param, drop_params, rebuild_node
-from ..fold.fold_norm_scale import Site, site
+from ..fold.fold_norm_scale import Site, find_site
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RotateResidual(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         streams = residual_streams(graph, self.name)
         for stream in streams:
-            if any(p.recipe.has(RandomOrthogonal) for p in _writer_params(stream)):
+            if any(p.recipe.has(RandomOrthogonal) for p in _list_writer_params(stream)):
                 trace.refuse(self.name, next(iter(stream.values)).name, "the residual stream is rotated already")
                 return
         require(streams, self.name, _find_obstacle)
@@ -68,7 +68,7 @@ class RotateResidual(Pass):
             matrix = RandomOrthogonal(stream.width, self.seed)
             rotation = matrix_map(matrix)
             # Each reader once: a second visit would rotate it twice.
-            readers = dict.fromkeys(_readers(stream))
+            readers = dict.fromkeys(_list_readers(stream))
             for norm in [norm for norm in stream.norms if _is_before_tied_head(norm)]:
                 _extract_weight(norm, matrix)
             write_mapped([stream], rotation)
@@ -77,26 +77,26 @@ class RotateResidual(Pass):
             trace.fired(self.name, next(iter(stream.values)).name)
 
 
-def _writer_params(stream: ResidualStream) -> Iterator[Param]:
+def _list_writer_params(stream: ResidualStream) -> Iterator[Param]:
     for writer in stream.writers:
         yield from (v for v in (writer.inputs if isinstance(writer, Node) else (writer,)) if isinstance(v, Param))
 
 
-def _readers(stream: ResidualStream) -> Iterator[Node]:
+def _list_readers(stream: ResidualStream) -> Iterator[Node]:
     """Yield the linears and experts that read the stream directly or through a norm."""
     yield from stream.linears
     for norm in stream.norms:
         if norm.op is ops.norm_linear:
             yield norm
         else:
-            norm_site = site(norm)
+            norm_site = find_site(norm)
             assert isinstance(norm_site, Site)
             yield from norm_site.readers
 
 
 def _is_before_tied_head(norm: Node) -> bool:
     """Return whether `norm` is an RMSNorm with a weight whose readers all have embedding tables as weights."""
-    norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else site(norm)
+    norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else find_site(norm)
     if not isinstance(norm_site, Site):
         return False
     weights = [weight for reader in norm_site.readers for weight in weights_read_with(reader)]
@@ -108,18 +108,18 @@ def _extract_weight(norm: Node, matrix: Recipe) -> None:
     graph, weight = norm.graph, norm.operand("weight")
     assert isinstance(weight, Param)
     width = int(weight.shape[0])
-    bare = rebuild_node(norm, {"weight": None})
+    unweighted = rebuild_node(norm, {"weight": None})
     rotated = MatMul(Scale(Permute(matrix, (1, 0)), weight.recipe, axis=1), matrix)
     gain = derive_param(weight, rotated, (width, width), f"{weight.name.removesuffix('.weight')}.gain.weight")
-    with graph.inserting(after=bare):
-        mapped = ops.linear(bare.output, gain)
-    bare.output.replace_uses(mapped, keep=[n for n in bare.output.users if n is mapped.producer])
+    with graph.inserting(after=unweighted):
+        mapped = ops.linear(unweighted.output, gain)
+    unweighted.output.replace_uses(mapped, keep=[n for n in unweighted.output.users if n is mapped.producer])
     drop_params(graph, [weight])
 
 
 def _find_obstacle(stream: ResidualStream) -> str | None:
-    if why := unwritable(stream):
-        return why
+    if reason := unwritable(stream):
+        return reason
     for norm in stream.norms:
         name = norm.output.name
         if is_layer(norm):
@@ -128,7 +128,7 @@ def _find_obstacle(stream: ResidualStream) -> str | None:
             continue
         if norm.operand("weight") is not None and not _is_before_tied_head(norm):
             return f"%{name} has a weight; run fold-norm-scale{{untie=true}} before"
-        norm_site = site(norm)
+        norm_site = find_site(norm)
         if isinstance(norm_site, str):
             return f"the rotation of %{name} cannot be undone: {norm_site}"
     return None

@@ -50,13 +50,13 @@ class TakeEmbeddings(Pass):
         ids = graph.inputs.get(IDS)
         if ids is None:
             return
-        tables = _tables(ids)
+        tables = _find_lookups(ids)
         users = [reader for reader, _ in ids.uses if reader not in tables and not _reads_shape(reader)]
         if users or len({node.inputs[1] for node in tables}) != 1:
-            why = f"{users[0].op.name} also reads the ids" if users else f"they index {len(tables)} tables, not one"
-            trace.refuse(self.name, IDS, why)
+            reason = f"{users[0].op.name} also reads the ids" if users else f"they index {len(tables)} tables, not one"
+            trace.refuse(self.name, IDS, reason)
             return
-        lookups = self._rows(tables)
+        lookups = self._find_replaced_nodes(tables)
         rows = graph.add_input(EMBEDDED, lookups[0].output.type)
         for reader, i in list(ids.uses):
             if reader not in tables:
@@ -66,15 +66,15 @@ class TakeEmbeddings(Pass):
             trace.fired(self.name, node.output.name)
         erase_unread(graph, [*tables, *lookups])
         del graph.inputs[IDS]
-        rest = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
+        other_inputs = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
         graph.inputs.clear()
-        graph.inputs.update({EMBEDDED: rows, **rest})
+        graph.inputs.update({EMBEDDED: rows, **other_inputs})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the rows of the table at the ids give the same outputs as the ids."""
         inputs = equivalence.inputs(before)
         traced = before.clone()
-        traced.add_output(EMBEDDED, self._rows(_tables(traced.inputs[IDS]))[0].output)
+        traced.add_output(EMBEDDED, self._find_replaced_nodes(_find_lookups(traced.inputs[IDS]))[0].output)
         outputs = equivalence.run(traced, inputs)
         other_inputs = {name: array for name, array in inputs.items() if name != IDS}
         equivalence.same(
@@ -83,15 +83,15 @@ class TakeEmbeddings(Pass):
             EXACT,
         )
 
-    def _rows(self, tables: list[Node]) -> list[Node]:
+    def _find_replaced_nodes(self, tables: list[Node]) -> list[Node]:
         """Return the nodes whose outputs the input replaces: `tables`, or with `scaled` the scalings after them."""
         readers = list(dict.fromkeys(reader for node in tables for reader in node.output.users))
         scales = [node for node in readers if node.op is ops.affine and node.attrs["plus"] == 0]
-        alike = len({node.attrs["by"] for node in scales}) == 1
-        return scales if self.scaled and alike and scales == readers else tables
+        have_one_factor = len({node.attrs["by"] for node in scales}) == 1
+        return scales if self.scaled and have_one_factor and scales == readers else tables
 
 
-def _tables(ids: Value) -> list[Node]:
+def _find_lookups(ids: Value) -> list[Node]:
     """Return the embedding nodes that look up `ids`, each once."""
     return list(dict.fromkeys(node for node, i in ids.uses if node.op is ops.embedding and i == 0))
 

@@ -61,39 +61,43 @@ class UpcycleToMoe(Pass):
             if isinstance(unit, str):
                 trace.refuse(self.name, node.output.name, unit)
             elif unit is not None and (_is_shared_expert(unit) or unit.up.normed):
-                why = (
+                reason = (
                     "its norm is fused into it: run before fuse-norm-linear"
                     if unit.up.normed
                     else "it is a shared expert next to routed ones"
                 )
-                trace.refuse(self.name, node.output.name, why)
+                trace.refuse(self.name, node.output.name, reason)
             elif unit is not None:
                 trace.fired(self.name, node.output.name)
-                self._upcycle(unit)
+                self._upcycle_feed_forward(unit)
 
-    def _upcycle(self, f: FeedForward) -> None:
+    def _upcycle_feed_forward(self, f: FeedForward) -> None:
         graph, down = f.down.graph, f.out.params[0]
 
-        def stack_experts(side: Projection | None, name: str, bias: bool = False) -> Param | None:
-            param, recipe = (None, None) if side is None else (side.params[bias], side.bias if bias else side.weight)
-            if side is None or param is None or recipe is None:
+        def stack_experts(projection: Projection | None, name: str, bias: bool = False) -> Param | None:
+            param, recipe = (
+                (None, None)
+                if projection is None
+                else (projection.params[bias], projection.bias if bias else projection.weight)
+            )
+            if projection is None or param is None or recipe is None:
                 return None
-            shape = (self.experts, side.stop - side.start, *param.shape[1:])
+            shape = (self.experts, projection.stop - projection.start, *param.shape[1:])
             full = joint_name(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
             return derive_param(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
         shape = (self.experts, f.x.width)
         router_recipe = Normal(shape, STD, f"{down.name} router", self.seed)
         router = derive_param(down, router_recipe, shape, joint_name(f.params, "router.weight"))
-        sides = {"up": f.up, "down": f.out, "gate": f.gate}
+        projections = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
             logits = ops.linear(f.x, router, name="router")
             combine = ops.route(logits, k=self.top_k)
             y = ops.moe(
                 f.x,
                 combine,
-                *(stack_experts(side, name) for name, side in sides.items()),
-                *(stack_experts(side, name, bias=True) for name, side in sides.items()),
+                *(stack_experts(projection, name) for name, projection in projections.items()),
+                *(stack_experts(projection, name, bias=True) for name, projection in projections.items()),
                 activation=f.activation,
                 limit=f.limit,
                 shift=f.shift,

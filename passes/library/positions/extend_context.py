@@ -28,7 +28,7 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import rope_amplitude
 from ...core.trace import Trace
 from ...edits.edit import derive_param, replace_param
-from .position_values import first_row, position_tables
+from .position_values import find_first_row, find_position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
 _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions")
@@ -78,20 +78,22 @@ class ExtendContext(ScalingArguments, Pass):
             raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {FARTHEST:g}")
         original = self.context(graph)
         ropes = rotations_of(graph, select_attentions(graph, self.layers, self.name), self.name, trace)
-        tables = position_tables(graph) if self.layers == "all" else []
+        tables = find_position_tables(graph) if self.layers == "all" else []
         applied = [self._scale_frequencies(rope, recipe, original, trace) for rope, recipe in ropes.items()]
         applied += [self._lengthen_table(node, trace) for node in tables]
         if not any(applied):
-            why = f"%{trace.refusals[0].at}: {trace.refusals[0].reason}" if trace.refusals else "no rotations, no table"
-            raise WeftError(f"{self.name}: graph {graph.name} has no positions to extend ({why})")
+            reason = (
+                f"%{trace.refusals[0].at}: {trace.refusals[0].reason}" if trace.refusals else "no rotations, no table"
+            )
+            raise WeftError(f"{self.name}: graph {graph.name} has no positions to extend ({reason})")
         if trace.rewrites[self.name]:
             self._update_meta(graph, original)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that RoPE uses the paper's frequencies (in complex arithmetic) and tables have interpolated rows."""
         by_name = {n.output.name: n for n in after.nodes}
-        meanings: dict[str, Any] = {}
-        tables = position_tables(before)
+        references: dict[str, Any] = {}
+        tables = find_position_tables(before)
         for node in before.nodes:
             name, new = node.output.name, by_name[node.output.name]
             old = recipe_of(node) if node.op is ops.rope else None
@@ -99,13 +101,13 @@ class ExtendContext(ScalingArguments, Pass):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
                     settings["amplitude"] = rope_amplitude("yarn", self.factor)
-                meanings[name] = reference_rope(self._scale_recipe(old, self.context(before)), new, **settings)
-            elif node in tables and _table_of(new).shape != _table_of(node).shape:
-                meanings[name] = partial(
-                    _look_up, self._expect_table(node, equivalence.stage(before), equivalence.stage(after))
+                references[name] = reference_rope(self._scale_recipe(old, self.context(before)), new, **settings)
+            elif node in tables and _get_table(new).shape != _get_table(node).shape:
+                references[name] = partial(
+                    _look_up_rows, self._expect_table(node, equivalence.stage(before), equivalence.stage(after))
                 )
         inputs = equivalence.inputs(after)
-        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
+        equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _scale_recipe(self, recipe: RopeFrequencies, original: int) -> RopeFrequencies:
         return self.scaled(recipe, _SCALING[self.method], self.factor, original)
@@ -126,7 +128,7 @@ class ExtendContext(ScalingArguments, Pass):
 
     def _lengthen_table(self, node: Node, trace: Trace) -> bool:
         """Lengthen the table of the position embedding `node`; return False if refused, True if it has the factor."""
-        table, offset = _table_of(node), first_row(node)
+        table, offset = _get_table(node), find_first_row(node)
         factors = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(factors, default=1.0)
         # An earlier run has interpolated the table: neither a rewrite nor a refusal.
@@ -136,9 +138,9 @@ class ExtendContext(ScalingArguments, Pass):
             trace.refuse(self.name, node.output.name, f"the row of %{table.name} for position 0 is unknown")
             return False
         if factor != 1 or self.method != "pi":
-            already = f"positions of the table %{table.name} are already interpolated, factor {factor:g}"
-            only = "a table of positions can only be interpolated: method=pi"
-            trace.refuse(self.name, node.output.name, only if factor == 1 else already)
+            stretched = f"positions of the table %{table.name} are already interpolated, factor {factor:g}"
+            unsupported = "a table of positions can only be interpolated: method=pi"
+            trace.refuse(self.name, node.output.name, unsupported if factor == 1 else stretched)
             return False
         rows, width = table.shape
         length = int((rows - offset) * self.factor)
@@ -171,16 +173,16 @@ class ExtendContext(ScalingArguments, Pass):
         Raises:
             WeftError: if the table of sinusoids in `after` differs from sinusoids at interpolated positions.
         """
-        old = before.params[_table_of(node).name]
+        old = before.params[_get_table(node).name]
         new_node = next(n for n in after.nodes if n.output.name == node.output.name)
-        values = _table_of(new_node).recipe.evaluate(after.reader).astype(np.float64)
-        offset = first_row(node) or 0
+        values = _get_table(new_node).recipe.evaluate(after.reader).astype(np.float64)
+        offset = find_first_row(node) or 0
         at = np.arange(len(values) - offset) / self.factor
         if isinstance(old.recipe, Sinusoid) and not offset:
             angle = at[:, None] / old.recipe.base ** (2 * np.arange(old.recipe.dim // 2) / old.recipe.dim)
             waves = np.sin(angle), np.cos(angle)
-            wanted = np.dstack(waves).reshape(len(at), -1) if old.recipe.interleaved else np.hstack(waves)
-            if np.max(np.abs(wanted - values)) > 1e-6:
+            expected = np.dstack(waves).reshape(len(at), -1) if old.recipe.interleaved else np.hstack(waves)
+            if np.max(np.abs(expected - values)) > 1e-6:
                 raise WeftError(f"table %{old.name} does not contain sinusoids at interpolated positions")
             return values
         rows = old.recipe.evaluate(before.reader).astype(np.float64)
@@ -188,12 +190,12 @@ class ExtendContext(ScalingArguments, Pass):
         return np.concatenate([rows[:offset], np.stack(columns, 1)])
 
 
-def _table_of(node: Node) -> Param:
+def _get_table(node: Node) -> Param:
     """Return the table of the embedding `node`."""
     value = node.inputs[1]
     assert isinstance(value, Param)
     return value
 
 
-def _look_up(table: Array, ids: Array, _: Array) -> Array:
+def _look_up_rows(table: Array, ids: Array, _: Array) -> Array:
     return np.asarray(table[ids])

@@ -64,16 +64,16 @@ class InsertRope(ScalingArguments, Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.scaling == "none" and self.factor != 1:
             raise WeftError(f"{self.name}: factor={self.factor} needs a scaling: linear, ntk, yarn or llama3")
-        counted = dict[Any, Value]()
+        counted_positions = dict[Any, Value]()
         for node in select_attentions(graph, self.layers, self.name):
-            why = self._find_obstacle(node)
-            if why is not None:
-                trace.refuse(self.name, node.output.name, why)
+            reason = self._find_obstacle(node)
+            if reason is not None:
+                trace.refuse(self.name, node.output.name, reason)
                 continue
-            recipe = self._recipe(graph, node)
+            recipe = self._build_recipe(graph, node)
             options = {"interleaved": self.layout == "interleaved", "amplitude": recipe.attention_factor()}
             with graph.inserting(before=node):
-                at = _positions(graph, node, counted)
+                at = _find_positions(graph, node, counted_positions)
                 param = frequencies(graph, recipe)
                 for i, heads in enumerate((node.attrs["heads"], node.attrs["kv_heads"])):
                     rotated = ops.rope(node.inputs[i], at, param, heads=heads, name=f"{'qk'[i]}_rope", **options)
@@ -86,16 +86,18 @@ class InsertRope(ScalingArguments, Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the attentions equal those of `before` with pairs rotated in complex arithmetic."""
         inputs = equivalence.inputs(after)
-        meanings = {}
+        references = {}
         nodes_before = {n.output.name: n for n in before.nodes}
         for node in after.nodes:
             old = nodes_before.get(node.output.name)
             if node.op is ops.attention and old is not None and not rotations(old) and (ropes := rotations(node)):
-                amplitude, pairs = rope_amplitude(self.scaling, self.factor), self.layout == "interleaved"
-                rotate = reference_rope(self._recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude)
-                meanings[node.output.name] = partial(_rotated_attention, rotate, inputs.get("position_ids"))
+                amplitude, interleaved = rope_amplitude(self.scaling, self.factor), self.layout == "interleaved"
+                rotate = reference_rope(
+                    self._build_recipe(before, old), ropes[0], interleaved=interleaved, amplitude=amplitude
+                )
+                references[node.output.name] = partial(_attend_rotated, rotate, inputs.get("position_ids"))
         old_inputs = {name: inputs[name] for name in before.inputs}
-        equivalence.same(equivalence.run_as(before, old_inputs, meanings), equivalence.run(after, inputs), EXACT)
+        equivalence.same(equivalence.run_as(before, old_inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _find_obstacle(self, node: Node) -> str | None:
         """Return a reason (str) why the attention `node` cannot get RoPE; None if it can."""
@@ -109,7 +111,7 @@ class InsertRope(ScalingArguments, Pass):
             return "it already has rotary positions (strip-positions removes them, extend-context changes them)"
         return "its values are part of its keys" if node.operand("v") is None else None
 
-    def _recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
+    def _build_recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
         q = node.inputs[0]
         assert q is not None
         head = q.width // node.attrs["heads"]
@@ -122,9 +124,13 @@ class InsertRope(ScalingArguments, Pass):
         return recipe
 
 
-def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
-    """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal.
-    For a bidirectional attention without this input, they are counted; `counted` caches such values by shape."""
+def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value]) -> Value:
+    """Return the positions [batch, seq] of the attention `node`: the input position_ids if it has this shape.
+
+    Otherwise, a causal attention gets a new input position_ids, and a bidirectional one counts its tokens from 0.
+    `counted_positions` caches the counts by shape. Raises a WeftError if position_ids of a causal model has another
+    shape.
+    """
     q = node.inputs[0]
     assert q is not None
     shape = q.shape[:2]
@@ -135,13 +141,13 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
         if ids is not None:
             raise WeftError(f"insert-rope: input {ids!r} should be a position per token, of shape {list(shape)}")
         return graph.add_input("position_ids", TensorType(dtypes.i64, shape))
-    if shape not in counted:
+    if shape not in counted_positions:
         row = ops.unsqueeze(ops.iota(q, axis=1), axes=(0,))
-        counted[shape] = ops.expand(row, shape=shape, name="positions")
-    return counted[shape]
+        counted_positions[shape] = ops.expand(row, shape=shape, name="positions")
+    return counted_positions[shape]
 
 
-def _rotated_attention(
+def _attend_rotated(
     rotate: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
 ) -> Any:
     """Return the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq] (None: 0, 1, …)."""

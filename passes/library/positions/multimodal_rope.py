@@ -58,7 +58,7 @@ class MultimodalRope(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if POSITIONS in graph.inputs:
             raise WeftError(f"{self.name}: graph {graph.name} already has the input {POSITIONS}")
-        position_ids, settings = graph.inputs.get("position_ids"), self._settings(graph)
+        position_ids, settings = graph.inputs.get("position_ids"), self._resolve_settings(graph)
         ropes = [n for n in graph.nodes if n.op is ops.rope and n.inputs[1] is position_ids]
         if position_ids is None or not ropes:
             raise WeftError(f"{self.name}: nothing in graph {graph.name} is rotated by the input position_ids")
@@ -67,7 +67,7 @@ class MultimodalRope(Pass):
             axes = [_select_axis(rope_positions, axis) for axis in range(AXES)]
         cache = dict[Value, list[Param]]()
         for node in ropes:
-            _rotate_by_axes(node, axes, _split(graph, node, settings, cache))
+            _rotate_by_axes(node, axes, _split_frequencies(graph, node, settings, cache))
             trace.fired(self.name, node.output.name)
         if not position_ids.uses:
             del graph.inputs["position_ids"]
@@ -82,7 +82,7 @@ class MultimodalRope(Pass):
             equivalence.run(before, inputs), equivalence.run(after, {**feeds, POSITIONS: positions}), EXACT
         )
 
-    def _settings(self, graph: Graph) -> MultimodalRope:
+    def _resolve_settings(self, graph: Graph) -> MultimodalRope:
         """Return this pass if it has sections, else a copy with the sections and order in graph.meta."""
         if self.sections:
             return self
@@ -90,7 +90,7 @@ class MultimodalRope(Pass):
             raise WeftError(f"{self.name}: give the number of pairs for time, height, width: sections=[16, 24, 24]")
         return replace(self, sections=tuple(graph.meta[SECTIONS]), interleaved=bool(graph.meta.get(INTERLEAVED)))
 
-    def axes_of(self, pairs: int) -> list[int]:
+    def assign_axes(self, pairs: int) -> list[int]:
         """Return the axis (0 time, 1 height, 2 width) of each of the `pairs` rotary pairs of a head.
 
         Raises:
@@ -111,13 +111,15 @@ def _select_axis(positions: Value, axis: int) -> Value:
     return ops.squeeze(column, axes=(2,), name=f"{POSITIONS}_{axis}")
 
 
-def _split(graph: Graph, node: Node, rule: MultimodalRope, cache: dict[Value, list[Param]]) -> list[Param]:
+def _split_frequencies(
+    graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]
+) -> list[Param]:
     """Return one frequency parameter per axis for the rope `node`, zero at pairs of other axes; `cache` shares them."""
     all_pairs = node.required("frequencies")
     if not isinstance(all_pairs, Param):
-        raise WeftError(f"{rule.name}: %{node.output.name} is rotated by computed frequencies")
+        raise WeftError(f"{settings.name}: %{node.output.name} is rotated by computed frequencies")
     if all_pairs not in cache:
-        axis_of_pair = rule.axes_of(all_pairs.width)
+        axis_of_pair = settings.assign_axes(all_pairs.width)
         by_axis = []
         for axis in range(AXES):
             mask = Literal(tuple(float(a == axis) for a in axis_of_pair), (all_pairs.width,))

@@ -56,7 +56,7 @@ class NormAcrossRope(Pass):
         for node in graph.nodes:
             if node.op is not ops.rope:
                 continue
-            steps = _norm_before(node) if self.to == "behind" else _norm_after(node)
+            steps = _find_norm_before(node) if self.to == "behind" else _find_norm_after(node)
             if not steps:
                 continue
             old, new = ([*steps, node], [node, *steps]) if self.to == "behind" else ([node, *steps], [*steps, node])
@@ -64,10 +64,10 @@ class NormAcrossRope(Pass):
                 trace.refuse(self.name, node.output.name, reason)
                 continue
             trace.fired(self.name, node.output.name)
-            _reorder(old, new)
+            _reorder_nodes(old, new)
 
 
-def _norm_before(rotation: Node) -> list[Node]:
+def _find_norm_before(rotation: Node) -> list[Node]:
     """Return the norm whose output `rotation` reads, with the reshapes around it, in order; [] without one."""
     chain: list[Node] = []
     value = rotation.inputs[0]
@@ -79,7 +79,7 @@ def _norm_before(rotation: Node) -> list[Node]:
     return _check_norm(chain, chain[0].inputs[0] if chain else None)
 
 
-def _norm_after(rotation: Node) -> list[Node]:
+def _find_norm_after(rotation: Node) -> list[Node]:
     """Return the norm that reads the output of `rotation`, with the reshapes around it, in order; [] without one."""
     chain: list[Node] = []
     value = rotation.output
@@ -112,12 +112,12 @@ def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str 
     if norm.output.width % head_dim:
         return f"it normalizes {norm.output.width} features, not heads of {head_dim}"
     weight = norm.operand("weight")
-    if isinstance(weight, Param) and not _equal_in_pairs(weight.recipe, rotation, head_dim):
+    if isinstance(weight, Param) and not _is_equal_in_pairs(weight.recipe, rotation, head_dim):
         return f"its weight %{weight.name} may differ within a rotary pair"
     return None if weight is None or isinstance(weight, Param) else f"its weight %{weight.name} is computed"
 
 
-def _equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
+def _is_equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
     """Return whether `weight` is a fill, or a literal whose elements are equal within each pair of `rotation`."""
     if isinstance(weight, Full):
         return True
@@ -126,11 +126,13 @@ def _equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
         return False
     pairs = frequencies.width
     rotary = np.array(weight.values).reshape(-1, head_dim)[:, : 2 * pairs]
-    two = rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
-    return bool((two[..., 0] == two[..., 1]).all())
+    pair_features = (
+        rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
+    )
+    return bool((pair_features[..., 0] == pair_features[..., 1]).all())
 
 
-def _reorder(old: list[Node], new: list[Node]) -> None:
+def _reorder_nodes(old: list[Node], new: list[Node]) -> None:
     """Replace the chain of nodes `old` by the same nodes in the order `new`; each keeps the name of its output."""
     last, value = old[-1], old[0].inputs[0]
     with last.graph.inserting(before=last):

@@ -15,14 +15,14 @@ def find_position_values(graph: Graph) -> set[Value]:
     return values
 
 
-def position_tables(graph: Graph) -> list[Node]:
+def find_position_tables(graph: Graph) -> list[Node]:
     """Return the `embedding` nodes that look up positions in a table that is a parameter of fixed length."""
     values = find_position_values(graph)
     return [n for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in values and _is_table(n)]
 
 
-def first_row(node: Node) -> int | None:
-    """Return the row of position 0 in the table of `node`, one of `position_tables`; None if it is unknown."""
+def find_first_row(node: Node) -> int | None:
+    """Return the row of position 0 in the table of `node`, one of `find_position_tables`; None if it is unknown."""
     value, offset = node.inputs[0], 0
     while value is not None and (producer := value.producer) is not None and producer.op is not ops.iota:
         if producer.op is ops.affine and producer.attrs["by"] == 1 and float(producer.attrs["plus"]).is_integer():

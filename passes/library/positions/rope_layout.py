@@ -56,54 +56,59 @@ class RopeLayout(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         interleaved = self.layout == "interleaved"
-        sides_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
+        inputs_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
             if node.op is ops.rope:
-                target = trace_destination(node.output, _feature_labels(node))
+                target = trace_destination(node.output, _label_features(node))
                 if isinstance(target, str):
                     if node.attrs["interleaved"] != interleaved:
                         trace.refuse(self.name, node.output.name, target)
                 else:
-                    sides_by_attention.setdefault(target.node, []).append((node, target))
-        for attention, sides in sides_by_attention.items():
-            if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in sides):
+                    inputs_by_attention.setdefault(target.node, []).append((node, target))
+        for attention, rotated_inputs in inputs_by_attention.items():
+            if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in rotated_inputs):
                 continue
-            orders = _find_obstacle(attention, sides) or _find_orders([rotation for rotation, _ in sides])
+            orders = _find_obstacle(attention, rotated_inputs) or _find_orders(
+                [rotation for rotation, _ in rotated_inputs]
+            )
             if isinstance(orders, str):
                 trace.refuse(self.name, attention.output.name, orders)
                 continue
             trace.fired(self.name, attention.output.name)
             for node, order in orders.items():
                 _reorder_params(node, order)
-            for rotation, _ in sides:
+            for rotation, _ in rotated_inputs:
                 rebuild_node(rotation, interleaved=interleaved)
 
 
-def _feature_labels(rotation: Node) -> Array:
+def _label_features(rotation: Node) -> Array:
     """Return a label per output feature [width] of `rotation`: its index in the head, from 1; 0 if not rotated."""
     head_dim = rotation.output.width // rotation.attrs["heads"]
     labels = np.arange(1, head_dim + 1)
-    labels[2 * _pairs(rotation) :] = 0
+    labels[2 * _count_pairs(rotation) :] = 0
     return np.tile(labels, rotation.attrs["heads"])
 
 
-def _pairs(rotation: Node) -> int:
+def _count_pairs(rotation: Node) -> int:
     frequencies = rotation.operand("frequencies")
     assert frequencies is not None
     return frequencies.width
 
 
-def _find_obstacle(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
-    """Return a reason (str) why the features that `attention` reads from the ropes in `sides` cannot be reordered."""
-    if sorted(target.role for _, target in sides) != ["k", "q"]:
+def _find_obstacle(attention: Node, rotated_inputs: list[tuple[Node, Destination]]) -> str | None:
+    """Return a reason (str) why the rotated features of queries and keys cannot be reordered; None if they can.
+
+    `rotated_inputs` lists (rope node, destination of its features in `attention`).
+    """
+    if sorted(target.role for _, target in rotated_inputs) != ["k", "q"]:
         return "it does not have exactly one rotation of queries and one of keys"
-    if len({rotation.attrs["interleaved"] for rotation, _ in sides}) > 1:
+    if len({rotation.attrs["interleaved"] for rotation, _ in rotated_inputs}) > 1:
         return "its queries and keys are rotated in different layouts"
     if attention.operand("past_k") is not None:
         return "its cache holds rotated keys; run rope-layout before kv-cache"
     if attention.attrs.get("cache_bits") is not None:
         return "its rotated keys are quantized with their own scales; run rope-layout before quantize-cache"
-    rows = np.concatenate([target.labels for _, target in sides])
+    rows = np.concatenate([target.labels for _, target in rotated_inputs])
     if (rows != rows[0]).any():
         return "its queries and keys rotate different features"
     if attention.operand("v") is None and rows[0, : attention.attrs["value_dim"]].any():
@@ -123,7 +128,7 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
             return source
         origins.append(source)
         order = rows.setdefault(source.linear, np.arange(source.linear.output.width))
-        features, pairs = source.labels.reshape(rotation.attrs["heads"], -1), _pairs(rotation)
+        features, pairs = source.labels.reshape(rotation.attrs["heads"], -1), _count_pairs(rotation)
         pair_index = np.arange(2 * pairs).reshape((pairs, 2) if rotation.attrs["interleaved"] else (2, pairs))
         # Transposing [pairs, 2] or [2, pairs] converts one layout to the other.
         order[features[:, : 2 * pairs]] = features[:, pair_index.T.reshape(-1)]

@@ -19,7 +19,7 @@ from ...core.oracle import attend
 from ...core.trace import Trace
 from ...edits.edit import backward_slice, replace_uses
 from ..cleanup.dce import Dce
-from .position_values import find_position_values, position_tables
+from .position_values import find_position_tables, find_position_values
 
 _SUMS = (ops.add, ops.add_norm)  # they add position embeddings to token embeddings
 _MASKING = {ops.less, ops.less_equal, ops.equal, ops.where}  # a bias made with them may hide keys
@@ -63,8 +63,8 @@ class StripPositions(Pass):
         refuse_caches(graph, self.name)
         position_values = find_position_values(graph)
         for node in graph.nodes:
-            plain = _REMOVALS.get(node.op)
-            if plain is not None and plain(node):
+            remove = _REMOVALS.get(node.op)
+            if remove is not None and remove(node):
                 trace.fired(self.name, node.output.name)
             elif node.op in _SUMS:
                 self._drop_summand(node, position_values, trace)
@@ -99,14 +99,18 @@ class StripPositions(Pass):
         inputs = equivalence.inputs(before)
         names = {n.output.name for n in after.nodes}
         values = find_position_values(before)
-        meanings: dict[str, Callable[..., Any]] = {}
+        references: dict[str, Callable[..., Any]] = {}
         for node in before.nodes:
             if node.op in _REFERENCES:
-                meanings[node.output.name] = _REFERENCES[node.op]
-            elif node.output in values and node.output.name not in names and not values.issuperset(_next_values(node)):
-                meanings[node.output.name] = partial(_zeros, node.op.reference)
+                references[node.output.name] = _REFERENCES[node.op]
+            elif (
+                node.output in values
+                and node.output.name not in names
+                and not values.issuperset(_list_next_values(node))
+            ):
+                references[node.output.name] = partial(_return_zeros, node.op.reference)
         remaining = {name: inputs[name] for name in after.inputs}
-        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, remaining), EXACT)
+        equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, remaining), EXACT)
 
 
 def _drop_rope(node: Node) -> bool:
@@ -146,34 +150,34 @@ def _clean_up(graph: Graph) -> None:
     position_ids = graph.inputs.get("position_ids")
     if position_ids is not None and not position_ids.uses and not position_ids.is_output:
         del graph.inputs["position_ids"]
-    if not position_tables(graph):
-        for fact in ("max_positions", "max_source_positions"):
-            graph.meta.pop(fact, None)
+    if not find_position_tables(graph):
+        for key in ("max_positions", "max_source_positions"):
+            graph.meta.pop(key, None)
 
 
-def _next_values(node: Node) -> list[Value]:
+def _list_next_values(node: Node) -> list[Value]:
     """Return the values computed directly from `node`."""
     return [v for user in node.output.users for v in user.outputs]
 
 
-def _zeros(reference: Callable[..., Any], *operands: Array, **attrs: Any) -> Array:
+def _return_zeros(reference: Callable[..., Any], *operands: Array, **attrs: Any) -> Array:
     return np.zeros_like(reference(*operands, **attrs))
 
 
 def _attend(q: Array, k: Array, v: Array, *tables: Array | None, heads: int, causal: bool, **attrs: Any) -> Array:
     mask = tables[5] if len(tables) > 5 else None
-    plain: dict[str, Any] = {"scale": None, "softcap": None, "value_dim": None}
-    return attend(lambda i, j: True, q, k, v, None, mask, heads=heads, kv_heads=heads, causal=causal, **plain)
+    remove: dict[str, Any] = {"scale": None, "softcap": None, "value_dim": None}
+    return attend(lambda i, j: True, q, k, v, None, mask, heads=heads, kv_heads=heads, causal=causal, **remove)
 
 
-def _linear_attend(
-    q: Array, k: Array, v: Array, mask: Array | None = None, *turn: Array, heads: int, causal: bool, **attrs: Any
+def _attend_linearly(
+    q: Array, k: Array, v: Array, mask: Array | None = None, *rotary: Array, heads: int, causal: bool, **attrs: Any
 ) -> Any:
     return ops.linear_attention.reference(q, k, v, mask, heads=heads, causal=causal)
 
 
 _REFERENCES: dict[Op, Callable[..., Any]] = {
-    ops.rope: lambda x, *turn, **attrs: x,
-    ops.linear_attention: _linear_attend,
+    ops.rope: lambda x, *rotary, **attrs: x,
+    ops.linear_attention: _attend_linearly,
     ops.relative_attention: _attend,
 }

@@ -24,23 +24,25 @@ ROWS = 256  # rows of activations in a trial
 OUTPUTS = 1024  # rows of a weight, enough to estimate the sizes of its columns
 
 
-def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
+def fit_channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
     """Return the factors s, powers of two f32 [in], that minimize the error of the products (x / s) (W · s)ᵀ for all
     `weights` W [out, in], with W · s rounded to `layout` and x / s [n, in] to 8 bits; None for less than 2 % gain.
     """
-    inputs = _size(x.astype(np.float64, copy=False))
+    inputs = _measure_columns(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]
-    outputs = np.sqrt(np.mean([np.square(_size(weight)) for weight in weights], 0))
+    outputs = np.sqrt(np.mean([np.square(_measure_columns(weight)) for weight in weights], 0))
     x = x[np.linspace(0, len(x) - 1, min(len(x), ROWS)).astype(int)].astype(np.float64)
     exact = [x @ weight.T for weight in weights]
 
     def error(factors: Array) -> float:
-        rounded = _in_8_bits(x / factors, layout.group)
+        rounded = _round_to_8_bits(x / factors, layout.group)
         total = 0.0
-        for weight, wanted in zip(weights, exact, strict=True):
+        for weight, exact_product in zip(weights, exact, strict=True):
             blocks = round_rows(weight * factors, layout)
             product = rounded @ layout.dequantize(blocks)[:, : weight.shape[1]].T
-            total += float(np.square(product - wanted).mean()) / max(float(np.square(wanted).mean()), 1e-30)
+            total += float(np.square(product - exact_product).mean()) / max(
+                float(np.square(exact_product).mean()), 1e-30
+            )
         return total
 
     best: Array | None = None
@@ -54,13 +56,13 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
     return None if best is None else best.astype(np.float32)
 
 
-def _size(rows: Array) -> Array:
+def _measure_columns(rows: Array) -> Array:
     """Return the root mean square of every column, [width], at least a small positive value."""
     sizes = np.sqrt(np.square(rows).mean(0))
     return np.asarray(np.maximum(sizes, max(float(sizes.max()), 1e-30) * 2.0**-FARTHEST))
 
 
-def _in_8_bits(x: Array, group: int) -> Array:
+def _round_to_8_bits(x: Array, group: int) -> Array:
     """Return x [n, width] with every group rounded to −127 … 127 times its scale, as CPU kernels round it."""
     groups = split_groups(x, group)
     scales = np.abs(groups).max(-1, keepdims=True) / 127

@@ -109,29 +109,29 @@ class QuantizeWeights(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         self._check_arguments()
-        plan = self._plan(graph, trace)
-        if not plan and not trace.refusals:
+        layouts = self._choose_layouts(graph, trace)
+        if not layouts and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
-        for matrix, (layout, wider) in self._find_stored(plan).items():
+        for matrix, (layout, wider) in self._find_stored(layouts).items():
             if wider is None:
                 keep_stored(matrix.param, layout)
                 trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
             else:
                 round_to_nearest(matrix.param, wider)
                 trace.fired(self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing")
-            del plan[matrix]
+            del layouts[matrix]
         is_requested = self.method == "gptq" or self.calibration is not None or self.budget is not None
-        needs_text = is_requested or any(layout.bits < 8 for layout in plan.values())
-        texts = self._read_texts(graph, trace) if plan and needs_text else []
-        if self.budget is not None and plan:
-            plan = self._fit_budget(self.budget, graph, plan, texts, trace)
-        if texts and self.fits:
-            for name in fit(graph, texts, plan, trace.progress, self.resume):
+        needs_text = is_requested or any(layout.bits < 8 for layout in layouts.values())
+        texts = self._read_texts(graph, trace) if layouts and needs_text else []
+        if self.budget is not None and layouts:
+            layouts = self._fit_budget(self.budget, graph, layouts, texts, trace)
+        if texts and self.uses_fitting:
+            for name in fit(graph, texts, layouts, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
-        scales = tensor_scales(matrix for matrix, layout in plan.items() if layout.tensor_scale)
-        for matrix, layout in plan.items():
-            if self.searches and (self.method == "kquant" or layout.sums):
+        scales = tensor_scales(matrix for matrix, layout in layouts.items() if layout.tensor_scale)
+        for matrix, layout in layouts.items():
+            if self.uses_search and (self.method == "kquant" or layout.sums):
                 round_once(matrix.param, layout, self.method)
             else:
                 round_to_nearest(matrix.param, layout, scales.get(matrix, ()))
@@ -158,60 +158,66 @@ class QuantizeWeights(Pass):
             raise WeftError(f"quantize: budget={self.budget:g}: it is bits of a weight on average, above 0, at most 16")
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
-        if self.calibration is not None and not self.reads:
+        if self.calibration is not None and not self.uses_text:
             raise WeftError(
                 f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} looks at no "
                 "text; calibration is for method=gptq or a budget"
             )
 
     @property
-    def reads(self) -> bool:
+    def uses_text(self) -> bool:
         """True if a calibration text is read."""
-        return self.format == "int" and (self.fits or self.budget is not None)
+        return self.format == "int" and (self.uses_fitting or self.budget is not None)
 
     @property
-    def searches(self) -> bool:
+    def uses_search(self) -> bool:
         """True if scales and zero points are searched without a text, from the weights alone."""
         return self.method in ("kquant", "hqq")
 
     @property
-    def fits(self) -> bool:
+    def uses_fitting(self) -> bool:
         """True if codes are fitted to a calibration text, if there is one."""
-        fits = self.bits < 8 or self.calibration is not None or self.budget is not None
-        return self.method == "gptq" or (self.method == "auto" and fits)
+        uses_fitting = self.bits < 8 or self.calibration is not None or self.budget is not None
+        return self.method == "gptq" or (self.method == "auto" and uses_fitting)
 
-    def keeps(self, graph: Graph) -> bool:
+    def is_mostly_stored(self, graph: Graph) -> bool:
         """Return whether most weights of the linear maps of `graph` keep the blocks of their file, or wider ones."""
         self._check_arguments()
-        mapped = {m: layout for m, layout in self._plan(graph, Trace()).items() if m.kind in ("linear", "experts")}
+        mapped = {
+            m: layout for m, layout in self._choose_layouts(graph, Trace()).items() if m.kind in ("linear", "experts")
+        }
         stored = sum(matrix.elements for matrix in self._find_stored(mapped))
         return 2 * stored > sum(matrix.elements for matrix in mapped)
 
-    def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
-        """Return the matrices of `plan` that keep the blocks of their file: with (layout, None) if unchanged, with
+    def _find_stored(
+        self, layouts: Mapping[Matrix, BlockLayout]
+    ) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
+        """Return the matrices of `layouts` that keep the blocks of their file: with (layout, None) if unchanged, with
         (layout, layout of 8 bits) if rounded, because a file of few bits has more bits for them than the plan."""
         if self.format in FLOATS4:
-            reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
-            return {m: (layout, None) for m, layout in plan.items() if block_layout(m.param.recipe, reader) == layout}
+            reader = next((matrix.param.graph.reader for matrix in layouts), EMPTY)
+            return {
+                m: (layout, None) for m, layout in layouts.items() if block_layout(m.param.recipe, reader) == layout
+            }
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
-        stored = {matrix: stored_layout(matrix.param) for matrix in plan}
+        stored = {matrix: stored_layout(matrix.param) for matrix in layouts}
         has_few_bits = self._has_few_bits(stored)
-        layouts: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
-        for matrix, wanted in plan.items():
+        unrounded: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
+        for matrix, chosen_layout in layouts.items():
             layout = stored[matrix]
             if layout is None:
                 continue
             # One kernel takes all weights of experts, with zero points in all or in none; heads have bits of their own.
-            bits = 8 if has_few_bits and layout.bits == 8 and matrix.kind == "linear" else wanted.bits
+            bits = 8 if has_few_bits and layout.bits == 8 and matrix.kind == "linear" else chosen_layout.bits
             # Offsets that are codes need sums of activations, and are for codes of 4 bits: 8 lose nothing without.
-            takes_offsets = matrix.kind == "linear" and layout.bits <= 4
-            if layout.group >= wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):
-                layouts[matrix] = layout, None
+            can_offset = matrix.kind == "linear" and layout.bits <= 4
+            if layout.group >= chosen_layout.group and layout.bits <= bits and (can_offset or not layout.has_minimum):
+                unrounded[matrix] = layout, None
             elif has_few_bits and bits == 8:
                 # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
-                layouts[matrix] = layout, integer_layout(8, self.group, False)
-        return layouts
+                unrounded[matrix] = layout, integer_layout(8, self.group, False)
+        return unrounded
 
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
         """Return whether the linear maps in `stored` take fewer than `FEW` bits per weight in their file."""
@@ -219,10 +225,10 @@ class QuantizeWeights(Pass):
         bits = sum(stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
-    def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
+    def _choose_layouts(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """Return the layout of each matrix that is quantized."""
         patterns = [p.strip() for p in self.keep.split(",") if p.strip()]
-        plan: dict[Matrix, BlockLayout] = {}
+        layouts: dict[Matrix, BlockLayout] = {}
         for param, matrix in matrices(graph).items():
             if isinstance(matrix, str):
                 trace.refuse(self.name, param.name, matrix)
@@ -233,10 +239,10 @@ class QuantizeWeights(Pass):
                     self.name, param.name, f"it is quantized already ({block_layout(param.recipe, graph.reader)})"
                 )
             else:
-                plan[matrix] = self._layout(graph, matrix)
-        return plan
+                layouts[matrix] = self._choose_layout(graph, matrix)
+        return layouts
 
-    def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
+    def _choose_layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
         if self.format == "fp8":
             return FLOAT8
         outer = matrix.kind in ("head", "table")
@@ -249,32 +255,35 @@ class QuantizeWeights(Pass):
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 
     def _fit_budget(
-        self, budget: float, graph: Graph, plan: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
+        self, budget: float, graph: Graph, layouts: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
     ) -> dict[Matrix, BlockLayout]:
-        """Return `plan` with layouts of linear maps and experts chosen to take `budget` bits per weight on average."""
+        """Return `layouts`, except that linear maps and experts get layouts of `budget` bits per weight on average.
+
+        Raises a WeftError if `texts` is empty: the importance of a matrix is measured on them.
+        """
         if not texts:
             raise WeftError(
                 f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
                 "to read one with: give calibration= a .npy or .json file of token ids"
             )
-        mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
-        layouts = [integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
-        chosen = within_budget(graph, texts, units(mapped), layouts, budget, trace.progress)
+        mapped = [matrix for matrix in layouts if matrix.kind in ("linear", "experts")]
+        choices = [integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
+        chosen = within_budget(graph, texts, units(mapped), choices, budget, trace.progress)
         for line in report(chosen):
             trace.note(f"quantize: {line}")
-        return {matrix: chosen.get(matrix, layout) for matrix, layout in plan.items()}
+        return {matrix: chosen.get(matrix, layout) for matrix, layout in layouts.items()}
 
     def _parse_choices(self) -> list[int]:
         """Return the numbers of bits that a budget chooses from, from `choices`."""
-        words = self.choices.replace(",", " ").split()
-        if not words or any(word not in map(str, INTEGER_BITS) for word in words):
+        numbers = self.choices.replace(",", " ").split()
+        if not numbers or any(number not in map(str, INTEGER_BITS) for number in numbers):
             possible = ", ".join(map(str, INTEGER_BITS))
             raise WeftError(f"quantize: choices={self.choices!r}: it lists bits of codes, of {possible}")
-        return sorted({int(word) for word in words})
+        return sorted({int(number) for number in numbers})
 
     def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
         """Return the calibration sequences for gptq and budgets; [] if none are read."""
-        if not self.reads:
+        if not self.uses_text:
             return []
         if has_cache(graph):
             raise WeftError(

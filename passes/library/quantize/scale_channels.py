@@ -18,8 +18,8 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...fitting.calibration import Activations, sampled_tokens
 from ...fitting.matrices import Matrix, matrices
-from ..fold.scaling import Edit, absorb_for_all_readers, apply_edits, edit_readers, execution_order, find_other_use
-from .channel_factors import OUTPUTS, channel_factors
+from ..fold.scaling import Edit, absorb_factor_of_value, apply_edits, find_other_use, list_reader_edits, number_nodes
+from .channel_factors import OUTPUTS, fit_channel_factors
 
 LEAST_TOKENS = 128  # below which sizes of activations do not generalize to other texts
 
@@ -84,8 +84,8 @@ class ScaleChannels(Pass):
                 f"scale-channels: graph {graph.name} has caches already, and texts are read from their beginning: run "
                 "scale-channels before kv-cache"
             )
-        order = execution_order(graph)
-        sites = list(self._sites(graph, order, trace))
+        order = number_nodes(graph)
+        sites = list(self._find_sites(graph, order, trace))
         if not sites:
             return
         layout = integer_layout(self.bits, self.group, self.bits < 8)
@@ -96,44 +96,44 @@ class ScaleChannels(Pass):
         for i, site in enumerate(sites):
             trace.progress(i, len(sites))
             x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(site)])
-            factors = channel_factors(x, list(map(_rows, _weights(site))), layout)
+            factors = fit_channel_factors(x, list(map(_sample_rows, _list_weights(site))), layout)
             if factors is not None:
                 scalings.append((site, factors))
         for site, factors in scalings:
-            _scale(site, factors, order)
+            _scale_value(site, factors, order)
             trace.fired(self.name, site.name)
         trace.progress(len(sites), len(sites))
 
-    def _sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
+    def _find_sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
         """Yield the values whose channels can be scaled; refusals go to `trace`."""
         all_matrices = matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
                 if not (value.type.dtype.is_float and value.shape) or not isinstance(value.shape[-1], int):
                     continue  # ids, which tables are looked up with
-                read = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
-                if not any(isinstance(all_matrices.get(param), Matrix) for param in read):
+                params = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
+                if not any(isinstance(all_matrices.get(param), Matrix) for param in params):
                     continue
-                edits = _edits(value, Full(1.0, (value.width,)), order)
+                edits = _list_edits(value, Full(1.0, (value.width,)), order)
                 if isinstance(edits, str):
                     trace.refuse(self.name, value.name, edits)
                 else:
                     yield value
 
 
-def _weights(value: Value) -> list[Param]:
+def _list_weights(value: Value) -> list[Param]:
     """Return the weights of all readers of `value`."""
     return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
 
 
-def _rows(weight: Param) -> Array:
+def _sample_rows(weight: Param) -> Array:
     """Return at most `OUTPUTS` rows of `weight` at even distances; only one block at a time is in memory."""
     count = int(weight.shape[0])
-    wanted = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
+    indices = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
     parts, start = list[Array](), 0
     reader = weight.graph.reader
     for block in weight.recipe.blocks(reader):
-        parts.append(block[wanted[(wanted >= start) & (wanted < start + len(block))] - start])
+        parts.append(block[indices[(indices >= start) & (indices < start + len(block))] - start])
         start += len(block)
     rows = np.concatenate(parts)
     if not np.isfinite(rows).all():
@@ -142,23 +142,23 @@ def _rows(weight: Param) -> Array:
     return rows
 
 
-def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
+def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that divide `value` by `factors` and multiply its readers' weights; a reason (str) without."""
-    reader_edits = edit_readers(value, factors)
+    reader_edits = list_reader_edits(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits
-    producer_edits = absorb_for_all_readers(value, Map(factors, "reciprocal"), order)
+    producer_edits = absorb_factor_of_value(value, Map(factors, "reciprocal"), order)
     if isinstance(producer_edits, str):
         return producer_edits
     edits = [*producer_edits, *reader_edits]
-    return find_other_use(edits, {(e.node, e.index): e.what for e in edits}) or edits
+    return find_other_use(edits, {(e.node, e.index): e.change for e in edits}) or edits
 
 
-def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
+def _scale_value(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
     """Divide `value` by `factors`, and multiply its readers by them; the factors are stored with the weights."""
     reader = value.graph.reader = SpilledTensors.over(value.graph.reader)
     key = reader.fresh(f"{value.name}.factors")
     reader.put(key, factors)
-    edits = _edits(value, Source(key), order)
+    edits = _list_edits(value, Source(key), order)
     assert not isinstance(edits, str)
     apply_edits(edits)

@@ -46,11 +46,11 @@ class KeepBlocks(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for param in graph.params.values():
             recipe = param.recipe.item if isinstance(param.recipe, Kept) else param.recipe
-            marked = Kept(recipe, self.activations)
+            marked_recipe = Kept(recipe, self.activations)
             quantized, head = recipe.has(BlockRecipe), param.shape[:1] == (graph.meta.get("vocab"),)
             is_selected = {"all": not quantized, "head": head and not quantized, "quantized": quantized}[self.which]
-            if is_selected and param.type.rank > 1 and not recipe.constant and param.recipe != marked:
-                param.recipe = marked
+            if is_selected and param.type.rank > 1 and not recipe.constant and param.recipe != marked_recipe:
+                param.recipe = marked_recipe
                 trace.fired(self.name, param.name)
         if not trace.rewrites:
             trace.note(f"{self.name}: it selects no weight")

@@ -13,7 +13,7 @@ from ...core.trace import Trace
 from ..cleanup.dce import Dce
 
 
-def losses(graph: Graph) -> list[str]:
+def list_losses(graph: Graph) -> list[str]:
     """Return the names of the outputs of a language model other than logits and caches; [] for other models."""
     if "logits" not in graph.outputs or "task" in graph.meta:
         return []

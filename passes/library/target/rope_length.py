@@ -12,7 +12,7 @@ from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
 
 
-def depends_on_length(graph: Graph) -> bool:
+def has_length_dependent_rope(graph: Graph) -> bool:
     """Return whether RoPE frequencies of `graph` depend on the length of sequences (dynamic, longrope)."""
     return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
 
@@ -62,7 +62,7 @@ class RopeLength(Pass):
                 f"{self.name}: warning: its RoPE is for sequences of {self.length} tokens; for shorter ones choose a "
                 "lower --max-length"
             )
-        elif not depends_on_length(graph):
+        elif not has_length_dependent_rope(graph):
             trace.note(f"{self.name}: no frequencies depend on the length of sequences")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:

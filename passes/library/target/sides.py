@@ -19,7 +19,7 @@ from ...package import Package
 from ..cleanup.dce import Dce
 
 ENCODER, DECODER = "encoder", "decoder"
-IDS, SHOWN = "encoder_input_ids", "encoder_attention_mask"
+IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 HIDDEN, STATES, LOSS = "encoder_hidden_states", "last_hidden_state", "aux_loss"
 At = Literal["keys", "states"]
 
@@ -37,15 +37,17 @@ class _Side(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         Dce().run(graph, Trace())
-        own_outputs = _own_outputs(graph, self.at)  # first: a loss that both sides add to would cross as well
-        is_encoder, read = self.kind == ENCODER, _crossing(graph, self.at)
-        for name in [n for n in graph.outputs if is_encoder or graph.outputs[n] in own_outputs.values()]:
+        encoder_outputs = _find_encoder_outputs(
+            graph, self.at
+        )  # first: a loss that both sides add to would cross as well
+        is_encoder, crossing = self.kind == ENCODER, _find_crossing_values(graph, self.at)
+        for name in [n for n in graph.outputs if is_encoder or graph.outputs[n] in encoder_outputs.values()]:
             del graph.outputs[name]
         if is_encoder:
-            for name, value in {**read, **own_outputs}.items():
+            for name, value in {**crossing, **encoder_outputs}.items():
                 graph.add_output(STATES if name == HIDDEN else name, value)
         else:
-            for name, value in read.items():
+            for name, value in crossing.items():
                 value.replace_uses(graph.add_input(name, value.type))
         Dce().run(graph, Trace())
         graph.meta["kind"] = self.kind
@@ -53,21 +55,22 @@ class _Side(Pass):
             if name not in SOURCE if is_encoder else name in SOURCE and not value.uses:
                 del graph.inputs[name]
         if self.at == "states":
-            _rename(graph, self.kind)
-        for name in read:
+            _remove_prefix(graph, self.kind)
+        for name in crossing:
             trace.fired(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """This side and the other one, run one after another, compute the outputs of the graph."""
         sides = {ENCODER: before.clone(), DECODER: before.clone()}
-        for side in (EncoderSide(self.at), DecoderSide(self.at)):
-            side.run(sides[side.kind], Trace())
-        model = join_sides(**(sides | {self.kind: after}), at=self.at)
+        for cut in (EncoderSide(self.at), DecoderSide(self.at)):
+            cut.run(sides[cut.kind], Trace())
+        model = join_encoder_decoder(**(sides | {self.kind: after}), at=self.at)
         model.connections()  # types fit
-        want, got = equivalence.run(before, inputs := equivalence.inputs(before)), model.run(equivalence.run, inputs)
-        if (part := got.get(_IN_WHOLE[LOSS])) is not None:
-            got[LOSS] = got[LOSS] + part if LOSS in got else part
-        equivalence.same(want, {name: got[name] for name in want}, EXACT)
+        expected = equivalence.run(before, inputs := equivalence.inputs(before))
+        outputs = model.run(equivalence.run, inputs)
+        if (encoder_loss := outputs.get(_IN_WHOLE[LOSS])) is not None:
+            outputs[LOSS] = outputs[LOSS] + encoder_loss if LOSS in outputs else encoder_loss
+        equivalence.same(expected, {name: outputs[name] for name in expected}, EXACT)
 
 
 @dataclass(frozen=True)
@@ -129,93 +132,93 @@ class DecoderSide(_Side):
     see = ("encoder-side",)
 
 
-def join_sides(encoder: Graph, decoder: Graph, at: At) -> Package:
+def join_encoder_decoder(encoder: Graph, decoder: Graph, at: At) -> Package:
     """Return the package of both sides, which were cut with the same `at`; it connects outputs to inputs."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
 # Names of the inputs and outputs of an encoder at `states`, and their names in the whole model.
-_IN_WHOLE = {"input_ids": IDS, "attention_mask": SHOWN, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
+_IN_WHOLE = {"input_ids": IDS, "attention_mask": MASK, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
 
 
-def _early(graph: Graph) -> set[Value]:
+def _find_source_values(graph: Graph) -> set[Value]:
     """Return the values that depend on inputs of the source and on no other input."""
-    early = {v for name, v in graph.inputs.items() if name in SOURCE}
-    late = set(graph.inputs.values()) - early
+    source_values = {v for name, v in graph.inputs.items() if name in SOURCE}
+    later_values = set(graph.inputs.values()) - source_values
     for node in graph.nodes:
-        read = {v for v in node.inputs if v is not None and not isinstance(v, Param)}
-        if read & late:
-            late.update(node.outputs)
-        elif read & early:
-            early.update(node.outputs)
-    return early
+        crossing = {v for v in node.inputs if v is not None and not isinstance(v, Param)}
+        if crossing & later_values:
+            later_values.update(node.outputs)
+        elif crossing & source_values:
+            source_values.update(node.outputs)
+    return source_values
 
 
-def _crossing(graph: Graph, at: At) -> dict[str, Value]:
+def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
     """Return the values, by name, that depend on the source only and that nodes with other inputs read.
 
     Raises:
         WeftError: if there are none, or if `at` is "states" and no single value determines all of them.
     """
     if at == "states":
-        if (memory := _memory(graph)) is None:
+        if (memory := _find_memory(graph)) is None:
             raise WeftError(f"a decoder reads its source through one value, and graph {graph.name} has no such value")
         return {HIDDEN: memory}
     names: dict[Value, str] = {}
     attentions: dict[Node, int] = {}
-    early = _early(graph)
+    source_values = _find_source_values(graph)
     for node in graph.nodes:
-        if early.issuperset(node.outputs):
+        if source_values.issuperset(node.outputs):
             continue
         cross = {node.op.operand_index(s.taken): s.part for s in specs(node) if s.growth is Growth.SOURCE}
-        for place, value in enumerate(node.inputs):
-            if value not in early or value.producer is None or value in names:
+        for index, value in enumerate(node.inputs):
+            if value not in source_values or value.producer is None or value in names:
                 continue
             names[value] = value.name
-            if place in cross:
-                names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[place]}"
+            if index in cross:
+                names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[index]}"
     if not names:
         raise WeftError(f"graph {graph.name} has no value that depends on {' and '.join(SOURCE)} alone")
     return {name: value for value, name in names.items()}
 
 
-def _memory(graph: Graph) -> Value | None:
+def _find_memory(graph: Graph) -> Value | None:
     """Return the last value on all paths from source tokens to nodes that also depend on other inputs; None without."""
     if (ids := graph.inputs.get(IDS)) is None:
         return None
     paths: nx.DiGraph = nx.DiGraph()
-    early, late = {ids}, {v for name, v in graph.inputs.items() if name not in SOURCE}
+    source_values, later_values = {ids}, {v for name, v in graph.inputs.items() if name not in SOURCE}
     for node in graph.nodes:
-        read = early.intersection(node.inputs)
-        if late.isdisjoint(node.inputs):
-            early.update(node.outputs if read else ())
+        crossing = source_values.intersection(node.inputs)
+        if later_values.isdisjoint(node.inputs):
+            source_values.update(node.outputs if crossing else ())
         else:
-            late.update(node.outputs)
-        joined = late.issuperset(node.outputs)
-        paths.add_edges_from((v, output) for v in read for output in (("",) if joined else node.outputs))
+            later_values.update(node.outputs)
+        joined = later_values.issuperset(node.outputs)
+        paths.add_edges_from((v, output) for v in crossing for output in (("",) if joined else node.outputs))
     memory = nx.immediate_dominators(paths, ids)[""] if "" in paths else ids
     return None if memory is ids else memory
 
 
-def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
+def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
     """Return the outputs of the encoder that are outputs of `graph`.
 
     At `states`, that is the loss. If both sides add to it, return the encoder's part, and remove that part from `graph`
     in place.
     """
-    early = _early(graph)
+    source_values = _find_source_values(graph)
     if at == "keys":
-        return {name: v for name, v in graph.outputs.items() if v in early}
+        return {name: v for name, v in graph.outputs.items() if v in source_values}
     loss = graph.outputs.get(LOSS)
-    if loss is None or loss in early:
+    if loss is None or loss in source_values:
         return {} if loss is None else {LOSS: loss}
-    late = {v for name, v in graph.inputs.items() if name not in SOURCE}
+    later_values = {v for name, v in graph.inputs.items() if name not in SOURCE}
     for node in graph.nodes:
-        if not late.isdisjoint(node.inputs):
-            late.update(node.outputs)
-    for node in [n for n in graph.nodes if n.op is ops.add and n.output in late and n.output.shape == ()]:
-        parts = [v for v in node.inputs if v is not None and v not in late]
-        (remainder,) = [v for v in node.inputs if v in late] if parts else [None]
+        if not later_values.isdisjoint(node.inputs):
+            later_values.update(node.outputs)
+    for node in [n for n in graph.nodes if n.op is ops.add and n.output in later_values and n.output.shape == ()]:
+        parts = [v for v in node.inputs if v is not None and v not in later_values]
+        (remainder,) = [v for v in node.inputs if v in later_values] if parts else [None]
         if remainder is not None:
             node.output.replace_uses(remainder)
             graph.erase(node)
@@ -223,20 +226,20 @@ def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
     return {}
 
 
-def _rename(graph: Graph, side: str) -> None:
-    """Name the inputs of an encoder as in any other model, and remove the prefix `side` from other names, in place.
+def _remove_prefix(graph: Graph, kind: str) -> None:
+    """Name the inputs of an encoder as in any other model, and remove the prefix `kind` from all other names.
 
     No prefix of parameters and scopes is removed if two names would become equal.
     """
-    if side == DECODER and SHOWN in graph.inputs:  # moved after the states that it masks
-        graph.inputs[SHOWN] = graph.inputs.pop(SHOWN)
+    if kind == DECODER and MASK in graph.inputs:  # moved after the states that it masks
+        graph.inputs[MASK] = graph.inputs.pop(MASK)
     scoped = [*graph.params, *(node.scope for node in graph.nodes)]
-    short = {name: "" if name == side else name.removeprefix(f"{side}.") for name in scoped}
-    other_names = {name.partition(".")[0] for name in short if name != side and not name.startswith(f"{side}.")}
-    side_names = {short[name].partition(".")[0] for name in short if name.startswith(f"{side}.")}
-    names = {v.name: v.name.removeprefix(f"{side}.") for node in graph.nodes for v in node.outputs}
+    short = {name: "" if name == kind else name.removeprefix(f"{kind}.") for name in scoped}
+    other_names = {name.partition(".")[0] for name in short if name != kind and not name.startswith(f"{kind}.")}
+    side_names = {short[name].partition(".")[0] for name in short if name.startswith(f"{kind}.")}
+    names = {v.name: v.name.removeprefix(f"{kind}.") for node in graph.nodes for v in node.outputs}
     inputs = {name: next((k for k, v in _IN_WHOLE.items() if v == name), name) for name in graph.inputs}
-    if side == DECODER:
+    if kind == DECODER:
         inputs = {name: name for name in inputs}
     names |= {v.name: inputs[name] for name, v in graph.inputs.items()}
     if other_names & side_names:

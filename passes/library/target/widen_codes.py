@@ -47,8 +47,8 @@ class WidenCodes(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for param in graph.params.values():
-            if param.recipe.has(BlockRecipe) and (wide := in_bytes(param.recipe, graph.reader)) != param.recipe:
-                param.recipe = wide
+            if param.recipe.has(BlockRecipe) and (widened := in_bytes(param.recipe, graph.reader)) != param.recipe:
+                param.recipe = widened
                 trace.fired(self.name, param.name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no weight is stored as floats of 4 bits")

@@ -12,7 +12,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.analysis.states import caches
-from weft.passes.library.target.sides import ENCODER, HIDDEN, SHOWN
+from weft.passes.library.target.sides import ENCODER, HIDDEN, MASK
 
 from ...program.constants import formula
 from ...program.emitter import Emitter
@@ -25,7 +25,7 @@ CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int"
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 GIVEN = {  # the optional arguments of a call
-    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, SHOWN), "Tensor | None"),
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, MASK), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
     "use_cache": "bool | None",
@@ -92,7 +92,7 @@ class ShellEmitter(Emitter):
         self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
         self.shared = repeats(graph, self.cached | self.crosses)  # then calls pass the number of their cache
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
-        without = {"token_type_ids", HIDDEN, SHOWN} - graph.inputs.keys() | (
+        without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
         )
         arguments = {name: kind for name, kind in GIVEN.items() if name not in without}
@@ -116,7 +116,7 @@ class ShellEmitter(Emitter):
                 self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
             elif name == "position_ids":
                 self._made[value] = self.positions
-            elif name in (HIDDEN, SHOWN):
+            elif name in (HIDDEN, MASK):
                 self._made[value] = self.given[name]
             elif name == "token_type_ids":
                 self._made[value] = made = Var(name, value.shape)
@@ -256,7 +256,7 @@ def cross_attentions(graph: Graph) -> set[Node]:
     """
     if HIDDEN not in graph.inputs:
         return set()
-    ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, SHOWN)}
+    ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, MASK)}
     crosses = set()
     for node in graph.nodes:
         if not ours.isdisjoint(node.inputs):

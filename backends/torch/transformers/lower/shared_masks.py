@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
-from weft.passes.library.target.sides import HIDDEN, SHOWN
+from weft.passes.library.target.sides import HIDDEN, MASK
 
 from ...ops.masks import seen_keys
 from ...program.statements import Operand, Statement, Var
@@ -39,7 +39,7 @@ def _source_mask(e: ShellEmitter, node: Node) -> Var:
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
     text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
-    mask = e.hoist("source mask", text, e.embeds, e.given[SHOWN], e.given[HIDDEN], name="source_mask")
+    mask = e.hoist("source mask", text, e.embeds, e.given[MASK], e.given[HIDDEN], name="source_mask")
     mask.type = "Any"
     return mask
 

@@ -94,7 +94,7 @@ def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     """
 
     def simplify(step: Pass) -> Pass:
-        if not isinstance(step, QuantizeWeights) or (searches and step.searches):
+        if not isinstance(step, QuantizeWeights) or (searches and step.uses_search):
             return step
         if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
             return _RoundedWeights(**asdict(step))

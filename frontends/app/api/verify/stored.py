@@ -73,9 +73,9 @@ def check_weights(
     """
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _split_pipeline(pipeline)
-    fits = any(_fits(step, model.graph) for step in first.passes)
+    uses_fitting = any(_fits(step, model.graph) for step in first.passes)
     graph = run_passes(model.graph, nearest(first, searches=True))
-    codes = FittedMatrices(graph) if fits else None
+    codes = FittedMatrices(graph) if uses_fitting else None
     tensors, reader = _expected_tensors(folder, manifest, graph, rest)
     arrays = _read_arrays(folder, tensors)
     wrong = next(_find_misfits(tensors, arrays), None)
@@ -111,7 +111,7 @@ def _fits(step: Pass, graph: Graph) -> bool:
     if not isinstance(step, QuantizeWeights):
         return False
     has_text = graph.tokenize is not None or step.calibration is not None
-    return step.fits and (step.method == "gptq" or has_text)
+    return step.uses_fitting and (step.method == "gptq" or has_text)
 
 
 def _expected_tensors(

@@ -26,7 +26,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.storage import check_contents
 from weft.ir.storage.documents import Record
 from weft.passes import parse_pipeline, run_passes
-from weft.passes.library.cleanup.quiet_routers import noise_inputs
+from weft.passes.library.cleanup.quiet_routers import list_noise_inputs
 from weft.passes.runner import Progress
 
 from ....model import Model
@@ -233,7 +233,7 @@ def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress
         model, later = replace(model, graph=graph), [p for p in changing if p in rest.passes]
     else:
         later = changing
-    if noise_inputs(model.graph):
+    if list_noise_inputs(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
     if later:
         model = rewrite(model, ", ".join(map(str, later)), progress=progress)

@@ -17,7 +17,7 @@ from weft.ir.ops.latent import emit_expanded
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
-from weft.passes.library.attention.latent_attention import _absorb, _find_latent
+from weft.passes.library.attention.latent_attention import _absorb_weights, _find_latent
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
 from ...zoo import ZOO
@@ -179,7 +179,7 @@ def test_a_bias_of_keys_made_from_a_latent_would_be_lost() -> None:
     (node,) = (n for n in by_hand.nodes if n.op is ops.attention)
     found = _find_latent(node)
     assert found is not None
-    _absorb(node, found, None, "by hand", Trace())
+    _absorb_weights(node, found, None, "by hand", Trace())
     assert worst(graph, by_hand) > 1e-3
 
 

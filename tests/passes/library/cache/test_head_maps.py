@@ -14,8 +14,8 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes.edits.edit import rebuild_node
-from weft.passes.library.cache.cache_scales import Per, on_codes, scale_of
-from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance, rotation
+from weft.passes.library.cache.cache_scales import Granularity, compute_rounding_error, fit_scale
+from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance_moments, build_rotation
 
 from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, applied
@@ -41,13 +41,13 @@ def cost(matrix: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarra
 @pytest.mark.parametrize("width", [4, 8, 12])
 def test_balanced_keys_cost_the_least(width: int) -> None:
     keys, queries = moments(3, width), moments(3, width)
-    own = cost(balance(keys, queries), keys, queries)
+    own = cost(balance_moments(keys, queries), keys, queries)
     # The least is (Σ √λ)² / width, λ the eigenvalues of the product of both moments.
     shared = np.linalg.eigvals(keys @ queries).real
     least = np.sqrt(shared).sum(1) ** 2 / width
     assert (own >= least * (1 - 1e-9)).all()
     assert (own <= least * (1.1 if width != 12 else 2)).all()  # an odd rest is turned at random
-    for other in (np.eye(width), rotation(width).evaluate(MemoryReader({})), RNG.standard_normal((width, width))):
+    for other in (np.eye(width), build_rotation(width).evaluate(MemoryReader({})), RNG.standard_normal((width, width))):
         assert (own < cost(np.broadcast_to(other, keys.shape), keys, queries)).all()
 
 
@@ -56,7 +56,7 @@ def test_keys_that_never_move_have_a_map() -> None:
     one = np.zeros((1, 4, 4))
     one[0, 0, 0] = 1
     for keys, queries in ((one, one), (np.zeros((1, 4, 4)), one), (np.zeros((1, 4, 4)), np.zeros((1, 4, 4)))):
-        matrix = balance(keys, queries)
+        matrix = balance_moments(keys, queries)
         assert np.isfinite(matrix).all()
         np.testing.assert_allclose(matrix @ np.linalg.inv(matrix), np.eye(4)[None], atol=1e-6 / RIDGE)
 
@@ -75,8 +75,8 @@ def test_what_first_tokens_store_is_a_code() -> None:
     x[::100] = first
     weight = np.ones((500, 2, 1))
     weight[::100] = 1000
-    scale = scale_of(x, 4, "channel", weight, first).reshape(2, 4)
-    left = on_codes(first, scale, 4)
+    scale = fit_scale(x, 4, "channel", weight, first).reshape(2, 4)
+    left = compute_rounding_error(first, scale, 4)
     codes = (first - left) / scale
     np.testing.assert_allclose(codes, np.rint(codes), atol=1e-5)
     assert (np.abs(left) <= scale / 2 + 1e-6).all()
@@ -85,7 +85,7 @@ def test_what_first_tokens_store_is_a_code() -> None:
         moved = x - left
         return float((weight * (np.clip(np.rint(moved / scale), -8, 7) * scale - moved) ** 2).sum())
 
-    alone = scale_of(x, 4, "channel", weight).reshape(2, 4)
+    alone = fit_scale(x, 4, "channel", weight).reshape(2, 4)
     assert errors(scale, left) < 0.85 * errors(alone, 0)
 
 
@@ -128,7 +128,7 @@ def test_codes_of_8_bits_need_no_maps() -> None:
 
 
 @pytest.mark.parametrize("per", ["channel", "head", "tensor"])
-def test_outliers_of_keys_cost_little(per: Per) -> None:
+def test_outliers_of_keys_cost_little(per: Granularity) -> None:
     """Keys that stand far from zero, each channel by its own, and move little around there."""
     rng, width, n = np.random.default_rng(3), 16, 40
     sizes = np.geomspace(0.2, 4, width)
@@ -160,7 +160,7 @@ def test_outliers_of_keys_cost_little(per: Per) -> None:
     assert lost(applied(f"quantize-cache{{bits=4, per={per}}}", graph)) < 0.75 * lost(plain)
 
 
-def _nearest(given: dict[str, np.ndarray], per: Per) -> dict[str, np.ndarray]:
+def _nearest(given: dict[str, np.ndarray], per: Granularity) -> dict[str, np.ndarray]:
     """Scales of keys and values as they are."""
     ones = np.ones((50, 1, 1))
-    return {f"{name}_scale": scale_of(given[name][:, None], 4, per, ones) for name in "kv"}
+    return {f"{name}_scale": fit_scale(given[name][:, None], 4, per, ones) for name in "kv"}

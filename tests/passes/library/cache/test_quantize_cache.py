@@ -17,7 +17,7 @@ from weft.ir.types import dtypes
 from weft.passes import Trace, all_passes, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.fitting.calibration import subsample_rows
-from weft.passes.library.cache.cache_scales import ROOM, scale_of
+from weft.passes.library.cache.cache_scales import HEADROOM, fit_scale
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.quantize_cache import QuantizeCache
 
@@ -89,10 +89,10 @@ def test_codes_of_8_bits_reach_a_tenth_beyond_the_largest_number() -> None:
     x = np.random.default_rng(0).standard_normal((50, 3, 4))
     ones = np.ones((50, 3, 1))
     largest = np.abs(x).max(0)
-    np.testing.assert_allclose(scale_of(x, 8, "channel", ones), ROOM * largest.reshape(-1) / 127, rtol=1e-6)
-    by_head = scale_of(x, 8, "head", ones).reshape(3, 4)
-    np.testing.assert_allclose(by_head, ROOM * largest.max(1, keepdims=True).repeat(4, 1) / 127, rtol=1e-6)
-    np.testing.assert_allclose(scale_of(x, 8, "tensor", ones), [ROOM * largest.max() / 127], rtol=1e-6)
+    np.testing.assert_allclose(fit_scale(x, 8, "channel", ones), HEADROOM * largest.reshape(-1) / 127, rtol=1e-6)
+    by_head = fit_scale(x, 8, "head", ones).reshape(3, 4)
+    np.testing.assert_allclose(by_head, HEADROOM * largest.max(1, keepdims=True).repeat(4, 1) / 127, rtol=1e-6)
+    np.testing.assert_allclose(fit_scale(x, 8, "tensor", ones), [HEADROOM * largest.max() / 127], rtol=1e-6)
 
 
 def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
@@ -102,7 +102,7 @@ def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
     def cost(scale: np.ndarray) -> np.ndarray:
         return (weight * (np.clip(np.round(x / scale), -8, 7) * scale - x) ** 2).sum(0)
 
-    found = scale_of(x, 4, "channel", weight).reshape(2, 2)
+    found = fit_scale(x, 4, "channel", weight).reshape(2, 2)
     for factor in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
         tried = np.abs(x).max(0) * factor / 7
         assert (cost(found) <= cost(tried) * (1 + 1e-5)).all()
@@ -110,7 +110,7 @@ def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
 
 
 def test_a_channel_of_zeros_has_some_scale() -> None:
-    found = scale_of(np.zeros((5, 1, 4)), 4, "channel", np.ones((5, 1, 1)))
+    found = fit_scale(np.zeros((5, 1, 4)), 4, "channel", np.ones((5, 1, 1)))
     assert (found > 0).all()
 
 
@@ -127,7 +127,7 @@ def test_keys_are_fitted_as_they_are_rotated_anywhere() -> None:
     turned = ops.rope(k, at, slow, heads=1)
     graph.add_output("y", ops.attention(turned, turned, k, heads=1, kv_heads=1, causal=True))
     after = applied("quantize-cache", graph)
-    scale = after.params["k_scale"].recipe.evaluate(after.reader) * 127 / ROOM
+    scale = after.params["k_scale"].recipe.evaluate(after.reader) * 127 / HEADROOM
     # 64 tokens turn by 0.06 at most; 2,000 by more than a quarter turn.
     np.testing.assert_allclose(scale, [1, 1], atol=0.02)
 

@@ -10,7 +10,7 @@ from weft.ir import Graph, TensorType, ops, parse
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.fold.scaling import spread
+from weft.passes.library.fold.scaling import repeat_scalar
 
 from ...models import BATCH, SEQ, Tiny, applied, weight, worst
 from ...zoo import ZOO
@@ -232,7 +232,7 @@ def test_powers_of_two_change_no_bit() -> None:
 
 def test_a_number_spread_along_a_width() -> None:
     graph = parse("graph g { param %p: f32[] = literal([0.3]) output p = %p }")
-    found = spread(graph.params["p"].recipe, 5).evaluate(graph.reader)
+    found = repeat_scalar(graph.params["p"].recipe, 5).evaluate(graph.reader)
     np.testing.assert_array_equal(found, np.full(5, 0.3))
 
 

@@ -9,7 +9,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.target.sides import join_sides
+from weft.passes.library.target.sides import join_encoder_decoder
 
 from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, count, weight
@@ -89,14 +89,14 @@ def test_the_interface() -> None:
 
 def test_connections_have_types() -> None:
     encoder, decoder = split(seq2seq(layers=1))
-    made = join_sides(encoder, decoder, "keys").connections()
+    made = join_encoder_decoder(encoder, decoder, "keys").connections()
     assert [(c.maker, c.reader, c.name) for c in made] == [
         ("encoder", "decoder", f"cross.0.{part}") for part in ("key", "value")
     ]
     assert {c.type for c in made} == {encoder.outputs["cross.0.key"].type}
     wide = run_passes(encoder, "cast{dtype=f16}")
     with pytest.raises(WeftError, match=r"decoder reads cross.0.key as f32\[.*, which encoder makes as f16"):
-        join_sides(wide, decoder, "keys").connections()
+        join_encoder_decoder(wide, decoder, "keys").connections()
 
 
 def test_every_weight_is_where_it_is_read() -> None:
