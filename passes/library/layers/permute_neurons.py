@@ -49,7 +49,7 @@ class PermuteNeurons(Pass):
     purpose = "Same function, other weights"
     seed: int = 0
 
-    def shuffled_range(self, graph: Graph, trace: Trace) -> None:
+    def run(self, graph: Graph, trace: Trace) -> None:
         if self.seed < 0:
             raise WeftError(f"{self.name}: seed={self.seed} is negative")
         sites = [(node, ranges) for node in graph.nodes if (ranges := self._find_ranges(node))]
