@@ -22,7 +22,7 @@ def is_exact(weight: Param) -> bool:
     return not is_quantized(weight) or weight.recipe.has(Kept)
 
 
-def quantized_layout(weight: Value | None) -> BlockLayout | None:
+def find_quantized_layout(weight: Value | None) -> BlockLayout | None:
     """Return the block layout of `weight` if a pass quantized it and all its blocks share one layout; else None."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
@@ -30,13 +30,13 @@ def quantized_layout(weight: Value | None) -> BlockLayout | None:
     return layout if isinstance(layout, BlockLayout) else None
 
 
-def packed_bytes(weight: Param, layout: BlockLayout) -> int:
+def count_packed_bytes(weight: Param, layout: BlockLayout) -> int:
     """Return the bytes of the codes, scales and zero points of `weight`, with rows padded to full groups."""
     *lead, width = weight.type.concrete({})
     return math.ceil(math.prod(lead) * layout.row_bits(width) / 8)
 
 
-def kept_layout(weight: Value | None) -> BlockLayout | str:
+def find_stored_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout in which `weight` is kept; else the reason (str) why not: NOT_ASKED if it was neither
     quantized by a pass nor requested by --keep-blocks."""
     if not isinstance(weight, Param):
@@ -46,12 +46,12 @@ def kept_layout(weight: Value | None) -> BlockLayout | str:
     return block_layout(weight.recipe, weight.graph.reader)
 
 
-def candidates(graph: Graph) -> Iterator[Param]:
+def list_read_params(graph: Graph) -> Iterator[Param]:
     """Yield the parameters of `graph` that at least one node reads."""
     yield from (param for param in graph.params.values() if param.uses)
 
 
-def counted(layouts: Iterable[BlockLayout]) -> dict[str, int]:
+def tally_layouts(layouts: Iterable[BlockLayout]) -> dict[str, int]:
     """Return the number of `layouts` by their text."""
     counts: dict[str, int] = {}
     for layout in layouts:

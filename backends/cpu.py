@@ -9,7 +9,7 @@ SLOW_BLOCKS = "products of 4- and 8-bit blocks are slower there than products of
 
 
 @functools.cache
-def instruction_set() -> str:
+def detect_instruction_set() -> str:
     """Return the widest vector instructions of this CPU: AVX-512, AVX2, SSE, or the name of another architecture.
 
     numpy detects them on every CPU when it is imported; PyTorch may not be installed. numpy 2.4 changed their names.
@@ -25,9 +25,9 @@ def instruction_set() -> str:
     return "AVX2" if {"X86_V3", "AVX2"} & {*extensions} else "SSE"
 
 
-def slow_blocks() -> str | None:
+def warn_slow_blocks() -> str | None:
     """Return a warning if this CPU has no AVX-512, on which ONNX Runtime's products by quantized blocks are slow; else
     None (also for other architectures than x86)."""
-    if (instructions := instruction_set()) in ("AVX2", "SSE"):
+    if (instructions := detect_instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {instructions} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

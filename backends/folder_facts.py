@@ -87,7 +87,7 @@ class FolderFacts:
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, if the graph does not fix it
-    carried: tuple[StateRecord, ...] = ()  # states; empty if the folder does not record them
+    states: tuple[StateRecord, ...] = ()  # states; empty if the folder does not record them
     rolling: frozenset[int] = frozenset()  # the indices of rolling caches
     compares: bool = False  # tokens of a call compete with each other, so padding would change results
     compares_above: int = 0  # tokens of a text above which they compete

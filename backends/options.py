@@ -95,15 +95,15 @@ class CacheOptions(Options):
     )
 
     def passes(self) -> dict[str, str]:
-        return {**super().passes(), **cache_passes(self.cache_dtype)}
+        return {**super().passes(), **list_cache_passes(self.cache_dtype)}
 
 
-def no_effect(option: str, reason: str) -> WeftError:
+def make_no_effect_error(option: str, reason: str) -> WeftError:
     """Return the error for an `option`, such as ``--arithmetic f32``, that has no effect for this `reason`."""
     return WeftError(f"{option} has no effect here, so leave it out: {reason}")
 
 
-def cache_passes(dtype: str) -> dict[str, str]:
+def list_cache_passes(dtype: str) -> dict[str, str]:
     """Return {"cache_dtype": the text of the pass quantize-cache} for ``int8`` and ``int4``; {} for other dtypes."""
     bits = dtype.removeprefix("int")
     return {} if bits == dtype else {CACHE_DTYPE: f"quantize-cache{{bits={bits}}}"}

@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
         return self.dtype.bytes_for(math.prod(self.shape))
 
 
-def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
+def count_written(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
     """Return a callback for the `step` of a writer of `tensors`; it adds up the bytes and calls progress("weights",
     bytes done, bytes in all)."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
@@ -109,12 +109,12 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda do
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for key, tensor in tensors.items():
-            for block in stored_blocks(key, tensor):
+            for block in encode_blocks(key, tensor):
                 file.write(block.data)
                 step(block.nbytes)
 
 
-def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
+def encode_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
     """Yield the bytes of `tensor`, named `key`, in its dtype, block by block.
 
     Raises:

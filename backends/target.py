@@ -112,7 +112,7 @@ class Backend(ABC):
         Raises:
             WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
         """
-        own_options, all_known = self.options.listed(), all_options()
+        own_options, all_known = self.options.listed(), collect_options()
         for name, value in given.items():
             if name in MOVED:
                 raise WeftError(f"target {self.name} has no option {name!r} any more: {MOVED[name]}")
@@ -121,7 +121,7 @@ class Backend(ABC):
                 raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
             option, targets = all_known[name]
             if name not in own_options and value != option.default:
-                raise WeftError(f"{option.flag} supports {in_words(targets)} only, not {self.name}; leave it out")
+                raise WeftError(f"{option.flag} supports {join_targets(targets)} only, not {self.name}; leave it out")
         return self.options(
             **{name: own_options[name].check(value) for name, value in given.items() if name in own_options}
         )
@@ -246,7 +246,7 @@ def register(*backends: Backend) -> None:
         ACCEPTS.add(backend.name, backend.takes)
 
 
-def all_options() -> dict[str, tuple[Option, list[str]]]:
+def collect_options() -> dict[str, tuple[Option, list[str]]]:
     """Return, by option name, the option and the names of the targets that have it. If targets define it differently,
     return the definition with the most choices."""
     merged: dict[str, tuple[Option, list[str]]] = {}
@@ -258,7 +258,7 @@ def all_options() -> dict[str, tuple[Option, list[str]]]:
     return merged
 
 
-def in_words(names: list[str]) -> str:
+def join_targets(names: list[str]) -> str:
     """Return target names as a phrase: "target torch", "the targets ort-cpu and torch"."""
     *most, last = names
     return f"the targets {', '.join(most)} and {last}" if most else f"target {last}"

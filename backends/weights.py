@@ -33,7 +33,7 @@ class StoredTensor:
         return self.dtype.bytes_for(math.prod(self.shape))
 
 
-def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """Return the manifest's entry about the weights of `graph`, which are stored as `tensors`, by name:
 
     - "kinds": by kind of weight, {"numbers": its parameters, "bytes": its bytes with scales and zero points}
@@ -45,17 +45,17 @@ def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str,
     for param in graph.params.values():
         if not param.uses:
             continue
-        kind, elements = _kind(by_param.get(param)), math.prod(param.type.concrete({}))
+        kind, elements = _name_kind(by_param.get(param)), math.prod(param.type.concrete({}))
         counts[kind] = counts.get(kind, 0) + elements
-        if kind in LAYERED and (layer := layer_of(param.name)):
+        if kind in LAYERED and (layer := find_layer(param.name)):
             layers.setdefault(layer, [0, 0])[0] += elements
     stored_bytes = dict.fromkeys(counts, 0)
     owners = _Owners(graph)
     for name, tensor in tensors.items():
         owner = owners.of(name)
-        kind = OTHER if owner is None else _kind(by_param.get(owner))
+        kind = OTHER if owner is None else _name_kind(by_param.get(owner))
         stored_bytes[kind] = stored_bytes.get(kind, 0) + tensor.nbytes
-        if owner is not None and kind in LAYERED and (layer := layer_of(owner.name)):
+        if owner is not None and kind in LAYERED and (layer := find_layer(owner.name)):
             layers[layer][1] += tensor.nbytes
     order = [*KINDS.values(), OTHER]
     return {
@@ -67,15 +67,15 @@ def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str,
     }
 
 
-def bits_per_weight(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
+def average_bits(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
     """Return the average bits per parameter of linear layers and experts, including scales and zero points, for `kinds`
-    of `weight_facts`; None if it has neither kind."""
+    of `summarize_weights`; None if it has neither kind."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
     return 8 * sum(part["bytes"] for part in parts) / count if count else None
 
 
-def layer_of(name: str) -> str | None:
+def find_layer(name: str) -> str | None:
     """Return the layer in the name of a parameter, ``layers.0`` for ``layers.0.attn.q.weight``; None if it has none."""
     match = _LAYER.match(name)
     return match[0] if match else None
@@ -93,14 +93,14 @@ class _Owners:
 
     def of(self, name: str) -> Param | None:
         """Return the parameter whose name is the longest prefix of `name`; None if there is none."""
-        return next((self._params[stem] for stem in _stems(name) if stem in self._params), None)
+        return next((self._params[stem] for stem in _list_prefixes(name) if stem in self._params), None)
 
 
-def _stems(name: str) -> Iterator[str]:
+def _list_prefixes(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
 
 
-def _kind(matrix: Matrix | str | None) -> str:
+def _name_kind(matrix: Matrix | str | None) -> str:
     return KINDS[matrix.kind] if isinstance(matrix, Matrix) else OTHER

@@ -35,7 +35,7 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, all_sets, compared, options, serve
 
-from weft.backends.viz.formats.chart import ChartModel, chart
+from weft.backends.viz.formats.chart import ChartModel, render_chart
 
 HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
@@ -153,7 +153,9 @@ def draw(found: dict[str, Any]) -> None:
     ]
     about = f"{found['tokens']:,} tokens of {HELD_OUT.name}, in windows of {found['window']}"
     measure = "KL divergence from the original, in nats"
-    (RESULTS / "quantized.svg").write_bytes(chart(".svg", "SmolLM2-135M in fewer bits", about, measure, candidates))
+    (RESULTS / "quantized.svg").write_bytes(
+        render_chart(".svg", "SmolLM2-135M in fewer bits", about, measure, candidates)
+    )
 
 
 def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from weft.backends.cpu import instruction_set
+from weft.backends.cpu import detect_instruction_set
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of peers that run in processes of their own, too
 RESULTS = Path(__file__).parent / "results"
@@ -25,7 +25,7 @@ def facts(*packages: str) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu or platform.processor(),
-        "instruction_set": instruction_set(),
+        "instruction_set": detect_instruction_set(),
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**20, 1),
         "python": platform.python_version(),
@@ -48,7 +48,7 @@ def save(name: str, result: dict[str, Any]) -> None:
     name, beside the others."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(result, indent=2) + "\n"
-    instructions = instruction_set()
+    instructions = detect_instruction_set()
     suffix = "" if instructions == "AVX-512" else f"_{instructions.lower()}"
     (RESULTS / f"{name}{suffix}.json").write_text(text, encoding="utf-8")
     print(text)

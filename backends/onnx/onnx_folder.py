@@ -10,9 +10,9 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.readers import find_switched
 from weft.passes.analysis.states import has_cache, max_source
 
-from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
+from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
 from ..target import MODEL, Backend
-from ..weights import weight_facts
+from ..weights import summarize_weights
 from . import cuda, export, genai
 from .lowerings import kept as kept_blocks
 from .lowerings import moe as experts
@@ -61,7 +61,7 @@ class OnnxFolder:
         self.facts: dict[str, Any] = {
             "prepacked": self._prepack,
             "kept_blocks": asked if block_counts else "",
-            "weights": weight_facts(graph, self.tensors),
+            "weights": summarize_weights(graph, self.tensors),
         }
         if (tensors := find_switched(graph.reader)) is not None:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
@@ -77,7 +77,7 @@ class OnnxFolder:
             from . import prepacking as packing
 
             if not sum(packing.prepack(folder, name) for name in self._models):
-                raise no_effect("--prepack", "ONNX Runtime packs none of these weights on this CPU")
+                raise make_no_effect_error("--prepack", "ONNX Runtime packs none of these weights on this CPU")
         export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai is not None:
             file = genai.MODEL if genai.MODEL in self._models else export.MODEL

@@ -92,7 +92,7 @@ def _from_manifest(folder: Path) -> FolderFacts:
         compares=data.flag("compares_tokens", False),
         compares_above=data.integer("compares_above", 0, least=0),
         keeps_blocks=bool(data.text("kept_blocks", "")),
-        carried=read_states(data),
+        states=read_states(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **optional,
     )

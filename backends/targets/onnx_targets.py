@@ -135,12 +135,12 @@ class CpuBackend(OnnxBackend):
         from ..onnx.onnx_folder import OnnxFolder
 
         built = OnnxFolder(forms, self, length, options, notes)
-        if built.facts["kept_blocks"] and (slow := cpu.slow_blocks()):
+        if built.facts["kept_blocks"] and (slow := cpu.warn_slow_blocks()):
             notes.append(slow)
         return built
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
-        if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # the folder may have been compiled on another CPU
+        if facts.keeps_blocks and (slow := cpu.warn_slow_blocks()):  # the folder may have been compiled on another CPU
             _log.warning("%s", slow)
         return super().open(facts, device, threads)
 

@@ -17,7 +17,7 @@ from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, list_losses
 
 from ..folder_facts import FolderFacts
-from ..options import KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
+from ..options import KEEP_BLOCKS, BlockOptions, Options, list_cache_passes, option
 from ..python_names import PythonNames
 from ..target import MODEL, Backend, CompiledModel, Place, register
 
@@ -37,7 +37,7 @@ class TorchOptions(BlockOptions):
     )
 
     def passes(self) -> dict[str, str]:
-        requested = {**super().passes(), **cache_passes(self.cache_dtype)}
+        requested = {**super().passes(), **list_cache_passes(self.cache_dtype)}
         if self.activations:
             groups = dict.fromkeys((self.keep_blocks, "quantized"))
             requested[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)

@@ -17,7 +17,7 @@ from weft.passes.analysis.states import caches, has_cache, manifest_records, nam
 
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
 from ..safetensors import write_shards
-from ..weights import weight_facts
+from ..weights import summarize_weights
 from .ops import float8_caches
 from .package import source_folder as export
 from .package.explain import explain, explain_cpu
@@ -66,7 +66,7 @@ class TorchFolder:
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
-            "weights": weight_facts(graph, self.tensors),
+            "weights": summarize_weights(graph, self.tensors),
             **({CACHE_DTYPE: settings[CACHE_DTYPE]} if float8 else {}),
             **({"kept_blocks": settings[KEEP_BLOCKS], "blocks": stored} if stored else {}),
             **(_describe_states(graph) if self._built.keeps else {}),

@@ -23,7 +23,7 @@ from ..formats.weft.model_folder import exact
 from ..model import Model
 from ..models.families import LoadedModel
 from .inversion import Shape, ShapedRecipe, invert_recipes
-from .matching import GraphMatch, check_exportable, match
+from .matching import GraphMatch, check_exportable, match_graphs
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FamilyFit:
     kinds: Mapping[str, str]
 
 
-def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> FamilyFit:
+def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> FamilyFit:
     """Return the first candidate whose graph equals the canonical graph of `model`.
 
     `candidates` yields candidates for a graph; errors call them `kind`, such as "Hugging Face family".
@@ -74,9 +74,9 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
         try:
             for candidate in candidates(graph):
                 reference = canonical(candidate.loaded.graph)
-                result = match(graph, reference)
+                result = match_graphs(graph, reference)
                 if not result.differences:
-                    tensors = tensors_of(reference, result, candidate)
+                    tensors = invert_match(reference, result, candidate)
                     kinds = _matrix_kinds(candidate.loaded.graph)
                     return FamilyFit(candidate.family, candidate.config, {**tensors, **candidate.besides}, kinds)
                 faults = float(len(reference) - result.nodes), float(len(result.differences))
@@ -101,7 +101,7 @@ def _matrix_kinds(graph: Graph) -> dict[str, str]:
     return {key: matrix.kind for param, matrix in read for key in param.recipe.sources()}
 
 
-def tensors_of(reference: Graph, result: GraphMatch, candidate: Candidate) -> dict[str, ShapedRecipe]:
+def invert_match(reference: Graph, result: GraphMatch, candidate: Candidate) -> dict[str, ShapedRecipe]:
     """Return the tensors of the candidate's checkpoint as recipes over the parameters that were matched to them.
 
     `reference` is the candidate's graph, `result` its match with the exported graph.
@@ -118,7 +118,7 @@ def tensors_of(reference: Graph, result: GraphMatch, candidate: Candidate) -> di
     return invert_recipes(equations, candidate.layout, candidate.shapes)
 
 
-def exact_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
+def choose_exact_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
     """Return the smallest dtype that represents `tensors`, recipes over parameters of `graph`, exactly.
 
     It is the dtype that the graph was cast to, else the checkpoint's if elements only move, else f32.

@@ -21,7 +21,7 @@ from ..models.families import Settings
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
 
-def proposals(
+def propose_settings(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
     """Yield (family, settings) of the canonical `graph` for each of the families `names`.
@@ -34,20 +34,20 @@ def proposals(
     """
     if source_name is not None and source_name in names and model.settings is not None:
         yield source_name, model.settings.explicit
-    settings = read_settings(graph)
+    settings = infer_settings(graph)
     yield from ((name, settings) for name in names)
 
 
-def read_settings(graph: Graph) -> Settings:
+def infer_settings(graph: Graph) -> Settings:
     """Return the settings of the decoder that the canonical `graph` computes.
 
     Raises:
         WeftError: if it has layers other than softmax attention and feed-forwards.
     """
-    end_settings = _end_settings(graph)
+    end_settings = _infer_ends(graph)
     layers = _find_attentions(graph)
     first = layers[0]
-    norm = _norm_of(first) or next((n for n in graph.nodes if n.op in _NORMS), None)
+    norm = _find_norm(first) or next((n for n in graph.nodes if n.op in _NORMS), None)
     options = {
         "kv_heads": first.kv_heads,
         "head_dim": first.head_dim,
@@ -55,19 +55,19 @@ def read_settings(graph: Graph) -> Settings:
         "norm": "layer" if norm is not None and norm.op is ops.layer_norm else "rms",
         "norm_bias": norm is not None and norm.op is ops.layer_norm and norm.operand("bias") is not None,
         "eps": norm.attrs["eps"] if norm is not None else 1e-6,
-        "arrangement": _arrangement(first),
-        "residual_scale": _factor(first.o.output),
+        "arrangement": _infer_arrangement(first),
+        "residual_scale": _read_factor(first.o.output),
         "qkv_bias": any(branch.bias is not None for layer in layers for branch in layer.branches),
-        "out_bias": any(_bias(layer.o) for layer in layers),
-        "qk_norm": _qk_norm(first),
+        "out_bias": any(_has_bias(layer.o) for layer in layers),
+        "qk_norm": _infer_qk_norm(first),
         "clip": next((n.attrs["high"] for n in first.q.between if n.op is ops.clip), None),
-        "rope": _collapse([None if layer.q.rope is None else _rope_settings(layer.q.rope) for layer in layers]),
+        "rope": _collapse([None if layer.q.rope is None else _infer_rope(layer.q.rope) for layer in layers]),
         "window": _collapse([layer.node.attrs["window"] for layer in layers]),
         "scale": _collapse([layer.node.attrs["scale"] for layer in layers]),
         "softcap": first.node.attrs["softcap"],
     }
     shape = {"layers": len(layers), "dim": first.o.output.width, "heads": first.heads, "moe": _find_mixtures(graph)}
-    return Settings(**shape, **options, **_ffn_settings(graph), **end_settings)
+    return Settings(**shape, **options, **_infer_ffn(graph), **end_settings)
 
 
 def _find_attentions(graph: Graph) -> list[Projections]:
@@ -83,7 +83,7 @@ def _find_attentions(graph: Graph) -> list[Projections]:
     return layers
 
 
-def _rope_settings(node: Node) -> RoPE | None:
+def _infer_rope(node: Node) -> RoPE | None:
     """Return the settings of a rope node; None if its frequencies follow no known formula."""
     recipe = recipe_of(node)
     if recipe is None:
@@ -99,30 +99,30 @@ def _collapse(values: Sequence[Any]) -> Any:
     return values[0] if all(v == values[0] for v in values) else tuple(values)
 
 
-def _bias(linear: Node | None) -> bool:
+def _has_bias(linear: Node | None) -> bool:
     return linear is not None and linear.operand("bias") is not None
 
 
-def _reader(value: Value, *reader_ops: Op) -> Node | None:
+def _find_reader(value: Value, *reader_ops: Op) -> Node | None:
     """Return the first node of one of the ops `reader_ops` that reads `value`; None without one."""
     return next((n for n in value.users if n.op in reader_ops), None)
 
 
-def _norm_of(layer: Projections) -> Node | None:
+def _find_norm(layer: Projections) -> Node | None:
     """Return the norm before the attention of a layer, else the norm after it; None without both."""
     x = layer.q.linear.inputs[0]
     if x is not None and x.producer is not None and x.producer.op in _NORMS:
         return x.producer
-    return _reader(layer.o.output, *_NORMS)
+    return _find_reader(layer.o.output, *_NORMS)
 
 
-def _factor(value: Value) -> float:
+def _read_factor(value: Value) -> float:
     """Return the factor of the `affine` node that reads `value`, or 1."""
-    node = _reader(value, ops.affine)
+    node = _find_reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
 
-def _qk_norm(layer: Projections) -> str:
+def _infer_qk_norm(layer: Projections) -> str:
     norm = layer.q.norm
     if norm is None:
         return "none"
@@ -131,15 +131,15 @@ def _qk_norm(layer: Projections) -> str:
     return "each" if any(n.op is ops.mul for n in layer.q.between) else "head"
 
 
-def _arrangement(layer: Projections) -> str:
+def _infer_arrangement(layer: Projections) -> str:
     """Return the name of the arrangement of the first block, as in `Block`."""
     x = layer.q.linear.inputs[0]
     assert x is not None
-    residual = _reader(layer.o.output, ops.add)
+    residual = _find_reader(layer.o.output, ops.add)
     if residual is not None and x in residual.inputs:  # the residual stream, perhaps after a norm
         return "post" if len(residual.output.users) == 1 else "pre_ffn"
     has_norm_before = x.producer is not None and x.producer.op in _NORMS
-    has_norm_after = _reader(layer.o.output, *_NORMS) is not None
+    has_norm_after = _find_reader(layer.o.output, *_NORMS) is not None
     if not has_norm_before:
         return "post_sublayer" if has_norm_after else "post"
     if has_norm_after:
@@ -153,17 +153,17 @@ def _arrangement(layer: Projections) -> str:
     return "parallel_norms" if norms else "pre"
 
 
-def _ffn_settings(graph: Graph) -> dict[str, Any]:
+def _infer_ffn(graph: Graph) -> dict[str, Any]:
     """Return the settings of the feed-forward layers, taken from the first layer."""
     for node in graph.nodes:
-        down = _reader(node.output, ops.linear) if node.outputs else None
-        name = _activation(node)
+        down = _find_reader(node.output, ops.linear) if node.outputs else None
+        name = _name_activation(node)
         if name is None or down is None:
             continue
         x = node.inputs[0]
         above = None if x is None else x.producer
         if above is not None and above.op is ops.linear:
-            shape = {"ffn": node.output.width, "ffn_bias": _bias(above) or _bias(down)}
+            shape = {"ffn": node.output.width, "ffn_bias": _has_bias(above) or _has_bias(down)}
             return {**shape, "activation": name, "gated": node.op is ops.glu}
     return {}
 
@@ -175,11 +175,11 @@ def _find_mixtures(graph: Graph) -> Any:
         if node.op is ops.attention:
             mixtures.append(None)
         elif node.op is ops.moe and mixtures:
-            mixtures[-1] = _mixture(node)
+            mixtures[-1] = _infer_mixture(node)
     return _collapse(mixtures)
 
 
-def _mixture(node: Node) -> MoE:
+def _infer_mixture(node: Node) -> MoE:
     """Return the settings of the mixture of experts `node`, whose router must be the op `route`."""
     combine, up = node.operand("combine"), node.operand("up")
     route = None if combine is None else combine.producer
@@ -188,7 +188,7 @@ def _mixture(node: Node) -> MoE:
     experts, hidden = (int(size) for size in up.shape[:2])
     routing: dict[str, Any] = {name: route.attrs[name] for name in ("k", "renormalize", "scoring", "scale")}
     activation = node.attrs["activation"]
-    sum_ = _reader(node.output, ops.add)
+    sum_ = _find_reader(node.output, ops.add)
     shared = None if sum_ is None else next((v for v in sum_.inputs if v is not None and v is not node.output), None)
     inner = _find_shared_expert(shared)
     options: dict[str, Any] = (
@@ -207,7 +207,7 @@ def _find_shared_expert(value: Value | None) -> Node | None:
     return next((v.producer for v in hidden_values if v is not None and v.producer and v.producer.op is ops.glu), None)
 
 
-def _activation(node: Node) -> str | None:
+def _name_activation(node: Node) -> str | None:
     """Return the name of the activation that `node` computes or gates with, or None."""
     if node.op is ops.glu:
         return str(node.attrs["activation"])
@@ -218,14 +218,14 @@ def _activation(node: Node) -> str | None:
     return None
 
 
-def _end_settings(graph: Graph) -> dict[str, Any]:
+def _infer_ends(graph: Graph) -> dict[str, Any]:
     """Return the settings of the embedding before the first layer and of the head after the last."""
     if "logits" not in graph.outputs:
         raise WeftError("the graph has no logits, so it is not a decoder")
     value, settings = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
     if "task" in graph.meta:
         value, settings = graph.outputs["last_hidden_state"], {"vocab": graph.meta["vocab"]}
-    chain = list(_chain_back(value, ops.affine, ops.tanh, ops.linear))
+    chain = list(_trace_back(value, ops.affine, ops.tanh, ops.linear))
     if [n.op for n in chain[:3]] == [ops.affine, ops.tanh, ops.affine]:
         settings["logit_softcap"] = float(chain[0].attrs["by"])
         chain = chain[3:]
@@ -234,18 +234,18 @@ def _end_settings(graph: Graph) -> dict[str, Any]:
         chain = chain[1:]
     if chain and chain[0].op is ops.linear:
         head = chain[0].operand("weight")
-        settings["head_bias"] = _bias(chain[0])
-        settings["tie"] = head is not None and _reader(head, ops.embedding) is not None
+        settings["head_bias"] = _has_bias(chain[0])
+        settings["tie"] = head is not None and _find_reader(head, ops.embedding) is not None
     tables = [n for n in graph.nodes if n.op is ops.embedding]
     if tables:
-        settings["embed_scale"] = _factor(tables[0].output)
+        settings["embed_scale"] = _read_factor(tables[0].output)
     rows = [n.operand("table") for n in tables if n.operand("ids") is graph.inputs.get("position_ids")]
     if rows and isinstance(rows[0], Param):
         settings["learned_positions"] = int(rows[0].shape[0])
     return settings
 
 
-def _chain_back(value: Value, *through: Op) -> Iterable[Node]:
+def _trace_back(value: Value, *through: Op) -> Iterable[Node]:
     """Yield the nodes that lead to `value` through the ops `through`, last node first."""
     while value.producer is not None and value.producer.op in through:
         yield value.producer

@@ -1,8 +1,8 @@
 """Inversion of recipes: from parameters to the checkpoint tensors that they read.
 
-`restore` computes the values of the tensors: steps that move elements are inverted exactly, arithmetic in float64 and
-rounded once to float32. `invert_recipes` computes no values: it returns recipes of the tensors over the parameters of a
-graph, whose shapes follow from those of the parameters. Both invert a recipe step by step, by `inverse`.
+`restore_tensors` computes the values of the tensors: steps that move elements are inverted exactly; arithmetic is
+inverted in float64 and rounded once to float32. `invert_recipes` computes no values: it returns the tensors as recipes
+over the parameters, with shapes derived from the parameters' shapes. Both invert one step at a time by `invert_step`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Layout = Callable[[str, int], Shape | None]  # a tensor's name and its number of
 _INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal"}
 
 
-def inverse(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
+def invert_step(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
     """Return the recipe of the single part [`shape`] of `recipe`, if `value` is the recipe of its result.
 
     Raises:
@@ -51,7 +51,7 @@ def inverse(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
 
 
 def _list_sources(recipe: Recipe) -> str:
-    return ", ".join(_sources([recipe]))
+    return ", ".join(_list_keys([recipe]))
 
 
 class Group(NamedTuple):
@@ -69,7 +69,7 @@ class TensorPiece(NamedTuple):
     known: Array
 
 
-def groups(graph: Graph) -> list[Group]:
+def group_params(graph: Graph) -> list[Group]:
     """Return the parameters of `graph` that read checkpoint tensors, grouped by shared tensors, in parameter order."""
     reads = nx.Graph()
     for name, param in graph.params.items():
@@ -83,8 +83,8 @@ def groups(graph: Graph) -> list[Group]:
     return components
 
 
-def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Iterator[tuple[str, Array]]:
-    """Yield every checkpoint tensor that the parameters of `graph` read, as (key, float32 values), in `groups` order.
+def restore_tensors(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Iterator[tuple[str, Array]]:
+    """Yield (key, float32 values) of every checkpoint tensor that parameters of `graph` read, in `group_params` order.
 
     `params` are values of parameters by name; other parameters are evaluated by their recipes. Only one group is in
     memory at a time.
@@ -97,21 +97,21 @@ def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Itera
     for name in values:
         if name not in graph.params:
             raise WeftError(f"graph {graph.name} has no parameter {name!r}")
-    for group in groups(graph):
+    for group in group_params(graph):
         yield from _restore_group(graph, group, values).items()
 
 
 def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> dict[str, Array]:
     """Return the values of the tensors of `group`, by key."""
-    tensors = {key: _blank(graph.reader.shape(key)) for key in group.keys}
+    tensors = {key: _make_blank(graph.reader.shape(key)) for key in group.keys}
     for name in group.params:
         recipe, shape = graph.params[name].recipe, graph.params[name].shape
         value = np.asarray(params[name] if name in params else recipe.evaluate(graph.reader))
         if value.shape != shape:
             raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
         try:
-            for key, values, mask in undo(recipe, value, graph.reader):
-                _put(*tensors[key], values, mask, key)
+            for key, values, mask in undo_recipe(recipe, value, graph.reader):
+                _merge_elements(*tensors[key], values, mask, key)
         except WeftError as e:
             raise WeftError(f"{name}: {e}") from None
     for key, (_, known) in tensors.items():
@@ -121,7 +121,7 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
     return {key: values for key, (values, _) in tensors.items()}
 
 
-def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[TensorPiece]:
+def undo_recipe(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[TensorPiece]:
     """Yield the pieces of tensors in `reader` that `recipe` reads and that its result `value` determines.
 
     Addends and factors that `recipe` reads stay as stored.
@@ -129,10 +129,10 @@ def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[TensorP
     Raises:
         WeftError: naming the step without an inverse, and the tensors it reads.
     """
-    yield from _undo(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
+    yield from _undo_masked(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
 
 
-def _undo(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> Iterator[TensorPiece]:
+def _undo_masked(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> Iterator[TensorPiece]:
     if isinstance(recipe, Source):
         yield TensorPiece(recipe.key, value, mask)
         return
@@ -143,57 +143,59 @@ def _undo(recipe: Recipe, value: Array, mask: Array, reader: TensorReader) -> It
         case Concat(items, axis):
             ends = np.cumsum([item.shape(reader)[axis] for item in items])[:-1]
             for item, v, k in zip(items, np.split(value, ends, axis), np.split(mask, ends, axis), strict=True):
-                yield from _undo(item, v, k, reader)
+                yield from _undo_masked(item, v, k, reader)
             return
-        case Add((first, *addends), offset) if addends and not set(first.sources()) & set(_sources(addends)):
+        case Add((first, *addends), offset) if addends and not set(first.sources()) & set(_list_keys(addends)):
             # The first addend takes the change, the rest stay as stored.
-            for key in _sources(addends):
-                yield _stored_piece(key, reader)
+            for key in _list_keys(addends):
+                yield _read_stored(key, reader)
             rest = sum((addend.evaluate(reader).astype(np.float64) for addend in addends), np.float64(offset))
-            yield from _undo(first, (value - rest).astype(np.float32), mask, reader)
+            yield from _undo_masked(first, (value - rest).astype(np.float32), mask, reader)
             return
         case Scale(item, Recipe() as factor, axis) if not set(item.sources()) & set(factor.sources()):
-            for key in _sources([factor]):  # factors stay as stored
-                yield _stored_piece(key, reader)
+            for key in _list_keys([factor]):  # factors stay as stored
+                yield _read_stored(key, reader)
             divisors = factor.evaluate(reader).astype(np.float64).reshape(-1, *(1,) * (value.ndim - axis - 1))
             with np.errstate(divide="ignore", invalid="ignore"):
-                yield from _undo(item, (value / divisors).astype(np.float32), mask & (divisors != 0), reader)
+                yield from _undo_masked(item, (value / divisors).astype(np.float32), mask & (divisors != 0), reader)
             return
         case Slice(_, axis, start, stop, step):
-            item_value, item_mask = _blank(shape, value.dtype)
+            item_value, item_mask = _make_blank(shape, value.dtype)
             cut = (slice(None),) * axis + (slice(start, stop, step),)
             item_value[cut], item_mask[cut] = value, mask
         case Take(_, indices, axis):  # some indices may be missing, others repeated
-            item_value, item_mask = _blank(shape, value.dtype)
+            item_value, item_mask = _make_blank(shape, value.dtype)
             rows, mask_rows, value, mask = (np.moveaxis(t, axis, 0) for t in (item_value, item_mask, value, mask))
             for n, i in enumerate(indices):
-                _put(rows[i : i + 1], mask_rows[i : i + 1], value[n : n + 1], mask[n : n + 1], _list_sources(recipe))
+                _merge_elements(
+                    rows[i : i + 1], mask_rows[i : i + 1], value[n : n + 1], mask[n : n + 1], _list_sources(recipe)
+                )
         case _:
-            inverted = inverse(recipe, Source("value"), shape)
+            inverted = invert_step(recipe, Source("value"), shape)
             if isinstance(recipe, Permute | Reshape):
                 item_value, item_mask = (inverted.evaluate(MemoryReader({"value": array})) for array in (value, mask))
             else:
                 with np.errstate(all="ignore"):  # undetermined elements may be outside the domain of the inverse
                     item_value = inverted.evaluate(MemoryReader({"value": value.astype(np.float64)})).astype(np.float32)
                 item_mask = mask
-    yield from _undo(recipe.parts[0], item_value, item_mask, reader)
+    yield from _undo_masked(recipe.parts[0], item_value, item_mask, reader)
 
 
-def _stored_piece(key: str, reader: TensorReader) -> TensorPiece:
+def _read_stored(key: str, reader: TensorReader) -> TensorPiece:
     stored = Source(key).evaluate(reader)
     return TensorPiece(key, stored, np.broadcast_to(np.True_, stored.shape))
 
 
-def _sources(recipes: Iterable[Recipe]) -> list[str]:
+def _list_keys(recipes: Iterable[Recipe]) -> list[str]:
     """Return the keys that `recipes` read, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(recipe.sources() for recipe in recipes)))
 
 
-def _blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array, Array]:
+def _make_blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array, Array]:
     return np.zeros(shape, dtype), np.zeros(shape, np.bool_)
 
 
-def _put(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
+def _merge_elements(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
     """Copy the elements of `values` under `mask` to `into`, and add `mask` to `determined`, both in place.
 
     Raises WeftError, naming `label`, if an element was determined before with another value.
@@ -221,7 +223,7 @@ class ShapedRecipe(NamedTuple):
         return self if shape == self.shape else ShapedRecipe(Slice(self.recipe, axis, start, stop), shape)
 
 
-def _concat(parts: Iterable[ShapedRecipe], axis: int) -> ShapedRecipe:
+def _concat_tensors(parts: Iterable[ShapedRecipe], axis: int) -> ShapedRecipe:
     parts = tuple(parts)
     size = sum(p.shape[axis] for p in parts)
     shape = (*parts[0].shape[:axis], size, *parts[0].shape[axis + 1 :])
@@ -267,13 +269,15 @@ def _undo_step(
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
-    if (step := _step(value.recipe)) is not None and step == _step(recipe):  # undone without rounding
+    if (step := _elementwise_key(value.recipe)) is not None and step == _elementwise_key(
+        recipe
+    ):  # undone without rounding
         return [(item, ShapedRecipe(value.recipe.parts[0], shape))]
     match recipe:
         case Concat(items, axis):
             length = shape[axis] if axis < len(shape) else 0
             sizes = [
-                shape_of_item[axis] if (shape_of_item := _known_shape(i, reader)) else length // len(items)
+                shape_of_item[axis] if (shape_of_item := _read_shape(i, reader)) else length // len(items)
                 for i in items
             ]
             if sum(sizes) != length:
@@ -289,14 +293,16 @@ def _undo_step(
             shape = tuple(shape[a] for a in np.argsort(axes))
         case Reshape():
             shape = (
-                _known_shape(item, reader) or _infer_shape(item, math.prod(shape)) or _stored_shape(item, shape, layout)
+                _read_shape(item, reader)
+                or _infer_shape(item, math.prod(shape))
+                or _choose_stored_shape(item, shape, layout)
             )
             if shape == value.shape:
                 return [(item, value)]
-    return [(item, ShapedRecipe(inverse(recipe, value.recipe, shape), shape))]
+    return [(item, ShapedRecipe(invert_step(recipe, value.recipe, shape), shape))]
 
 
-def _step(recipe: Recipe) -> tuple[object, ...] | None:
+def _elementwise_key(recipe: Recipe) -> tuple[object, ...] | None:
     """Return a key of the elementwise step that `recipe` applies to its single part; None if it is not elementwise."""
     match recipe:
         case Add((_,), offset):
@@ -317,7 +323,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
         if [(s.start, s.step) for s, _ in parts] != [(i, step) for i in range(step)]:
             raise WeftError(f"the slices of {read} do not cover it")
         expanded = [v.reshape((*v.shape[: axis + 1], 1, *v.shape[axis + 1 :])) for _, v in parts]
-        joined = _concat(expanded, axis + 1)
+        joined = _concat_tensors(expanded, axis + 1)
         return joined.reshape(
             (*joined.shape[:axis], math.prod(joined.shape[axis : axis + 2]), *joined.shape[axis + 2 :])
         )
@@ -327,20 +333,20 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
         if (s.axis, s.start, s.step) != (axis, ends, 1):
             raise WeftError(f"the slices of {read} do not cover it")
         ends = s.stop
-    return _concat((value for _, value in distinct), axis)
+    return _concat_tensors((value for _, value in distinct), axis)
 
 
 def _keep_stored(
     recipes: Iterable[Recipe], item: Recipe, reader: TensorReader
 ) -> list[tuple[Recipe, ShapedRecipe]] | None:
     """Return the tensors that `recipes` read, as stored; None unless `reader` has all and `item` reads none of them."""
-    keys = _sources(recipes)
+    keys = _list_keys(recipes)
     if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):
         return None
     return [(Source(key), ShapedRecipe(Source(key), tuple(reader.shape(key)))) for key in keys]
 
 
-def _known_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
+def _read_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
     """Return the shape of `recipe` if `reader` has all tensors that it reads, else None."""
     return recipe.shape(reader) if set(recipe.sources()) <= set(reader.keys()) else None
 
@@ -365,7 +371,7 @@ def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
     return None
 
 
-def _stored_shape(recipe: Recipe, shape: Shape, layout: Layout) -> Shape:
+def _choose_stored_shape(recipe: Recipe, shape: Shape, layout: Layout) -> Shape:
     """Return the shape of the tensor that `recipe` reads and reshapes to `shape`: from `layout`, or the usual shape."""
     key, count = next(recipe.sources()), math.prod(shape)
     usual = (count,) if key.endswith("bias") or len(shape) == 1 else (count // shape[-1], shape[-1])

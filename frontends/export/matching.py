@@ -46,7 +46,7 @@ class GraphMatch:
     differences: list[Difference] = field(default_factory=list)
 
 
-def match(ours: Graph, theirs: Graph) -> GraphMatch:
+def match_graphs(ours: Graph, theirs: Graph) -> GraphMatch:
     """Compare two `canonical` graphs from their outputs backwards, and return the result."""
     return _GraphMatcher(ours, theirs).run()
 
@@ -95,8 +95,8 @@ class _GraphMatcher:
     def compare_nodes(self, ours: Node, theirs: Node) -> Iterator[tuple[Value, Value]]:
         at = theirs.output.name
         for name in theirs.attrs:
-            actual, expected = _attribute(ours, name), _attribute(theirs, name)
-            if not _same(actual, expected):
+            actual, expected = _read_attribute(ours, name), _read_attribute(theirs, name)
+            if not _is_close(actual, expected):
                 self.report(theirs, at, f"{name}={spell(actual)}", f"{name}={spell(expected)}")
         pair, operands = (self.operands(ours), self.operands(theirs)), [o.name for o in theirs.op.operands]
         if len(pair[0]) != len(pair[1]):  # of an op with any number of operands
@@ -164,7 +164,7 @@ def _param_values(param: Param) -> np.ndarray[Any, Any]:
     return np.asarray(recipe.evaluate(param.graph.reader))
 
 
-def _attribute(node: Node, name: str) -> Any:
+def _read_attribute(node: Node, name: str) -> Any:
     value = node.attrs.get(name)
     if name == "scale" and value is None and node.op is ops.attention:
         query = node.operand("q")
@@ -172,7 +172,7 @@ def _attribute(node: Node, name: str) -> Any:
     return value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_close(a: Any, b: Any) -> bool:
     are_numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (a, b))
     return math.isclose(a, b, rel_tol=_CLOSE) if are_numbers else bool(a == b)
 

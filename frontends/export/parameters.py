@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.safetensors import Progress, counted, parse_stored, write_file
+from weft.backends.safetensors import Progress, count_written, parse_stored, write_file
 from weft.ir.storage import whole_file
 
 from ..formats.weft.model_folder import parameters
@@ -23,5 +23,5 @@ def write_parameters(
     """
     tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
     with whole_file(Path(out), model.files) as partial:
-        write_file(partial, tensors, counted(progress, tensors))
+        write_file(partial, tensors, count_written(progress, tensors))
         model.check_unchanged()

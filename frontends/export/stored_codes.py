@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.backends.options import no_effect
+from weft.backends.options import make_no_effect_error
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Reshape
 from weft.ir.recipes.blocks import BlockRecipe, Stored, block_layout, in_file
@@ -93,15 +93,15 @@ def choose_codes(
     codes: dict[str, StoredCodes] = {}
     if weights == "float":
         matrices = (tensor.recipe for tensor in tensors.values() if len(tensor.shape) > 1)
-        if not any(isinstance(_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
-            raise no_effect("--weights float", "no weights are quantized")
+        if not any(isinstance(_find_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
+            raise make_no_effect_error("--weights float", "no weights are quantized")
         return codes
     refusals: list[CodeRefusal] = []
     for key, tensor in tensors.items():
         quantized = tensor.recipe.has(BlockRecipe)
         if len(tensor.shape) < 2 or key in aside or not (quantized or weights == "codes"):
             continue
-        recipe, layout = _layout(tensor.recipe, reader)
+        recipe, layout = _find_layout(tensor.recipe, reader)
         if isinstance(layout, BlockLayout):
             candidate = StoredCodes(recipe, layout, tensor.shape)
             reason = refusal(key, candidate)
@@ -123,22 +123,22 @@ def choose_codes(
     return codes
 
 
-def _layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
+def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
     """Return `recipe` over entire rows of the file's tensors, and the layout of its codes.
 
     The layout is a reason (str) if there is none.
     """
-    rows = _by_rows(in_file(recipe), reader)
+    rows = _keep_rows(in_file(recipe), reader)
     return rows, block_layout(rows, reader)
 
 
-def counted_layouts(stored: Mapping[str, StoredCodes]) -> str:
+def describe_layouts(stored: Mapping[str, StoredCodes]) -> str:
     """Return the number of weights per stored layout, as a phrase for a note."""
     counts = Counter(str(codes.layout) for codes in stored.values())
     return ", ".join(f"{count} as {layout}" for layout, count in sorted(counts.items()))
 
 
-def shortened(keys: Collection[str]) -> str:
+def list_first(keys: Collection[str]) -> str:
     """Return the first of `keys` and the number of remaining keys, as a phrase for a note."""
     first = list(keys)[:SHOWN]
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
@@ -148,12 +148,12 @@ def _list_refusals(refusals: list[CodeRefusal]) -> str:
     reason = refusals[0].reason
     keys = [key for key, other in refusals if other == reason]
     n_others = len(refusals) - len(keys)
-    return f"{shortened(keys)} ({reason})" + (f", and {n_others} for other reasons" if n_others else "")
+    return f"{list_first(keys)} ({reason})" + (f", and {n_others} for other reasons" if n_others else "")
 
 
-def _by_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
+def _keep_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
     """Return `recipe` with -1 as the last size of every reshape that does not split rows."""
-    recipe = recipe.map_parts(lambda part: _by_rows(part, reader))
+    recipe = recipe.map_parts(lambda part: _keep_rows(part, reader))
     if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))
     return recipe

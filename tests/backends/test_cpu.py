@@ -29,9 +29,9 @@ from .onnx.test_quantized import write
 def test_instruction_sets(found: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": found}})
-    assert cpu.instruction_set.__wrapped__() == name
+    assert cpu.detect_instruction_set.__wrapped__() == name
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert cpu.instruction_set.__wrapped__() == "aarch64"
+    assert cpu.detect_instruction_set.__wrapped__() == "aarch64"
 
 
 def test_slow_blocks_are_told(

@@ -25,7 +25,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LARGEST, BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
+from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
 from ...target import Backend
 from ..lowering import contrib, lowering
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
@@ -37,7 +37,7 @@ NATIVE = (2, 4, 8)  # widths of its codes, in bits
 
 def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
     """Return the block layout in which MatMulNBits multiplies by `weight`; else the reason (str) why it cannot."""
-    layout = kept_layout(weight) if target.contrib else NOT_ASKED
+    layout = find_stored_layout(weight) if target.contrib else NOT_ASKED
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)
@@ -171,7 +171,7 @@ def _emit_matmul(
     level: int,
     planes: int = 1,
 ) -> onnx.Value:
-    layout = kept_layout(weight)
+    layout = find_stored_layout(weight)
     assert isinstance(layout, BlockLayout)
     sums = -(-weight.width // group) + _sums_padding(e, weight.width, group) if layout.sums else 0
     # Without zero points the kernel subtracts 2^{bits−1}.
@@ -203,7 +203,7 @@ def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> on
 
     ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
     """
-    layout, dtype = kept_layout(weight), weight.type.dtype
+    layout, dtype = find_stored_layout(weight), weight.type.dtype
     assert isinstance(layout, BlockLayout)
     stored_dtype = dtypes.f16 if layout.scale == dtypes.f16 else dtype
     initializer = e.weight(label, recipe, stored_dtype)

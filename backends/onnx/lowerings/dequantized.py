@@ -29,7 +29,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...block_weights import kept_layout
+from ...block_weights import find_stored_layout
 from ...target import Backend
 from ..lowering import lowering, standard
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
@@ -44,7 +44,7 @@ SINCE = 21  # first opset where DequantizeLinear supports groups
 def layout_of(weight: Value | None) -> BlockLayout | str:
     """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices; else the
     reason (str) why it cannot."""
-    layout = kept_layout(weight)
+    layout = find_stored_layout(weight)
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)

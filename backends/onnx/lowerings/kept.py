@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes.blocks import Kept
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...block_weights import candidates, counted, is_quantized, kept_layout
+from ...block_weights import find_stored_layout, is_quantized, list_read_params, tally_layouts
 from ...options import ARITHMETIC, KEEP_BLOCKS, Options
 from ...target import Backend
 from . import block_matmul as quantized
@@ -35,19 +35,19 @@ def _dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None
 
 def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
     """Return the weights of `graph` that stay in blocks on `target`."""
-    return [p for p in candidates(graph) if any(_is_kept(p, node, target) for node in p.users)]
+    return [p for p in list_read_params(graph) if any(_is_kept(p, node, target) for node in p.users)]
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
     """Return the number of weights of `graph` that stay in blocks on `target`, by block layout."""
-    layouts = (kept_layout(p) for p in list_kept_weights(graph, target))
-    return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
+    layouts = (find_stored_layout(p) for p in list_kept_weights(graph, target))
+    return tally_layouts(layout for layout in layouts if isinstance(layout, BlockLayout))
 
 
 def report_dequantized(graph: Graph, target: Backend) -> list[str]:
     """Return notes on the weights that a pass quantized but that `target` stores dequantized, one per reason."""
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
-    for weight in candidates(graph):
+    for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:
             reason = next(
                 filter(None, (_dequantize_reason(weight, node, target) for node in weight.users)), "it is an output"

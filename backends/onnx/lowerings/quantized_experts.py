@@ -25,7 +25,7 @@ from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...block_weights import NOT_ASKED, is_exact, is_quantized, kept_layout
+from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
 from ...target import Backend
 from ..lowering import contrib, lowering, standard
 from ..onnx_emitter import OnnxEmitter
@@ -47,7 +47,7 @@ def refusal(node: Node, target: Backend) -> str | None:
     """Return None, or the reason (str) why QMoE cannot compute `node` on `target`."""
     layouts: list[BlockLayout] = []
     for weight in expert_weights(node):
-        layout = kept_layout(weight)
+        layout = find_stored_layout(weight)
         # --keep-blocks applies to linear layers only.
         if not isinstance(weight, Param) or not is_quantized(weight) or isinstance(layout, str):
             return NOT_ASKED if isinstance(layout, str) and not layout else "not all weights of the experts have codes"
@@ -109,7 +109,7 @@ class _CodeForm:
 
 
 def _code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
-    layout = kept_layout(weight)
+    layout = find_stored_layout(weight)
     assert isinstance(layout, BlockLayout)
     return _CodeForm(layout, e.target.device == "cuda" or is_exact(weight))
 

@@ -17,7 +17,7 @@ from weft.ir.recipes.blocks.parts import kernel_bits
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...block_weights import NOT_ASKED, is_quantized, kept_layout
+from ...block_weights import NOT_ASKED, find_stored_layout, is_quantized
 from ..kernels.shared.quantized_gemv import TILE, words_per_row
 
 # Ops that multiply by a weight, also in a decode step.
@@ -26,7 +26,7 @@ MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.lin
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if not asked to stay."""
-    layout = kept_layout(weight)
+    layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
     linears = [node for node in weight.users if node.op in MULTIPLIED]

@@ -20,7 +20,7 @@ from weft.passes.analysis.states import has_cache
 from ...block_weights import is_quantized
 from ...safetensors import Tensor, write_shards
 from ...target import MODEL
-from ...weights import StoredTensor, weight_facts
+from ...weights import StoredTensor, summarize_weights
 from ..program.constants import stored_dtype
 from ..program.stateful_nodes import check_writes
 from .embedding import write_embedding, write_json
@@ -97,7 +97,7 @@ class TransformersFolder:
         self._weights = self._tensors()
         self.trace: list[str] = []
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
-        self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": weight_facts(graph, self.tensors)}
+        self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": summarize_weights(graph, self.tensors)}
 
     def explain(self, report: Report) -> list[str]:
         """Return the lines of `explain_engines`: whether each engine can run the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..model.labels import detail, title_of
+from ..model.labels import choose_title, describe_sizes
 from ..model.marks import Change
 from ..model.network import Vertex, Weight
 
@@ -15,98 +15,98 @@ QUOTED = re.compile(r"(['\"])(?:\\.|(?!\1).)*\1")
 Recipe = Callable[[Weight], str]
 
 
-def changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
+def find_changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
     """Return all differences between `before` and `after`: operator, attributes, operands, result types and weights.
 
     `names` maps values of the first network to the second; `recipe` returns the comparable recipe of a weight.
     """
     return [
-        *_texts("operation", before.op, after.op),
-        *(c for name in {**before.attrs, **after.attrs} for c in _attribute(name, before, after)),
-        *_reads(before, after, names),
-        *_texts("makes", ", ".join(before.types), ", ".join(after.types)),
-        *_weights(before.weights, after.weights, recipe),
+        *_compare_texts("operation", before.op, after.op),
+        *(c for name in {**before.attrs, **after.attrs} for c in _compare_attribute(name, before, after)),
+        *_compare_operands(before, after, names),
+        *_compare_texts("makes", ", ".join(before.types), ", ".join(after.types)),
+        *_compare_weights(before.weights, after.weights, recipe),
     ]
 
 
-def without_keys(text: str) -> str:
+def strip_tensor_names(text: str) -> str:
     """Return the recipe `text` without the names of checkpoint tensors."""
     return QUOTED.sub("''", text)
 
 
-def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
+def summarize_changes(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
     """Return at most two lines that summarize `differences` and fit on the operation's box."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in differences}
-    old, new = detail(before.meant), detail(after.meant)
+    old, new = describe_sizes(before.weft_op), describe_sizes(after.weft_op)
     if before.op != after.op:
-        lines.append(f"was {title_of(before.meant)}")
+        lines.append(f"was {choose_title(before.weft_op)}")
     elif old != new and old:
         lines.append(f"was {old}")
     else:
         lines += [f"{c.what} was {c.before}" for c in differences if c.what in {**before.attrs, **after.attrs}][:2]
     if not lines and "reads" in kinds:
-        lines.append(_operands(before.roles, after.roles))
+        lines.append(_summarize_operands(before.roles, after.roles))
     elif not lines and "makes" in kinds:
         lines.append(f"was {_describe_type(before.types, after.types)}")
     recipes = [c.what.removesuffix(": recipe") for c in differences if c.what.endswith(": recipe")]
     if recipes and before.op == after.op and old == new:
         others = [name.removeprefix("weight ").replace("_", " ") for name in recipes if name != "weight"]
-        lines.append(f"other {_few(others)}" if len(others) == len(recipes) else "other weights")
+        lines.append(f"other {_join_first(others)}" if len(others) == len(recipes) else "other weights")
     return tuple(lines[:2])
 
 
-def _texts(what: str, before: str, after: str, named: bool = False) -> Iterator[Change]:
+def _compare_texts(what: str, before: str, after: str, named: bool = False) -> Iterator[Change]:
     if before != after:
         yield Change(what, before, after, named)
 
 
-def _attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Change]:
+def _compare_attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Change]:
     old, new = (str(v.attrs.get(name, UNSET)) for v in (before, after))
     if before.op == after.op or UNSET not in (old, new):
-        yield from _texts(name, old, new)
+        yield from _compare_texts(name, old, new)
 
 
-def _reads(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
+def _compare_operands(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
     """Yield a change for each operand role whose values differ."""
-    ours = _by_role(before, [names.get(name, name) for name in before.reads])
-    theirs = _by_role(after, after.reads)
-    earlier = _by_role(before, before.reads)
+    ours = _group_by_role(before, [names.get(name, name) for name in before.reads])
+    theirs = _group_by_role(after, after.reads)
+    earlier = _group_by_role(before, before.reads)
     for role in {**ours, **theirs}:
         if ours.get(role) != theirs.get(role):
             old, new = (", ".join(operands.get(role, ())) or UNSET for operands in (earlier, theirs))
             yield Change(f"reads {role}", old, new, named=True)
 
 
-def _by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
+def _group_by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
     roles: dict[str, list[str]] = {}
     for i, name in enumerate(names):
         roles.setdefault(v.roles[i] if i < len(v.roles) else "", []).append(name)
     return roles
 
 
-def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
+def _compare_weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
     """Yield changes of type and recipe, pairing weights by the order in which they are read."""
     for i in range(max(len(before), len(after))):
         a, b = (w[i] if i < len(w) else None for w in (before, after))
         name = (b or a or before[0]).name.rpartition(".")[2]
         what = name if name == "weight" else f"weight {name}"
         old, new = (f"{w.dtype}{w.shape}" if w else "none" for w in (a, b))
-        yield from _texts(f"{what}: type", old, new)
+        yield from _compare_texts(f"{what}: type", old, new)
         if a is None or b is None or recipe(a) != recipe(b):
             old, new = (w.recipe if w else "none" for w in (a, b))
             yield Change(f"{what}: recipe", old, new, named=True)
 
 
-def _operands(before: Sequence[str], after: Sequence[str]) -> str:
+def _summarize_operands(before: Sequence[str], after: Sequence[str]) -> str:
     """Return a phrase that names the operands that were added or removed."""
     added, removed = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
     if added:
-        return f"reads {_few(added)} too"
-    return f"reads no {_few(removed)} now" if removed else "reads other values"
+        return f"reads {_join_first(added)} too"
+    return f"reads no {_join_first(removed)} now" if removed else "reads other values"
 
 
-def _few(names: Sequence[str]) -> str:
+def _join_first(names: Sequence[str]) -> str:
     return ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])
 
 

@@ -20,25 +20,29 @@ def match_layers(before: Network, after: Network) -> dict[str, str]:
     Lists of layers correspond by name, then by order. In lists of equal length, layers correspond by position; in other
     lists, by the alignment with the most in common (Needleman and Wunsch 1970); of equal alignments, the earliest.
     """
-    ours, theirs = _stacks(before), _stacks(after)
+    ours, theirs = _find_layer_lists(before), _find_layer_lists(after)
     scopes: dict[str, str] = {}
-    for stem, other in _pair_stacks(list(ours), list(theirs)).items():
+    for stem, other in _pair_layer_lists(list(ours), list(theirs)).items():
         a, b = ours[stem], theirs[other]
         if stem == other and len(a) == len(b):
             continue
         names, new_names = list(a), list(b)
-        pairs = list(enumerate(range(len(b)))) if len(a) == len(b) else _align(_parts(a), _parts(b))
+        pairs = (
+            list(enumerate(range(len(b))))
+            if len(a) == len(b)
+            else _align_layers(_count_operations(a), _count_operations(b))
+        )
         scopes |= dict.fromkeys(names, "") | {names[i]: new_names[j] for i, j in pairs}
     return scopes
 
 
-def layer_of(scope: str) -> str:
+def find_layer_scope(scope: str) -> str:
     """Return the scope of the layer that contains `scope`; "" if it is outside of layers."""
     match = _LAYER.match(scope)
     return match.group() if match else ""
 
 
-def _stacks(network: Network) -> dict[str, Layers]:
+def _find_layer_lists(network: Network) -> dict[str, Layers]:
     """Return the lists of layers of `network` by the prefix of their scopes before the number."""
     stacks: dict[str, Layers] = {}
     for v in network.vertices:
@@ -47,14 +51,14 @@ def _stacks(network: Network) -> dict[str, Layers]:
     return stacks
 
 
-def _pair_stacks(ours: list[str], theirs: list[str]) -> dict[str, str]:
+def _pair_layer_lists(ours: list[str], theirs: list[str]) -> dict[str, str]:
     """Map names in `ours` to names in `theirs`: equal names first, then the remaining names in order."""
     equal = [stem for stem in ours if stem in theirs]
     our_rest, their_rest = ([s for s in stems if s not in equal] for stems in (ours, theirs))
     return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
-def _parts(layers: Layers) -> list[Counter[str]]:
+def _count_operations(layers: Layers) -> list[Counter[str]]:
     """Return for each layer the multiset of its operations: by name and operator, and again with all attributes."""
     counters = []
     for layer, vertices in layers.items():
@@ -67,7 +71,7 @@ def _parts(layers: Layers) -> list[Counter[str]]:
     return counters
 
 
-def _align(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
+def _align_layers(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
     """Return pairs of indices, increasing in both sequences, that maximize the number of common elements."""
     common = [[(x & y).total() for y in b] for x in a]
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..model.marks import CHANGED, KEPT, NEW, REMOVED, SIGNS, Change, Mark
 from ..model.network import Network, Vertex
-from .changes import QUOTED, Recipe, changes, gist, without_keys
-from .layer_alignment import layer_of, match_layers
+from .changes import QUOTED, Recipe, find_changes, strip_tensor_names, summarize_changes
+from .layer_alignment import find_layer_scope, match_layers
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Comparison:
         return {sign: signs.count(sign) for sign in SIGNS}
 
 
-def compare(before: Network, after: Network) -> Comparison:
+def compare_networks(before: Network, after: Network) -> Comparison:
     """Return both networks with marks on their operations, inputs and outputs.
 
     Operations correspond by name, because passes keep names; in lists of layers of unequal length, by name within
@@ -36,14 +36,14 @@ def compare(before: Network, after: Network) -> Comparison:
     most neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
     """
     pairs = _NetworkMatcher(before, after).pairs()
-    names, recipe = _values(before, after, pairs), _recipes(before, after)
+    names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
     ours, theirs = ({v.name: v for v in network.vertices} for network in (before, after))
-    marks = {a: _mark(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
+    marks = {a: _mark_operation(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
     old_marks = {a: replace(mark, other=pairs[a]) for a, mark in marks.items()}
     new_marks = {b: replace(marks[a], other=a) for a, b in pairs.items()}
-    starts, ends = _ends(before), _ends(after)
+    starts, ends = _list_inputs_outputs(before), _list_inputs_outputs(after)
     for name in {**starts, **ends}:
-        old_marks[name] = new_marks[name] = _end(starts.get(name), ends.get(name), names)
+        old_marks[name] = new_marks[name] = _mark_input_output(starts.get(name), ends.get(name), names)
     silent = {name: replace(mark, words=()) for name, mark in old_marks.items()}  # words describe only the new side
     return Comparison(_add_marks(before, silent, REMOVED), _add_marks(after, new_marks, NEW), pairs)
 
@@ -51,22 +51,22 @@ def compare(before: Network, after: Network) -> Comparison:
 def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
     """Return `network` with `marks` by operation name; an operation without a mark gets the sign `default`."""
     vertices = tuple(replace(v, mark=marks.get(v.name, Mark(default))) for v in network.vertices)
-    return replace(network, vertices=vertices, marks={name: marks[name] for name in _ends(network)})
+    return replace(network, vertices=vertices, marks={name: marks[name] for name in _list_inputs_outputs(network)})
 
 
-def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
+def _mark_operation(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
     """Return Mark(CHANGED, …) with the differences of an operation of both networks, or an empty Mark without any."""
-    differences = changes(before, after, names, recipe)
-    return Mark(CHANGED, gist(before, after, differences), tuple(differences)) if differences else Mark()
+    differences = find_changes(before, after, names, recipe)
+    return Mark(CHANGED, summarize_changes(before, after, differences), tuple(differences)) if differences else Mark()
 
 
-def _ends(network: Network) -> dict[str, tuple[str, str]]:
+def _list_inputs_outputs(network: Network) -> dict[str, tuple[str, str]]:
     """Map the names that marks use (input name, "out." + output name) to the (value, type) of inputs and outputs."""
     inputs = {name: (name, kind) for name, kind in network.inputs.items()}
     return inputs | {f"out.{name}": output for name, output in network.outputs.items()}
 
 
-def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
+def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
     """Return the mark of an input or output, given its (value, type) before and after; None: absent."""
     if before is None or after is None:
         return Mark(NEW if before is None else REMOVED)
@@ -77,7 +77,7 @@ def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: M
     return Mark(KEPT)
 
 
-def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
+def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
     """Map each value name in `before` to its name in `after`, given `pairs` of operations; "" if `after` lacks it."""
     theirs = {v.name: v for v in after.vertices}
     new_names: dict[str, str] = {}
@@ -91,14 +91,14 @@ def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[s
     return new_names
 
 
-def _recipes(before: Network, after: Network) -> Recipe:
+def _choose_recipe_text(before: Network, after: Network) -> Recipe:
     """Return a function that makes recipes comparable: it removes tensor names if the two networks share none."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
 
     if keys(before).isdisjoint(keys(after)):
-        return lambda w: without_keys(w.recipe)
+        return lambda w: strip_tensor_names(w.recipe)
     return lambda w: w.recipe
 
 
@@ -118,7 +118,7 @@ class _NetworkMatcher:
         for translate in (self.translate, lambda name, scope: name):
             for v in self.before.vertices:
                 self.match(v.name, translate(v.name, v.scope), theirs)
-        ours, others = _neighbours(self.before), _neighbours(self.after)
+        ours, others = _find_neighbours(self.before), _find_neighbours(self.after)
         gone, come = _find_unique(self.before, self.after), _find_unique(self.after, self.before)
         kinds: dict[tuple[str, str], list[Vertex]] = {}
         for v in come:
@@ -144,7 +144,7 @@ class _NetworkMatcher:
 
     def translate(self, name: str, scope: str) -> str:
         """Return `name`, which belongs to `scope`, as named in the corresponding layer of `after`; "" without one."""
-        layer = layer_of(scope)
+        layer = find_layer_scope(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):
             return name
@@ -162,7 +162,7 @@ def _find_unique(network: Network, other: Network) -> list[Vertex]:
     return [v for v in network.vertices if there.isdisjoint(v.makes)]
 
 
-def _neighbours(network: Network) -> dict[str, set[str]]:
+def _find_neighbours(network: Network) -> dict[str, set[str]]:
     """Map each operation name to the names of the operation's producers and readers."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
     neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}

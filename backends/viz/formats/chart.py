@@ -17,8 +17,8 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.readable import size
 
-from ..layout.font import one_line
-from .style import colours
+from ..layout.font import collapse_whitespace
+from .style import list_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,15 +60,19 @@ def check_chart(out: Path) -> None:
         raise WeftError("charts need the package matplotlib: pip install 'weft[viz]'") from e
 
 
-def chart(suffix: str, title: str, about: str, measure: str, models: Sequence[ChartModel], dark: bool = False) -> bytes:
+def render_chart(
+    suffix: str, title: str, about: str, measure: str, models: Sequence[ChartModel], dark: bool = False
+) -> bytes:
     """Return the chart of `models`, the first of which is the original, as bytes of a file with the given suffix.
 
     `measure` names the quantity in `lost`, lower is better. Equal arguments yield equal bytes.
     """
     file = io.BytesIO()
     with use_style(dark):
-        figure = draw(title, about, measure, models)
-        figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": one_line(title), **METADATA[suffix]})
+        figure = draw_figure(title, about, measure, models)
+        figure.savefig(
+            file, format=suffix[1:], dpi=150, metadata={"Title": collapse_whitespace(title), **METADATA[suffix]}
+        )
     return file.getvalue()
 
 
@@ -78,7 +82,7 @@ def use_style(dark: bool = False) -> Iterator[None]:
     from matplotlib import style
     from matplotlib.rcsetup import cycler
 
-    palette = colours(dark)
+    palette = list_colours(dark)
     names = {
         "ink": ("text.color", "axes.titlecolor"),
         "soft": ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "lines.color"),
@@ -97,7 +101,7 @@ def use_style(dark: bool = False) -> Iterator[None]:
         yield
 
 
-def draw(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
+def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
     """Return the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
 
     Plots per layer are added if any layer was measured.
@@ -107,7 +111,7 @@ def draw(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> 
     original, *candidates = models
     layers = list(dict.fromkeys(layer for c in models for layer in (*c.errors, *c.bits)))
     figure = Figure(figsize=(13 if layers else 7, 5.6 + 0.19 * len(models)), layout="constrained")
-    figure.suptitle(one_line(title), x=0.01, ha="left", wrap=True)
+    figure.suptitle(collapse_whitespace(title), x=0.01, ha="left", wrap=True)
     grid = figure.add_gridspec(2, 2 if layers else 1)
     sizes = figure.add_subplot(grid[:, 0], yscale="log")
     handles = _plot_sizes(sizes, measure, models)
@@ -117,13 +121,13 @@ def draw(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> 
         _plot_layers(bits, "bits of a weight", layers, [c.bits for c in models], base=2)
         bits.set_xlabel("layer")
     names = [f"{original.name}, the original", *(c.name for c in candidates)]
-    rows = [[_cut(name, 90), size(c.size), c.facts] for name, c in zip(names, models, strict=True)]
+    rows = [[_truncate(name, 90), size(c.size), c.facts] for name, c in zip(names, models, strict=True)]
     labels = [" · ".join(filter(None, row)) for row in rows]
-    figure.legend(handles, labels, title=one_line(about), loc="outside lower left", alignment="left")
+    figure.legend(handles, labels, title=collapse_whitespace(about), loc="outside lower left", alignment="left")
     # Labels of points depend on the final layout. Ticks are also created here, while the style is active.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _label(sizes, {line: _short(c.name) for line, c in zip(handles[1:], candidates, strict=True)})
+    _label_points(sizes, {line: _shorten_name(c.name) for line, c in zip(handles[1:], candidates, strict=True)})
     return figure
 
 
@@ -141,7 +145,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[
     axes.add_line(Line2D([x for x, _ in best], [y for _, y in best], linewidth=1, zorder=1.9))
     lines.insert(0, axes.axvline(original.size / scale, linestyle="--"))
     axes.set(title=f"{measure}, less is better", xlabel=f"size of the weights, {unit}", xlim=(0, None))
-    _mark(axes)
+    _set_ticks(axes)
     return lines
 
 
@@ -163,10 +167,10 @@ def _plot_layers(
         axes.plot(values, markevery=max(1, len(layers) // 20))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.xaxis.set_major_formatter(lambda x, _: layers[int(x)].rpartition(".")[2] if x in range(len(layers)) else "")
-    _mark(axes, base)
+    _set_ticks(axes, base)
 
 
-def _mark(axes: Axes, base: int = 10) -> None:
+def _set_ticks(axes: Axes, base: int = 10) -> None:
     """Set plain tick labels on a logarithmic axis, at powers of `base` (for base 10 and a short range also 2 and 5)."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -176,7 +180,7 @@ def _mark(axes: Axes, base: int = 10) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _label(axes: Axes, names: Mapping[Line2D, str]) -> None:
+def _label_points(axes: Axes, names: Mapping[Line2D, str]) -> None:
     """Write the name of each point next to it without covering other names or points; skip points with loss NaN."""
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
@@ -199,10 +203,10 @@ def _label(axes: Axes, names: Mapping[Line2D, str]) -> None:
         occupied.append(box)
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Return a label for a point: the last component of the path `name`, cut to 34 characters."""
-    return _cut(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
+    return _truncate(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
 
 
-def _cut(name: str, most: int) -> str:
-    return one_line(name if len(name) <= most else f"{name[: most - 1]}…")
+def _truncate(name: str, most: int) -> str:
+    return collapse_whitespace(name if len(name) <= most else f"{name[: most - 1]}…")

@@ -6,30 +6,30 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import one_line
-from ..layout.links import ids, links
+from ..layout.font import collapse_whitespace
+from ..layout.links import assign_ids, find_links
 from .sheet import Sheet
 from .style import EVERY, LIGHT
 
 SPECIAL = re.compile(r'["\\]')
 
 
-def dot(placed: PlacedShape, sheet: Sheet) -> str:
+def render_dot(placed: PlacedShape, sheet: Sheet) -> str:
     """Return `placed` as a directed graph in the DOT language."""
-    named, title = ids(placed), _quote(sheet.title)
+    named, title = assign_ids(placed), _quote(sheet.title)
     lines = [
         f"digraph {title} {{",
         f'  graph [label={title}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
         '  node [shape=box, style="rounded,filled", fontname="Inter, Helvetica", fontsize=11]',
         f"  edge [color={_quote(LIGHT.line)}, arrowsize=0.7]",
-        *(line for p in placed.inner for line in _boxes(p, named, 1)),
-        *(f"  {named[a]} -> {named[b]}" for a, b in links(placed)),
+        *(line for p in placed.inner for line in _format_part(p, named, 1)),
+        *(f"  {named[a]} -> {named[b]}" for a, b in find_links(placed)),
         "}",
     ]
     return "\n".join([*lines, ""])
 
 
-def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
+def _format_part(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
@@ -39,7 +39,7 @@ def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str
         frame = f"color={_quote(look.edge)}, fillcolor={_quote(LIGHT.open)}"
         yield f'{indent}  graph [label={_quote(title)}, labeljust=l, style="rounded,filled", {frame}]'
         for inner in p.inner:
-            yield from _boxes(inner, named, depth + 1)
+            yield from _format_part(inner, named, depth + 1)
         yield f"{indent}}}"
     elif label.symbol:
         yield f"{indent}{name} [label={_quote(label.symbol)}, shape=circle, style=filled, width=0.3, {colours}]"
@@ -48,4 +48,4 @@ def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str
 
 
 def _quote(*lines: str) -> str:
-    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", one_line(line)) for line in lines) + '"'
+    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", collapse_whitespace(line)) for line in lines) + '"'

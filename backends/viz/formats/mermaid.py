@@ -7,61 +7,61 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import one_line
-from ..layout.links import ids, links
-from .sheet import Sheet, describe
+from ..layout.font import collapse_whitespace
+from ..layout.links import assign_ids, find_links
+from .sheet import Sheet, describe_picture
 from .style import EVERY, LIGHT
 
 SPECIAL = re.compile(r"""["#&<>`\\\[\]{}|]""")
 OPEN = "open"  # the class of open parts
 
 
-def mermaid(placed: PlacedShape, sheet: Sheet) -> str:
+def render_mermaid(placed: PlacedShape, sheet: Sheet) -> str:
     """Return the Mermaid flowchart of `placed`, with open parts as subgraphs and kinds as classes."""
-    named = ids(placed)
+    named = assign_ids(placed)
     open_names = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
     lines = [
         "---",
         f"title: {json.dumps(sheet.title, ensure_ascii=False)}",
         "---",
         "flowchart TD",
-        f"    accTitle: {one_line(sheet.title)}",
-        f"    accDescr: {one_line(describe(placed.shape, sheet))}",
-        *(line for p in placed.inner for line in _boxes(p, named, 1)),
-        *(f"    {named[a]} --> {named[b]}" for a, b in links(placed)),
-        *_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
+        f"    accTitle: {collapse_whitespace(sheet.title)}",
+        f"    accDescr: {collapse_whitespace(describe_picture(placed.shape, sheet))}",
+        *(line for p in placed.inner for line in _format_part(p, named, 1)),
+        *(f"    {named[a]} --> {named[b]}" for a, b in find_links(placed)),
+        *_format_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
         *([f"    class {','.join(open_names)} {OPEN}"] if open_names else []),
     ]
     return "\n".join([*lines, ""])
 
 
-def _boxes(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
+def _format_part(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
     label, title = p.shape.label, _escape(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:
         yield f'{indent}subgraph {name}["{title}"]'
         for inner in p.inner:
-            yield from _boxes(inner, named, depth + 1)
+            yield from _format_part(inner, named, depth + 1)
         yield f"{indent}end"
     elif label.symbol:
-        yield f'{indent}{name}(("{_escape(label.symbol)}")):::{_class(label.kind)}'
+        yield f'{indent}{name}(("{_escape(label.symbol)}")):::{_class_name(label.kind)}'
     else:
         lines = [f"<b>{title}</b>", *map(_escape, label.lines)]
-        yield f'{indent}{name}["{"<br/>".join(lines)}"]:::{_class(label.kind)}'
+        yield f'{indent}{name}["{"<br/>".join(lines)}"]:::{_class_name(label.kind)}'
 
 
-def _classes(kinds: set[str]) -> Iterator[str]:
+def _format_classes(kinds: set[str]) -> Iterator[str]:
     for kind, look in EVERY.items():
         if kind in kinds:
-            yield f"    classDef {_class(kind)} fill:{look.fill},stroke:{look.edge},color:{LIGHT.ink}"
+            yield f"    classDef {_class_name(kind)} fill:{look.fill},stroke:{look.edge},color:{LIGHT.ink}"
     yield f"    classDef {OPEN} fill:{LIGHT.open},stroke:{LIGHT.soft},color:{LIGHT.ink}"
 
 
-def _class(kind: str) -> str:
+def _class_name(kind: str) -> str:
     return "k_" + kind.replace("-", "_")
 
 
 def _escape(text: str) -> str:
     """Escape Mermaid's syntax characters in a quoted `text` by their character codes."""
-    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", one_line(text))
+    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", collapse_whitespace(text))

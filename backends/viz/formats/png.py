@@ -14,7 +14,7 @@ BOLD = ".t,.name{font-family:'Inter SemiBold'}"  # the family name inside the fo
 MOST = 100_000_000  # pixels; four bytes each, and twice that during compression
 
 
-def png(picture: str, scale: float = 2.0) -> bytes:
+def render_png(picture: str, scale: float = 2.0) -> bytes:
     """Return the SVG `picture` rendered as PNG, with `scale` pixels per SVG pixel.
 
     Raises:

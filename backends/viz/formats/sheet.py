@@ -17,13 +17,13 @@ class Sheet:
     rows: tuple[tuple[str, str], ...]
 
 
-def describe(root: Shape, sheet: Sheet | None) -> str:
+def describe_picture(root: Shape, sheet: Sheet | None) -> str:
     """Return a description of a picture for screen readers: its facts (if any), and its parts from first to last."""
     facts = [] if sheet is None else [sheet.about, *(f"{name}: {value}" for name, value in sheet.rows)]
-    return ". ".join([*facts, f"Parts: {'; '.join(_parts(root))}"]) + "."
+    return ". ".join([*facts, f"Parts: {'; '.join(_describe_parts(root))}"]) + "."
 
 
-def _parts(root: Shape) -> Iterator[str]:
+def _describe_parts(root: Shape) -> Iterator[str]:
     for shape in root.inner:
         inner = ", ".join(s.label.title for s in shape.inner if not s.label.symbol) if shape.part.count > 1 else ""
         yield shape.label.title + shape.part.times + (f" of {inner}" if inner else "")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model.marks import CHANGED, KEPT, NEW, REMOVED
-from ..model.marks import kind as sign_kind
+from ..model.marks import CHANGED, KEPT, NEW, REMOVED, sign_to_kind
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ LOOKS = {
 }
 
 SIGNS = {
-    sign_kind(KEPT): KindStyle("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
-    sign_kind(REMOVED): KindStyle("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
-    sign_kind(NEW): KindStyle("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
-    sign_kind(CHANGED): KindStyle(
+    sign_to_kind(KEPT): KindStyle("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    sign_to_kind(REMOVED): KindStyle("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    sign_to_kind(NEW): KindStyle("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
+    sign_to_kind(CHANGED): KindStyle(
         "#f8eba6", "#84680a", "#5a5212", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"
     ),
 }
@@ -67,7 +66,7 @@ LIGHT = Paper("#ffffff", "#1f2430", "#474e5b", "#3b4252", "#fafaf8", "#d9dce1", 
 DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
 
 
-def colours(dark: bool) -> dict[str, str]:
+def list_colours(dark: bool) -> dict[str, str]:
     """Return all colours by name: a kind, a kind with the suffix "-edge" for its border, or a field of `Paper`."""
     palette = dict(vars(DARK if dark else LIGHT))
     for kind, look in EVERY.items():
@@ -76,12 +75,12 @@ def colours(dark: bool) -> dict[str, str]:
     return palette
 
 
-def variables() -> str:
+def format_variables() -> str:
     """Return the CSS rules that define all colours as variables; the dark colours apply under `.dark`."""
-    return f":root{{{_join_variables(colours(False))}}}\n:root.dark{{{_join_variables(colours(True))}}}"
+    return f":root{{{_join_variables(list_colours(False))}}}\n:root.dark{{{_join_variables(list_colours(True))}}}"
 
 
-def borders(selector: str) -> str:
+def format_borders(selector: str) -> str:
     """Return CSS rules for borders that are wide or dashed; `selector` is a format string with the field `kind`."""
     return "\n".join(
         f"{selector.format(kind=kind)}{{stroke-width:{look.wide:g};stroke-dasharray:{look.dashes or 'none'}}}"

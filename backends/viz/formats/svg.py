@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
-from ..layout.coordinates import GAP, HEAD, PAD, PlacedShape, Point, layout
-from ..layout.font import faces, width, wrap_text
+from ..layout.coordinates import GAP, HEAD, PAD, PlacedShape, Point, place_shapes
+from ..layout.font import format_font_faces, measure_text, wrap_text
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
-from .sheet import Sheet, describe
-from .style import EVERY, SIGNS, borders, colours
+from .sheet import Sheet, describe_picture
+from .style import EVERY, SIGNS, format_borders, list_colours
 
 MARGIN, SHEET_GAP, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
 NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of its lines
@@ -23,21 +23,21 @@ ARROW = (
 )
 
 
-def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
+def render_svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
     """Return the SVG of `root` with the shapes in `opened` open, and its fact sheet."""
-    placed = layout(root, opened)
-    wide, high = drawn_size(placed)
-    head_lines, side_lines = list(_head(sheet, wide + SHEET_GAP + SHEET)), list(_sheet(sheet, placed))
+    placed = place_shapes(root, opened)
+    wide, high = measure_drawing(placed)
+    head_lines, side_lines = list(_draw_heading(sheet, wide + SHEET_GAP + SHEET)), list(_draw_sheet(sheet, placed))
     left, top = MARGIN + wide + SHEET_GAP, MARGIN + (head_lines[-1][0] + 24 if head_lines else 0)
     w, h = round(left + SHEET + MARGIN), round(top + max(high, side_lines[-1][0]) + MARGIN)
-    palette = colours(dark)
+    palette = list_colours(dark)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
             'aria-labelledby="title desc">',
-            f'<title id="title">{text(sheet.title)}</title>',
-            f'<desc id="desc">{text(describe(root, sheet))}</desc>',
-            f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
+            f'<title id="title">{escape_text(sheet.title)}</title>',
+            f'<desc id="desc">{escape_text(describe_picture(root, sheet))}</desc>',
+            f"<style>{format_font_faces()}\n{format_rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
             f'<rect class="paper" width="{w}" height="{h}"/>',
             *(f'<g transform="translate({MARGIN:g} {MARGIN:g})">{line}</g>' for _, line in head_lines),
@@ -45,7 +45,7 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
             *(line for _, line in side_lines),
             "</g>",
             f'<g transform="translate({MARGIN:g} {top:g})">',
-            *picture(placed),
+            *draw_contents(placed),
             "</g>",
             "</svg>",
             "",
@@ -53,21 +53,21 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
     )
 
 
-def drawn_size(placed: PlacedShape) -> Point:
-    """Return the width and height in pixels of the drawing that `picture` yields, whose top left corner is (0, 0)."""
+def measure_drawing(placed: PlacedShape) -> Point:
+    """Return the size (width, height) in pixels of the drawing that `draw_contents` yields from (0, 0)."""
     return placed.width - 2 * PAD, placed.height - HEAD - 2 * GAP
 
 
-def picture(placed: PlacedShape) -> Iterator[str]:
+def draw_contents(placed: PlacedShape) -> Iterator[str]:
     """Yield SVG elements for the contents of the open part `placed`, without its frame, from (0, 0)."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
-        yield from _draw(inner)
-    yield from _wires(placed)
+        yield from _draw_part(inner)
+    yield from _draw_wires(placed)
     yield "</g>"
 
 
-def rules(colour: Callable[[str], str]) -> str:
+def format_rules(colour: Callable[[str], str]) -> str:
     """Return the style sheet of pictures; `colour` maps the name of a colour to its CSS value."""
     rules = [
         # No kerning: widths are measured as sums of advances.
@@ -84,10 +84,10 @@ def rules(colour: Callable[[str], str]) -> str:
         rules.append(f".k-{kind}>rect{{fill:{colour(kind)};stroke:{edge}}} .k-{kind}>.mark{{stroke:{edge}}}")
     rules.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
     rules += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
-    return "\n".join([*rules, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
+    return "\n".join([*rules, format_borders(".k-{kind}:not(.open)>:is(rect,circle)")])
 
 
-def text(plain: str) -> str:
+def escape_text(plain: str) -> str:
     """Return `plain` escaped for the text of an XML element, with characters that XML forbids replaced."""
     return escape(UNPRINTABLE.sub("�", plain))
 
@@ -95,50 +95,51 @@ def text(plain: str) -> str:
 # -- parts
 
 
-def _draw(p: PlacedShape) -> Iterator[str]:
+def _draw_part(p: PlacedShape) -> Iterator[str]:
     """Yield SVG elements for a part and its inner parts."""
     label = p.shape.label
-    yield f"<g class={quoteattr(f'k-{label.kind}' + (' open' if p.open else ''))}><title>{text(p.shape.key)}</title>"
-    yield from _circle(p) if label.symbol else _box(p)
+    style = quoteattr(f"k-{label.kind}" + (" open" if p.open else ""))
+    yield f"<g class={style}><title>{escape_text(p.shape.key)}</title>"
+    yield from _draw_circle(p) if label.symbol else _draw_box(p)
     for inner in p.inner:
-        yield from _draw(inner)
-    yield from _wires(p)
+        yield from _draw_part(inner)
+    yield from _draw_wires(p)
     yield "</g>"
 
 
-def _circle(p: PlacedShape) -> Iterator[str]:
+def _draw_circle(p: PlacedShape) -> Iterator[str]:
     cx, cy, r, d = p.x + p.width / 2, p.y + p.height / 2, p.width / 2, 5
     yield f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{r:g}"/>'
     if p.shape.label.symbol == "+":
         yield f'<path class="sign" d="M{cx - d:.1f} {cy:.1f}h{2 * d}M{cx:.1f} {cy - d:.1f}v{2 * d}"/>'
     else:
-        yield _line(p.shape.label.symbol, cx, cy + 4.5, "t m")
+        yield _draw_text(p.shape.label.symbol, cx, cy + 4.5, "t m")
 
 
-def _box(p: PlacedShape) -> Iterator[str]:
+def _draw_box(p: PlacedShape) -> Iterator[str]:
     label = p.shape.label
     yield f'<rect x="{p.x:.1f}" y="{p.y:.1f}" width="{p.width:.1f}" height="{p.height:.1f}" rx="8"/>'
     times = p.shape.part.times.strip()
-    pill = width(times, TITLE, True) + 16 if times else 0
-    wide = ICON + width(label.title, TITLE, True) + (8 + pill if times else 0)
+    pill = measure_text(times, TITLE, True) + 16 if times else 0
+    wide = ICON + measure_text(label.title, TITLE, True) + (8 + pill if times else 0)
     x = p.x + (12 if p.open else (p.width - wide) / 2)
     yield f'<path class="mark" transform="translate({x:.1f} {p.y + 9.5:.1f})" d="{EVERY[label.kind].mark}"/>'
-    yield _line(label.title, x + ICON, p.y + 19, "t")
+    yield _draw_text(label.title, x + ICON, p.y + 19, "t")
     if times:
         left = x + wide - pill
         yield f'<g class="times"><rect x="{left:.1f}" y="{p.y + 5:.1f}" width="{pill:.1f}" height="19" rx="9.5"/>'
-        yield _line(times, left + pill / 2, p.y + 19, "t m") + "</g>"
+        yield _draw_text(times, left + pill / 2, p.y + 19, "t m") + "</g>"
     if not p.open:
         lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.captions]
         for i, (line, style) in enumerate(lines, 1):
-            yield _line(line, p.x + p.width / 2, p.y + 19 + LEADING * i, style)
+            yield _draw_text(line, p.x + p.width / 2, p.y + 19 + LEADING * i, style)
 
 
-def _line(plain: str, x: float, y: float, style: str) -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{text(plain)}</text>'
+def _draw_text(plain: str, x: float, y: float, style: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape_text(plain)}</text>'
 
 
-def _wires(p: PlacedShape) -> Iterator[str]:
+def _draw_wires(p: PlacedShape) -> Iterator[str]:
     for wire in p.wires:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in wire.points)
         end = "" if wire.target is None else ' marker-end="url(#arrow)"'
@@ -148,34 +149,37 @@ def _wires(p: PlacedShape) -> Iterator[str]:
 # -- title, fact sheet and legend
 
 
-def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
+def _draw_heading(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
     """Yield (y, SVG element) for each line of the title and the description, wrapped to `room` pixels."""
     y = 18.0
     for line in wrap_text(sheet.title, room, NAME, True):
-        yield y, _line(line, 0, y, "name")
+        yield y, _draw_text(line, 0, y, "name")
         y += 28
     y -= 7
     for line in wrap_text(sheet.about, room, ABOUT):
-        yield y, _line(line, 0, y, "about s")
+        yield y, _draw_text(line, 0, y, "about s")
         y += 16
 
 
-def _sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]]:
+def _draw_sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]]:
     """Yield (y of its bottom, SVG element) for each row of the fact sheet and the legend."""
     y = 0.0
     for name, value in sheet.rows:
-        yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _line(name, 0, y + 17, "about s")
+        yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _draw_text(name, 0, y + 17, "about s")
         for line in wrap_text(value, SHEET - NAMES, ABOUT):
-            yield y + 24, _line(line, NAMES, y + 17, "about")
+            yield y + 24, _draw_text(line, NAMES, y + 17, "about")
             y += ROW
         y += 7
     yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>'
     present = {p.shape.label.kind for p in placed.all() if p.shape.part.path}
     for i, kind in enumerate(kind for kind in MEANINGS if kind in present):
         x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
-        yield at + 18, f'<g class="k-{kind}">{_swatch(x, at, kind)}{_line(MEANINGS[kind], x + 34, at + 13, "")}</g>'
+        yield (
+            at + 18,
+            f'<g class="k-{kind}">{_draw_swatch(x, at, kind)}{_draw_text(MEANINGS[kind], x + 34, at + 13, "")}</g>',
+        )
 
 
-def _swatch(x: float, y: float, kind: str) -> str:
+def _draw_swatch(x: float, y: float, kind: str) -> str:
     rect = f'<rect x="{x:g}" y="{y:g}" width="26" height="18" rx="5"/>'
     return f'{rect}<path class="mark" transform="translate({x + 8:g} {y + 4:g})" d="{EVERY[kind].mark}"/>'

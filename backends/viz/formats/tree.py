@@ -12,7 +12,7 @@ from rich.text import Text
 from weft.ir.readable import count
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import one_line
+from ..layout.font import collapse_whitespace
 from ..model.outline import PicturePart
 from .sheet import Sheet
 from .style import EVERY
@@ -20,28 +20,32 @@ from .style import EVERY
 WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 
 
-def tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
+def render_tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
     """Return a table with a row per part of `placed`; an open part is followed by its inner parts. The columns are
     name and repetitions, description, and parameters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
-    table.add_row(Text(one_line(sheet.title), "bold"), Text(one_line(sheet.about)), _parameters(placed.shape.part))
+    table.add_row(
+        Text(collapse_whitespace(sheet.title), "bold"),
+        Text(collapse_whitespace(sheet.about)),
+        _format_parameters(placed.shape.part),
+    )
     for p in placed.inner:
-        for cells in _rows(p, "", p is placed.inner[-1]):
+        for cells in _list_rows(p, "", p is placed.inner[-1]):
             table.add_row(*cells)
     return table
 
 
-def plain_tree(placed: PlacedShape, sheet: Sheet) -> str:
-    """Return the table of `tree` as plain text without colours."""
+def render_plain_tree(placed: PlacedShape, sheet: Sheet) -> str:
+    """Return the table of `render_tree` as plain text without colours."""
     file = io.StringIO()
-    Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(tree(placed, sheet))
+    Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(render_tree(placed, sheet))
     return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
 
 
-def _rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
+def _list_rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
     """Yield the row of a part, then of its inner parts; `before` is the indentation, `last`: no sibling follows."""
     label, part = p.shape.label, p.shape.part
     lines = [line for line in (*label.lines, *p.shape.captions) if line]
@@ -50,15 +54,15 @@ def _rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, Text,
     words = [label.symbol or label.title, *lines[1:]] if is_named else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
-        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), part.times),
-        Text("" if p.open and not is_named else one_line(" · ".join(words)), style),
-        _parameters(part),
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (collapse_whitespace(name), "bold"), part.times),
+        Text("" if p.open and not is_named else collapse_whitespace(" · ".join(words)), style),
+        _format_parameters(part),
     )
     for inner in p.inner:
-        yield from _rows(inner, before + ("   " if last else "│  "), inner is p.inner[-1])
+        yield from _list_rows(inner, before + ("   " if last else "│  "), inner is p.inner[-1])
 
 
-def _parameters(part: PicturePart) -> Text:
+def _format_parameters(part: PicturePart) -> Text:
     """Format the number of parameters that this part is the first to use; empty if there are none."""
     learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
     return Text(count(learned) if learned else "")

@@ -91,15 +91,16 @@ class Line:
 class Arrangement:
     """The numbered parts of a scope, their boxes, and the lines between them.
 
-    `notes` maps part numbers to the values that the part reads without a line, `gives` to its values that leave the
-    scope without a line. `rails` is the number of values on lines along the right side.
+    `notes`: part number → values that the part reads without a line.
+    `unwired_results`: part number → results of the part that leave the scope without a line.
+    `rails`: the number of values on lines along the right side.
     """
 
     parts: list[PicturePart]
     box: Column
     lines: list[Line]
     notes: dict[int, list[str]] = field(default_factory=dict)
-    gives: dict[int, list[str]] = field(default_factory=dict)
+    unwired_results: dict[int, list[str]] = field(default_factory=dict)
     rails: int = 0
 
 
@@ -133,35 +134,35 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
     box = arranger.column(frozenset(range(len(parts))))
-    paths = dict(_paths(box, ()))
+    paths = dict(_list_paths(box, ()))
     lines = []
     for (a, b), values in links.items():
         if (a, b) not in arranger.cut:
-            lines.append(_line(a, b, tuple(values), paths, arranger.lanes))
+            lines.append(_route_line(a, b, tuple(values), paths, arranger.lanes))
         elif b == END:
-            wiring.gives.setdefault(a, []).extend(values)
+            wiring.unwired_results.setdefault(a, []).extend(values)
         else:
             notes.setdefault(b, []).extend(values)
-    rails = list(_rails(wiring, parts, paths, box))[:RAILS]
+    rails = list(_find_rails(wiring, parts, paths, box))[:RAILS]
     rails.sort(key=lambda name: min(paths[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
     for k, name in enumerate(rails):
         for i in wiring.side[name]:
             lines.append(Line(START, i, (name,), "rail", (k,)))
             if parts[i].layered:  # other parts keep the note next to the line
                 notes[i].remove(name)
-    return Arrangement(parts, box, lines, notes, wiring.gives, len(rails))
+    return Arrangement(parts, box, lines, notes, wiring.unwired_results, len(rails))
 
 
-def _rails(
+def _find_rails(
     wiring: Wiring, parts: Sequence[PicturePart], paths: Mapping[int, tuple[int, ...]], box: Box
 ) -> Iterator[str]:
     """Yield the names in `wiring.side` whose readers all read several values, and have no other box to the right."""
     for name, readers in wiring.side.items():
-        if all(len(parts[i].read) > 1 and _rightmost(box, paths[i]) for i in readers):
+        if all(len(parts[i].read) > 1 and _is_rightmost(box, paths[i]) for i in readers):
             yield name
 
 
-def _rightmost(box: Box, path: Sequence[int]) -> bool:
+def _is_rightmost(box: Box, path: Sequence[int]) -> bool:
     """Return whether no box is to the right of the box at `path` inside `box`; False for a box in `PartRows`."""
     for index in path:
         if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and index + 1 < len(box.boxes)):
@@ -170,20 +171,20 @@ def _rightmost(box: Box, path: Sequence[int]) -> bool:
     return True
 
 
-def _paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _list_paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield (part number, path) for every part in `box`, which is at `path` itself: its index in each nested box."""
     if isinstance(box, Item):
         yield box.index, path
     elif isinstance(box, PartRows):
         for r, row in enumerate(box.rows):
             for c, x in enumerate(row):
-                yield from _paths(x, (*path, r, c))
+                yield from _list_paths(x, (*path, r, c))
     elif not isinstance(box, LineGap):
         for i, inner in enumerate(box.boxes):
-            yield from _paths(inner, (*path, i))
+            yield from _list_paths(inner, (*path, i))
 
 
-def _line(
+def _route_line(
     a: int,
     b: int,
     values: tuple[str, ...],

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, LineGap
-from .scene import ALL, Shape, Size, unroll
+from .scene import ALL, Shape, Size, unroll_repeat
 
 GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
 APART = 20.0  # between branches; between parts of a row half of it
@@ -84,7 +84,7 @@ class _Inside:
     rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
 
-def layout(root: Shape, opened: Collection[str]) -> PlacedShape:
+def place_shapes(root: Shape, opened: Collection[str]) -> PlacedShape:
     """Return `root` placed at (0, 0), with the shapes in `opened` (keys) open. A key + ALL unrolls that repeat."""
     return _Placer(opened).place(root, 0, 0)
 
@@ -103,7 +103,7 @@ class _Placer:
             inside = _Inside(shape, shape.arrangement)
             self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
             result.inner = [inside.spots[i] for i in sorted(inside.spots)]
-            result.wires = list(_wires(result, inside))
+            result.wires = list(_route_wires(result, inside))
         return result
 
     def expand(self, shape: Shape) -> Shape:
@@ -111,7 +111,7 @@ class _Placer:
         if shape.part.count < 2 or shape.key + ALL not in self.opened:
             return shape
         if id(shape) not in self.repeated:
-            self.repeated[id(shape)] = unroll(shape)
+            self.repeated[id(shape)] = unroll_repeat(shape)
         return self.repeated[id(shape)]
 
     def size(self, shape: Shape) -> Size:
@@ -136,12 +136,12 @@ class _Placer:
         if isinstance(box, LineGap):
             return Size(PASS, 0, PASS / 2)
         if isinstance(box, Column):
-            return _stack([self._box(shape, b) for b in box.boxes])
+            return _stack_sizes([self._box(shape, b) for b in box.boxes])
         if isinstance(box, Branches):
             sizes = [self._box(shape, b) for b in box.boxes]
-            size = _join_row(sizes, APART)
+            size = _join_sizes(sizes, APART)
             return Size(size.width + LANE, size.height, LANE / 2) if box.bypass else size
-        size = _stack([_join_row([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
+        size = _stack_sizes([_join_sizes([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
         return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)
 
     def _put(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
@@ -168,7 +168,7 @@ class _Placer:
                 y += ACROSS * box.lanes[r]
                 tops.append(y)
                 sizes = [self._box(shape, b) for b in row]
-                row_size = _join_row(sizes, APART / 2)
+                row_size = _join_sizes(sizes, APART / 2)
                 left = x + size.axis - row_size.axis
                 for c, (b, inner) in enumerate(zip(row, sizes, strict=True)):
                     if isinstance(b, LineGap):
@@ -180,14 +180,14 @@ class _Placer:
             tops.append(y + ACROSS * box.lanes[-1])
 
 
-def _stack(sizes: Sequence[Size]) -> Size:
+def _stack_sizes(sizes: Sequence[Size]) -> Size:
     """Return the total size of boxes stacked from top to bottom, GAP apart, with their axes on one vertical line."""
     axis = max(s.axis for s in sizes)
     height = sum(s.height for s in sizes) + GAP * (len(sizes) - 1)
     return Size(axis + max(s.width - s.axis for s in sizes), height, axis)
 
 
-def _join_row(sizes: Sequence[Size], gap: float) -> Size:
+def _join_sizes(sizes: Sequence[Size], gap: float) -> Size:
     """Return the total size of boxes from left to right, `gap` apart. Its axis is that of the middle box, or half the
     width if the number of boxes is even."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
@@ -199,10 +199,10 @@ def _join_row(sizes: Sequence[Size], gap: float) -> Size:
 # -- lines
 
 
-def _wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
+def _route_wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
     """Yield the lines between the shapes in the open shape `around`, whose positions are `inside`."""
-    shifts = _shifts(around, inside)
-    lanes = _lanes(around, inside, shifts)
+    shifts = _spread_ends(around, inside)
+    lanes = _assign_lanes(around, inside, shifts)
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target)
         start = (around.axis, around.y + HEAD) if a is None else (a.axis, a.bottom)
@@ -212,15 +212,20 @@ def _wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
             end = end[0], b.y + b.height / 2 - math.sqrt(b.height**2 / 4 - (end[0] - b.axis) ** 2)
         lane = lanes.get((line.source, line.target), 0)
         if b is not None and line.bend == "rail":
-            points = _rail(around, b, line.region[0])
-        elif b is not None and line.bend == "merge" and _beside_circle(start[0], b):
-            points = _into_circle(start, b, lane * BESIDE)
+            points = _route_rail(around, b, line.region[0])
+        elif b is not None and line.bend == "merge" and _is_beside_circle(start[0], b):
+            points = _route_into_circle(start, b, lane * BESIDE)
         else:
-            points = _bend(line, start, end, inside, lane * OVER)
-        yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, tuple(_corners(points)))
+            points = _route_line(line, start, end, inside, lane * OVER)
+        yield Wire(
+            None if a is None else a.shape,
+            None if b is None else b.shape,
+            line.values,
+            tuple(_drop_straight_points(points)),
+        )
 
 
-def _rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:
+def _route_rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:
     """Return the points of a line along the right side of `around` into the right side of `target`; lane 0 is the
     outermost."""
     inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
@@ -228,19 +233,19 @@ def _rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:
     return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
 
 
-def _beside_circle(x: float, target: PlacedShape) -> bool:
+def _is_beside_circle(x: float, target: PlacedShape) -> bool:
     """Return whether `target` is a circle that a line coming down at `x` enters from the left or right."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 
-def _into_circle(start: Point, circle: PlacedShape, lower: float) -> list[Point]:
+def _route_into_circle(start: Point, circle: PlacedShape, lower: float) -> list[Point]:
     """Return the points of a line from `start` into the left or right of `circle`, `lower` pixels below its middle."""
     y, round_ = (circle.y + circle.bottom) / 2 + lower, circle.height / 2
     across = math.sqrt(round_**2 - lower**2)
     return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
 
 
-def _lanes(
+def _assign_lanes(
     around: PlacedShape, inside: _Inside, shifts: Mapping[tuple[int, int], float]
 ) -> dict[tuple[int, int], float]:
     """Map (source, target) of each "merge" line to the offset of its horizontal segment, −1 (highest) to 1 (lowest).
@@ -250,7 +255,7 @@ def _lanes(
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
         if a is None or line.bend != "merge":
             continue
-        circle = _beside_circle(a.axis, b)
+        circle = _is_beside_circle(a.axis, b)
         way = b.axis + (0 if circle else shifts[line.source, line.target]) - a.axis
         level = 0 if circle else round(inside.spans[line.region][1])
         if abs(way) > 0.5:  # it does not go straight down
@@ -262,7 +267,7 @@ def _lanes(
     return lanes
 
 
-def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
+def _route_line(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
     """Return the points of `line` from `start` to `end`. The horizontal segment of a "merge" is `lower` pixels below
     the middle of the gap."""
     (x0, _), (x1, _) = start, end
@@ -281,7 +286,7 @@ def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
     return [start, end]
 
 
-def _shifts(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float]:
+def _spread_ends(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float]:
     """Map (source, target) of each line, except rails, to the horizontal distance in pixels of its end from the axis
     of the target. Several lines to one target end at different points."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
@@ -292,7 +297,7 @@ def _shifts(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float
             coming = [line for line in coming if line.bend == "rows"]
         if len(coming) < 2:
             continue
-        at = {line.source: _column(line, spot, inside, around) for line in coming}
+        at = {line.source: _find_column(line, spot, inside, around) for line in coming}
         order = sorted(at, key=at.__getitem__)
         # A line straight from above keeps the middle; the others arrive at its sides.
         straight = [i for i, s in enumerate(order) if abs(at[s] - spot.axis) < 0.5]
@@ -304,16 +309,16 @@ def _shifts(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float
     return offsets
 
 
-def _column(line: Line, target: PlacedShape, inside: _Inside, around: PlacedShape) -> float:
-    """Return the x at which `line` comes down to `target`, before `_shifts` moves it."""
+def _find_column(line: Line, target: PlacedShape, inside: _Inside, around: PlacedShape) -> float:
+    """Return the x at which `line` comes down to `target`, before `_spread_ends` moves it."""
     if line.bend == "fork":  # it bends above
         return target.axis
     return inside.spots[line.source].axis if line.source in inside.spots else around.axis
 
 
-def _corners(points: Sequence[Point]) -> Iterator[Point]:
+def _drop_straight_points(points: Sequence[Point]) -> Iterator[Point]:
     """Yield the first and last of `points`, and between them only the points at which the line bends."""
-    distinct = [p for p, q in itertools.pairwise(points) if not _near(p, q)] + [points[-1]]
+    distinct = [p for p, q in itertools.pairwise(points) if not _is_near(p, q)] + [points[-1]]
     yield distinct[0]
     for before, p, after in zip(distinct, distinct[1:], distinct[2:], strict=False):
         if not any(abs(before[i] - p[i]) < 0.01 and abs(p[i] - after[i]) < 0.01 for i in (0, 1)):
@@ -321,5 +326,5 @@ def _corners(points: Sequence[Point]) -> Iterator[Point]:
     yield distinct[-1]
 
 
-def _near(p: Point, q: Point) -> bool:
+def _is_near(p: Point, q: Point) -> bool:
     return abs(p[0] - q[0]) < 0.01 and abs(p[1] - q[1]) < 0.01

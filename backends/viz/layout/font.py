@@ -12,20 +12,20 @@ WEIGHTS = {False: "400", True: "600"}
 
 
 @functools.cache
-def advances(bold: bool) -> dict[str, int]:
+def load_advances(bold: bool) -> dict[str, int]:
     """Return the advance width of each character of the font, in thousandths of the font size."""
     table: dict[str, int] = json.loads((FONT / "advances.json").read_text(encoding="utf-8"))[WEIGHTS[bold]]
     return table
 
 
-def width(text: str, size: float, bold: bool = False) -> float:
+def measure_text(text: str, size: float, bold: bool = False) -> float:
     """Return the width of `text` in pixels at font size `size`; a character that the font lacks counts as a W."""
-    wide = advances(bold)
+    wide = load_advances(bold)
     widest = wide["W"]
     return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
-def one_line(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     """Return `text` on one line: each run of whitespace and control characters becomes one space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -34,14 +34,14 @@ def wrap_text(text: str, room: float, size: float, bold: bool = False) -> list[s
     """Split `text` into lines that fit into `room` pixels; a wider word gets a line to itself."""
     lines: list[str] = []
     for word in text.split():
-        if lines and width(f"{lines[-1]} {word}", size, bold) <= room:
+        if lines and measure_text(f"{lines[-1]} {word}", size, bold) <= room:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
     return lines
 
 
-def faces() -> str:
+def format_font_faces() -> str:
     """Return the CSS @font-face rules that embed both weights of the font."""
     rules = ""
     for weight in WEIGHTS.values():

@@ -8,7 +8,7 @@ from ..model.outline import PicturePart
 from .coordinates import PlacedShape
 
 
-def links(placed: PlacedShape) -> list[tuple[str, str]]:
+def find_links(placed: PlacedShape) -> list[tuple[str, str]]:
     """Return the pairs (key of the producer, key of the reader) of closed parts that a value connects.
 
     If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
@@ -20,7 +20,7 @@ def links(placed: PlacedShape) -> list[tuple[str, str]]:
         later: earlier
         for part in (p.shape.part for p in placed.all() if p.open)
         for body in part.others
-        for earlier, later in zip(_iter_results(part.children), _iter_results(body), strict=True)
+        for earlier, later in zip(_list_results(part.children), _list_results(body), strict=True)
     }
     edges: dict[tuple[str, str], None] = {}
     for p in closed:
@@ -32,10 +32,10 @@ def links(placed: PlacedShape) -> list[tuple[str, str]]:
     return list(edges)
 
 
-def ids(placed: PlacedShape) -> dict[str, str]:
+def assign_ids(placed: PlacedShape) -> dict[str, str]:
     """Map the key of every part to a short id: n0 for the root, then n1, n2, …"""
     return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
 
 
-def _iter_results(parts: list[PicturePart]) -> Iterator[str]:
+def _list_results(parts: list[PicturePart]) -> Iterator[str]:
     return (name for part in parts for v in part.all_vertices() for name in v.makes)

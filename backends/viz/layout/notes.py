@@ -9,9 +9,11 @@ from ..model.outline import PicturePart
 PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 
 
-def captions(part: PicturePart, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
-    """Yield at most two captions of `part` for values without a line: "with …" names its operands (`read`), "gives …"
-    the outputs of the model that belong to its layer (`gives`) and its results that other parts read (`leaves`)."""
+def write_captions(
+    part: PicturePart, read: Iterable[str], layer_outputs: Iterable[str], results: Iterable[str]
+) -> Iterator[str]:
+    """Yield at most two captions of `part`, for values without a line: "with …" lists the operands in `read`; "gives …"
+    lists the model outputs in `layer_outputs` and then the values in `results`, which other parts read."""
     names = list(dict.fromkeys(abbreviate_value(name, part.path, name in part.shared) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
     current = [name for name in names if not name.startswith(f"{PAST} ")]
@@ -19,11 +21,11 @@ def captions(part: PicturePart, read: Iterable[str], gives: Iterable[str], leave
         current.append(f"{PAST} {', '.join(past)}")
     if current:
         yield f"with {', '.join(current)}"
-    outputs = [drop_number(name) for name in gives]
+    outputs = [drop_number(name) for name in layer_outputs]
     if outputs:
         stem = outputs[0].partition(" ")[0]
         outputs = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in outputs)}"]
-    if outputs := [*outputs, *dict.fromkeys(abbreviate_value(name, part.path) for name in leaves)]:
+    if outputs := [*outputs, *dict.fromkeys(abbreviate_value(name, part.path) for name in results)]:
         yield f"gives {', '.join(outputs)}"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..model.labels import Label, label, title_of
+from ..model.labels import Label, choose_title, label_part
 from ..model.network import Network
-from ..model.outline import PicturePart, outline
+from ..model.outline import PicturePart, build_outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
-from .font import width
-from .notes import captions
+from .font import measure_text
+from .notes import write_captions
 
 TITLE, LINE = 13.0, 11.0  # font sizes
 LEADING = 15.0  # from line to line
@@ -36,8 +36,8 @@ class Shape:
     """A part of the picture: its label, its size when closed (`closed`), and its contents when open.
 
     `notes`: values that the part reads without a line.
-    `gives`: outputs of the model that it produces without a line.
-    `leaves`: its results that other parts read without a line.
+    `layer_outputs`: outputs of the model that it produces without a line.
+    `unwired_results`: its results that other parts read without a line.
     `head`: the minimum width when open.
     `arrangement`, `inner`: the arrangement of its children and their shapes; None and empty if it cannot be opened.
     `network`: set for the root only.
@@ -47,8 +47,8 @@ class Shape:
     part: PicturePart
     label: Label
     notes: tuple[str, ...]
-    gives: tuple[str, ...]
-    leaves: tuple[str, ...]
+    layer_outputs: tuple[str, ...]
+    unwired_results: tuple[str, ...]
     closed: Size
     head: float
     arrangement: Arrangement | None = None
@@ -58,7 +58,7 @@ class Shape:
     @property
     def captions(self) -> list[str]:
         """Return the captions for values that the part reads or produces without a line."""
-        return list(captions(self.part, self.notes, self.gives, self.leaves))
+        return list(write_captions(self.part, self.notes, self.layer_outputs, self.unwired_results))
 
     def all(self) -> Iterator[Shape]:
         """Yield this shape, then all shapes in it; of a repeat that is not unrolled only the first round."""
@@ -67,42 +67,42 @@ class Shape:
             yield from shape.all()
 
 
-def scene(network: Network) -> Shape:
+def build_scene(network: Network) -> Shape:
     """Return the root shape of `network`: the entire picture, which contains all other shapes and is always open."""
-    return replace(shapes(outline(network)), network=network)
+    return replace(build_shape(build_outline(network)), network=network)
 
 
-def default_open(root: Shape) -> set[str]:
+def list_default_open(root: Shape) -> set[str]:
     """Return the keys of the shapes that are open by default: `root`, layers and containers of layers."""
     return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
-def unroll(shape: Shape) -> Shape:
+def unroll_repeat(shape: Shape) -> Shape:
     """Return a copy of the repeat `shape` with one inner shape for each of its rounds."""
     part = shape.part
-    rounds = [_as_part(part, body) for body in (part.children, *part.others)]
+    rounds = [_wrap_round(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
     needed = _find_needed(part, ()) if part.parallel else later
-    first, last = (shapes(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
+    first, last = (build_shape(once, *_find_border_values(once, needed)) for once in (rounds[0], rounds[-1]))
     # Titles have layer numbers, of which the last has most digits: all rounds get the width of the wider end.
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
-    inner = [replace(_copy_for(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
+    inner = [replace(_copy_for(first, once, _map_names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))
     if part.parallel:
         box = Column((Branches(tuple(Column((Item(i),)) for i in numbers), False),))
-        lines = [Line(START, i, _through(inner[i], START), "fork", (0,)) for i in numbers]
-        lines += [Line(i, END, _through(inner[i], END), "merge", (0,)) for i in numbers]
+        lines = [Line(START, i, _find_crossing_values(inner[i], START), "fork", (0,)) for i in numbers]
+        lines += [Line(i, END, _find_crossing_values(inner[i], END), "merge", (0,)) for i in numbers]
     else:
         box = Column(tuple(map(Item, numbers)))
-        lines = [Line(i - 1 if i else START, i, _through(inner[i], START)) for i in numbers]
-        lines.append(Line(len(rounds) - 1, END, _through(inner[-1], END)))
+        lines = [Line(i - 1 if i else START, i, _find_crossing_values(inner[i], START)) for i in numbers]
+        lines.append(Line(len(rounds) - 1, END, _find_crossing_values(inner[-1], END)))
     rails = find_rails(part, first, rounds[-1])
     lines += [Line(START, i, (name,), "rail", (k,)) for k, name in enumerate(rails) for i in numbers]
     arrangement = Arrangement([s.part for s in inner], box, lines, rails=len(rails))
     return replace(shape, arrangement=arrangement, inner=inner)
 
 
-def _through(shape: Shape, edge: int) -> tuple[str, ...]:
+def _find_crossing_values(shape: Shape, edge: int) -> tuple[str, ...]:
     """Return the values on lines that cross `edge` (START or END) of the open `shape`, except rails."""
     lines = shape.arrangement.lines if shape.arrangement is not None else []
     ends = (line for line in lines if edge in (line.source, line.target) and line.bend != "rail")
@@ -117,7 +117,7 @@ def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
     return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
-def _as_part(part: PicturePart, body: list[PicturePart]) -> PicturePart:
+def _wrap_round(part: PicturePart, body: list[PicturePart]) -> PicturePart:
     """Return a part with the children `body`, one round of the repeat `part`; a single child is returned itself."""
     if len(body) == 1:
         return body[0]
@@ -127,7 +127,7 @@ def _as_part(part: PicturePart, body: list[PicturePart]) -> PicturePart:
     return PicturePart(name, f"{stem}.{name}" if stem else name, (), body)
 
 
-def _names(first: PicturePart, other: PicturePart) -> dict[str, str]:
+def _map_names(first: PicturePart, other: PicturePart) -> dict[str, str]:
     """Map each value name in `first` to its counterpart in `other`; the two parts differ only in names."""
     pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
     return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
@@ -147,51 +147,51 @@ def _copy_for(shape: Shape, part: PicturePart, names: Mapping[str, str]) -> Shap
         shape,
         key=part.path,
         part=part,
-        label=_label(part, shape.notes),
+        label=_label_shape(part, shape.notes),
         notes=rename(shape.notes),
-        gives=() if part.layered else part.gives,
-        leaves=rename(shape.leaves),
+        layer_outputs=() if part.layered else part.layer_outputs,
+        unwired_results=rename(shape.unwired_results),
         arrangement=around,
         inner=inner,
     )
 
 
-def shapes(
+def build_shape(
     part: PicturePart,
     entering: tuple[str, ...] = (),
     leaving: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
-    leaves: tuple[str, ...] = (),
+    unwired_results: tuple[str, ...] = (),
 ) -> Shape:
     """Return the shape of `part`, with the shapes of all parts in it.
 
     The part reads the values `entering`; other parts read its results `leaving`. `notes` are values that it reads
-    without a line, `leaves` results of it that leave without a line.
+    without a line, `unwired_results` results of it that leave without a line.
     """
     if part.layered:
-        notes = tuple(name for name in notes if name not in part.takes)
-    text, gives = _label(part, notes), () if part.layered else part.gives
+        notes = tuple(name for name in notes if name not in part.layer_inputs)
+    text, layer_outputs = _label_shape(part, notes), () if part.layered else part.layer_outputs
     arrangement, inner = None, list[Shape]()
     if part.children:
         arrangement, needed = arrange(part.body.children, entering, leaving), _find_needed(part.body, leaving)
         for i, child in enumerate(part.body.children):
-            extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
-            inner.append(shapes(child, *_borders(child, needed), *extra))
-    lines = [*text.lines, *captions(part, notes, gives, leaves)]
+            extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.unwired_results.get(i, ()))
+            inner.append(build_shape(child, *_find_border_values(child, needed), *extra))
+    lines = [*text.lines, *write_captions(part, notes, layer_outputs, unwired_results)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         badges = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)
-        wide = max(width(text.title, TITLE, True) + badges, *(width(t, LINE) for t in lines), 0)
+        wide = max(measure_text(text.title, TITLE, True) + badges, *(measure_text(t, LINE) for t in lines), 0)
         wide = max(wide + 2 * MARGIN, NARROWEST)
         size = Size(wide, 32 + LEADING * len(lines), wide / 2)
-    head = width(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return Shape(part.path, part, text, notes, gives, leaves, size, head, arrangement, inner)
+    head = measure_text(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
+    return Shape(part.path, part, text, notes, layer_outputs, unwired_results, size, head, arrangement, inner)
 
 
-def _label(part: PicturePart, notes: tuple[str, ...]) -> Label:
+def _label_shape(part: PicturePart, notes: tuple[str, ...]) -> Label:
     """Label `part`; a part with notes gets a title instead of a symbol, because notes do not fit into a circle."""
-    text = label(part)
-    return replace(text, title=title_of(part.vertices[0].meant), symbol="") if notes and text.symbol else text
+    text = label_part(part)
+    return replace(text, title=choose_title(part.vertices[0].weft_op), symbol="") if notes and text.symbol else text
 
 
 def _find_needed(parent: PicturePart, leaving: tuple[str, ...]) -> set[str]:
@@ -199,7 +199,7 @@ def _find_needed(parent: PicturePart, leaving: tuple[str, ...]) -> set[str]:
     return {name for child in parent.children for name in child.read} | {*leaving}
 
 
-def _borders(child: PicturePart, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _find_border_values(child: PicturePart, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return two tuples: the values that `child` reads, and its results that are in `needed` or that its own later
     rounds read."""
     later = {name for body in child.others for part in body for name in part.read}

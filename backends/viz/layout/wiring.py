@@ -26,13 +26,13 @@ class Wiring:
 
     `links`: (number of the producer, number of the reader) → values on the line between these parts.
     `notes`: part number → values that the part reads without a line.
-    `gives`: part number → values that leave the scope without a line.
+    `unwired_results`: part number → values that leave the scope without a line.
     `side`: computed value that enters the scope → numbers of its readers, except the value that enters at the top.
     """
 
     links: dict[Link, list[str]] = field(default_factory=dict)
     notes: dict[int, list[str]] = field(default_factory=dict)
-    gives: dict[int, list[str]] = field(default_factory=dict)
+    unwired_results: dict[int, list[str]] = field(default_factory=dict)
     side: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ def wire_parts(
             elif name in outside:
                 outside[name].append(i)
     main = next((name for name in outside if outside[name]), None)
-    asked = {name for part in parts for name in part.asks}
+    asked = {name for part in parts for name in part.model_inputs}
     for name, readers in outside.items():
         drawn = [i for i in readers if not _reads_shape(parts[i])] or readers if name == main else []
         wiring.links |= {(START, i): [name] for i in drawn}
@@ -66,14 +66,14 @@ def wire_parts(
         if name in makes:
             wiring.links.setdefault((makes[name], END), []).append(name)
     for i in within or ():
-        wiring.gives[i] = wiring.links.pop((i, END))
-    _drop_lines(parts, wiring, range(len(parts)) if within is None else _stream(parts, wiring.links))
+        wiring.unwired_results[i] = wiring.links.pop((i, END))
+    _drop_lines(parts, wiring, range(len(parts)) if within is None else _find_stream(parts, wiring.links))
     return wiring
 
 
 def find_exits(parts: Sequence[PicturePart], wiring: Wiring) -> list[int]:
     """Return the numbers of the parts with a line out of the scope, except the last part of the stream."""
-    end = _stream(parts, wiring.links)[-1:]
+    end = _find_stream(parts, wiring.links)[-1:]
     return [a for a, b in wiring.links if b == END and a not in end]
 
 
@@ -85,7 +85,7 @@ def link_parts(parts: Sequence[PicturePart], links: Iterable[Link]) -> nx.DiGrap
     return graph
 
 
-def _stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[int]:
+def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[int]:
     """Return the part numbers on the path with the largest total weight (to END, if a line leaves), in order."""
     graph = link_parts(parts, links)
     best: dict[int, tuple[int, int | None]] = {}

@@ -42,7 +42,7 @@ DEVICES = (
 )
 
 
-def data() -> dict[str, Any]:
+def list_devices() -> dict[str, Any]:
     """Return the devices and dtypes that the page offers."""
     return {
         "tokens": TOKENS,

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .marks import CHANGED, KEPT, SIGNS, common, count_signs
-from .marks import kind as sign_kind
+from .marks import CHANGED, KEPT, SIGNS, count_signs, find_common_sign, sign_to_kind
 from .network import Vertex
 from .outline import PicturePart
 
@@ -25,7 +24,7 @@ KINDS = {
     "group": "parts of several kinds",
     "input": "input, result",
 }
-MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
+MEANINGS = KINDS | {sign_to_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
     "attention": "attention", "relative_attention": "attention", "block_sparse_attention": "attention",
@@ -98,9 +97,9 @@ class Label:
     symbol: str = ""
 
 
-def label(part: PicturePart) -> Label:
+def label_part(part: PicturePart) -> Label:
     """Return the label of a closed part."""
-    return _apply_sign(part, _add_bits(part, _leaf(part) if part.vertices else _group(part)))
+    return _apply_sign(part, _add_bits(part, _label_leaf(part) if part.vertices else _label_group(part)))
 
 
 def _add_bits(part: PicturePart, text: Label) -> Label:
@@ -119,35 +118,35 @@ def _apply_sign(part: PicturePart, text: Label) -> Label:
     """Return `text` with the sign of `part` in a comparison as its kind, and a line about the changes; `text` itself
     if there is no comparison."""
     marks = [v.mark for v in part.all_vertices()]
-    sign = common(marks)
+    sign = find_common_sign(marks)
     if sign in ("", KEPT):
-        return replace(text, kind=sign_kind(sign)) if sign else text
+        return replace(text, kind=sign_to_kind(sign)) if sign else text
     words = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
     alike = all(mark is None or mark.sign == sign for mark in marks)
     plain = sign if alike and (part.vertices or sign != CHANGED) else count_signs(marks)
-    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(words or [plain])))
+    return replace(text, kind=sign_to_kind(sign), lines=(*text.lines, *(words or [plain])))
 
 
-def _leaf(part: PicturePart) -> Label:
-    v = part.vertices[0].meant
+def _label_leaf(part: PicturePart) -> Label:
+    v = part.vertices[0].weft_op
     kind = _KIND.get(v.op, "tensor")
     if v.op in ("input", "output"):
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    return Label(title_of(v), (part.name, *filter(None, [detail(v)])), kind)
+    return Label(choose_title(v), (part.name, *filter(None, [describe_sizes(v)])), kind)
 
 
-def title_of(v: Vertex) -> str:
+def choose_title(v: Vertex) -> str:
     """Return the title of an operation."""
     if v.attends:
-        return attention_name(v)
+        return name_attention(v)
     if v.op in ("glu", "norm_glu"):
         return _GATED.get(v.text("activation", "silu"), "Gated unit")
     return _TITLE.get(v.op, v.op)
 
 
-def attention_name(v: Vertex) -> str:
+def name_attention(v: Vertex) -> str:
     """Return the usual name of a softmax attention with its numbers of query and key heads."""
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
@@ -159,15 +158,19 @@ def attention_name(v: Vertex) -> str:
     return "Multi-head attention" if kv == heads else "Multi-query attention" if kv == 1 else "Grouped-query attention"
 
 
-def detail(v: Vertex) -> str:
+def describe_sizes(v: Vertex) -> str:
     """Return the most characteristic sizes of an operation as text; "" if it has none."""
     if v.attends:
-        return " · ".join(_attention_facts(v))
+        return " · ".join(_list_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
         rows, width = v.weights[0].dims
-        return f"{_number(width)} to {_number(rows)}" if v.op == "linear" else f"{_number(rows)} × {_number(width)}"
+        return (
+            f"{_format_number(width)} to {_format_number(rows)}"
+            if v.op == "linear"
+            else f"{_format_number(rows)} × {_format_number(width)}"
+        )
     if v.op == "moe":
-        return _experts(v)
+        return _describe_experts(v)
     if v.op == "scan":
         first, *rest = str(v.attrs.get("step", "")).split("\n")
         return first if len(first) <= LONGEST and len(rest) < 3 else f"{1 + len(rest)} formulas for a token"
@@ -178,13 +181,13 @@ def detail(v: Vertex) -> str:
     return ""
 
 
-def _attention_facts(v: Vertex) -> Iterable[str]:
+def _list_attention_facts(v: Vertex) -> Iterable[str]:
     heads, kv = v.attrs.get("heads"), v.attrs.get("kv_heads")
     yield f"{heads} heads" if not kv or kv == heads or kv == "1" else f"{heads} heads, {kv} KV heads"
     if window := v.attrs.get("window"):
-        yield f"window {_number(window)}"
+        yield f"window {_format_number(window)}"
     if block := v.attrs.get("block"):
-        yield f"blocks of {_number(block)}"
+        yield f"blocks of {_format_number(block)}"
     if (pattern := v.text("pattern", "dense")) != "dense":
         yield pattern
     if "sinks" in [*v.roles, *(w.name.rpartition(".")[2] for w in v.weights)]:
@@ -193,66 +196,68 @@ def _attention_facts(v: Vertex) -> Iterable[str]:
         yield f"soft cap {cap}"
 
 
-def _experts(v: Vertex) -> str:
+def _describe_experts(v: Vertex) -> str:
     experts = v.weights[0].dims[0] if v.weights else "?"
     active = v.attrs.get("active")
     return f"{experts} experts" + (f", {active} active" if active else "")
 
 
-def _group(part: PicturePart) -> Label:
+def _label_group(part: PicturePart) -> Label:
     """Return the label of a group, named as in papers if its operations reveal its role."""
     if not part.path:
-        return Label(part.name, (_contents(part),), "group")
+        return Label(part.name, (_list_contents(part),), "group")
     if NUMBERED.fullmatch(part.name):
-        return Label(_layers(part), (_contents(part),), "group")
+        return Label(_name_layers(part), (_list_contents(part),), "group")
     if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
-        return Label(part.name.capitalize(), (_contents(part),), "group")
-    inside = {label(child).kind for child in part.body.children if not child.vertices}
+        return Label(part.name.capitalize(), (_list_contents(part),), "group")
+    inside = {label_part(child).kind for child in part.body.children if not child.vertices}
     if inside & {"attention", "recurrence"} and inside & {"feed-forward", "experts"}:
-        return Label("Block", (part.name, _contents(part)), "group")
-    vertices = [v.meant for v in part.all_vertices()]
+        return Label("Block", (part.name, _list_contents(part)), "group")
+    vertices = [v.weft_op for v in part.all_vertices()]
     ops = {v.op: v for v in reversed(vertices)}
     nested = any(child.children for child in part.children)
     if "moe" in ops:
-        lines = [_experts(ops["moe"]), *(["shared expert"] if nested else [])]
+        lines = [_describe_experts(ops["moe"]), *(["shared expert"] if nested else [])]
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
     attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
         rotary = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
-        facts = " · ".join([*_attention_facts(attention), *rotary])
-        return Label(_name_attention(part, attention), (part.name, facts), "attention")
+        facts = " · ".join([*_list_attention_facts(attention), *rotary])
+        return Label(_name_attention_group(part, attention), (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(
-            RECURRENT[recurrent], (part.name, detail(ops[recurrent]) or _TITLE[recurrent].lower()), "recurrence"
+            RECURRENT[recurrent], (part.name, describe_sizes(ops[recurrent]) or _TITLE[recurrent].lower()), "recurrence"
         )
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
         return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
     unit = next((v for op in ("glu", "norm_glu", "swish") for v in units if v.op == op), units[0] if units else None)
     if unit is not None and {"linear", "norm_linear", "norm_glu"} & ops.keys():
-        name, hidden = title_of(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
+        name, hidden = choose_title(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
         title = f"{name} feed-forward" if unit.op.endswith("glu") else f"Feed-forward, {name}"
-        return Label(title, (part.name, *([f"hidden {_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward")
-    return Label(part.name, (_contents(part),), "group")
+        return Label(
+            title, (part.name, *([f"hidden {_format_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward"
+        )
+    return Label(part.name, (_list_contents(part),), "group")
 
 
-def _name_attention(part: PicturePart, attention: Vertex) -> str:
+def _name_attention_group(part: PicturePart, attention: Vertex) -> str:
     """Return the title of the group around an attention."""
     if part.name.startswith("cross"):
         return "Cross-attention"
-    return "Multi-head latent attention" if attention.attrs.get("value_dim") else attention_name(attention)
+    return "Multi-head latent attention" if attention.attrs.get("value_dim") else name_attention(attention)
 
 
-def _layers(part: PicturePart) -> str:
+def _name_layers(part: PicturePart) -> str:
     """Return the title of a repeat or one of its layers: layer numbers, and properties that other layers lack."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
         return f"{stem} {part.name}"
-    vertices = [v.meant for v in part.all_vertices()]
+    vertices = [v.weft_op for v in part.all_vertices()]
     windows = {v.attrs["window"] for v in vertices if "window" in v.attrs}
     tags = [part.reach] if part.reach else []
-    tags += [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
+    tags += [f"window {_format_number(w)}" for w in windows] if len(windows) == 1 else []
     tags += sorted({v.text("pattern") for v in vertices if "pattern" in v.attrs})
     if not any(v.attends for v in vertices):
         tags += dict.fromkeys(RECURRENT[v.op] for v in vertices if v.op in RECURRENT)
@@ -260,12 +265,12 @@ def _layers(part: PicturePart) -> str:
     return " · ".join([f"{stem} {part.name}", *tags])
 
 
-def _contents(part: PicturePart) -> str:
+def _list_contents(part: PicturePart) -> str:
     """Return the titles of the parts in a part, or in the first layer of a repeat, joined by commas."""
-    labels = [(c, label(c)) for c in part.body.children]
+    labels = [(c, label_part(c)) for c in part.body.children]
     return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 
 
-def _number(text: object) -> str:
+def _format_number(text: object) -> str:
     """Format a whole number with commas between thousands; return any other text unchanged."""
     return f"{int(str(text)):,}" if str(text).isdigit() else str(text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
 
 
-def kind(sign: str) -> str:
+def sign_to_kind(sign: str) -> str:
     """Return the kind of the parts that have `sign` in a comparison; each kind has its own colours and mark."""
     return f"sign-{sign}"
 
@@ -46,7 +46,7 @@ class Mark:
         return f"{self.sign} {self.words} {changes}"
 
 
-def common(marks: Iterable[Mark | None]) -> str:
+def find_common_sign(marks: Iterable[Mark | None]) -> str:
     """Return the sign of a part: the common sign of its operations, or "changed"; "" without a comparison."""
     signs = {mark.sign for mark in marks if mark is not None}
     return signs.pop() if len(signs) == 1 else CHANGED if signs else ""

@@ -20,9 +20,9 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.costs import cache_sizes, elements, learned
 from weft.passes.analysis.recurrences.formulas import formulas
 
-from ...block_weights import packed_bytes, quantized_layout
+from ...block_weights import count_packed_bytes, find_quantized_layout
 from .marks import Mark
-from .work import NONE, Work, of_node, state, step
+from .work import NONE, Work, compute_step_work, compute_work, measure_state
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class Vertex:
     work of a decode step.
     `cache`: (cached elements per token, window or None for all tokens).
     `state`: the size of its recurrent state: (elements in the model's dtype, bytes in other dtypes).
-    `asks`, `takes`, `gives`: inputs of the model, inputs of its layer and outputs of its layer, see `outline`.
-    `like`: the equivalent weft operation of an operation of another format.
+    `model_inputs`: the inputs of the model that it reads. `layer_inputs`: those of them that belong to a single layer.
+    `layer_outputs`: the outputs of the model that it produces and that belong to a single layer (`find_layer_io`).
+    `equivalent`: the equivalent weft operation of an operation of another format.
     `mark`: its mark in a comparison.
     """
 
@@ -82,18 +83,18 @@ class Vertex:
     view: bool = False
     cache: tuple[int, int | None] | None = None
     state: tuple[int, int] = (0, 0)
-    asks: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
-    gives: tuple[str, ...] = ()
-    like: Vertex | None = None
+    model_inputs: tuple[str, ...] = ()
+    layer_inputs: tuple[str, ...] = ()
+    layer_outputs: tuple[str, ...] = ()
+    equivalent: Vertex | None = None
     mark: Mark | None = None
     work: Work | None = None
     step: Work = NONE
 
     @property
-    def meant(self) -> Vertex:
+    def weft_op(self) -> Vertex:
         """Return the equivalent weft operation if there is one, else this operation."""
-        return self.like or self
+        return self.equivalent or self
 
     def text(self, name: str, default: str = "") -> str:
         """Return the attribute `name`, or `default` without it, as a string without quotes."""
@@ -126,17 +127,17 @@ class Network:
     unread: tuple[Weight, ...] = ()
 
 
-def network(graph: Graph) -> Network:
+def build_network(graph: Graph) -> Network:
     """Convert a weft graph to a network to draw."""
     uncounted, cache = {p: elements(p) for p in learned(graph)}, dict[Any, dict[str, Any]]()
     return Network(
         graph.name,
-        tuple(_vertex(node, uncounted, cache) for node in graph.nodes),
+        tuple(_make_vertex(node, uncounted, cache) for node in graph.nodes),
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
         context=graph.meta.get("context"),
         origins={scope: _describe_origin(origin) for scope, origin in graph.origins.items() if scope},
-        unread=tuple(_weight(p, uncounted.get(p, 0)) for p in graph.params.values() if not p.users),
+        unread=tuple(_make_weight(p, uncounted.get(p, 0)) for p in graph.params.values() if not p.users),
     )
 
 
@@ -147,13 +148,13 @@ def _describe_origin(origin: Origin) -> tuple[str, str | None]:
 
 def _derive_costs(node: Node) -> dict[str, Any]:
     """Return the fields of a vertex that depend only on the attributes of `node` and the types of its operands."""
-    work, cache = _adjust_packed(node, of_node(node)), next(iter(cache_sizes([node])), None)
+    work, cache = _adjust_packed(node, compute_work(node)), next(iter(cache_sizes([node])), None)
     return {
         "cost": node.op.node_cost(node),
         "cache": cache,
-        "state": state(node),
+        "state": measure_state(node),
         "work": work,
-        "step": step(work, node),
+        "step": compute_step_work(work, node),
     }
 
 
@@ -162,20 +163,20 @@ def _adjust_packed(node: Node, work: Work) -> Work:
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:
-        if (layout := quantized_layout(param)) is not None:
-            work += Work(0, -elements(param), 0, packed_bytes(param, layout))
+        if (layout := find_quantized_layout(param)) is not None:
+            work += Work(0, -elements(param), 0, count_packed_bytes(param, layout))
     return work
 
 
-def _vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
+def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
     """Return `node` as a vertex; a parameter counts in its first reader and is then removed from `uncounted`.
 
     `cache` stores costs by attributes and types, because layers repeat their operations.
     """
-    operands = list(_operands(node))
+    operands = list(_list_operands(node))
     attrs = attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)
-    key = node.op.name, kinds, tuple(attrs.items()), tuple(quantized_layout(v) for v in node.inputs)
+    key = node.op.name, kinds, tuple(attrs.items()), tuple(find_quantized_layout(v) for v in node.inputs)
     costs = cache.get(key) or cache.setdefault(key, _derive_costs(node))
     return Vertex(
         node.output.name,
@@ -186,13 +187,13 @@ def _vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, 
         tuple(role for v, role in operands if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
         {k: "\n".join(formulas(a)) if isinstance(a, Step) else spell(a) for k, a in attrs.items()},
-        tuple(_weight(v, uncounted.pop(v, 0)) for v, _ in operands if isinstance(v, Param)),
+        tuple(_make_weight(v, uncounted.pop(v, 0)) for v, _ in operands if isinstance(v, Param)),
         view=Trait.VIEW in node.op.traits,
         **costs,
     )
 
 
-def _operands(node: Node) -> Iterable[tuple[Value, str]]:
+def _list_operands(node: Node) -> Iterable[tuple[Value, str]]:
     """Yield the operands that are present, with their names in the op."""
     names = node.op.operand_names(node.inputs, node.attrs)
     for i, value in enumerate(node.inputs):
@@ -200,15 +201,17 @@ def _operands(node: Node) -> Iterable[tuple[Value, str]]:
             yield value, names[i]
 
 
-def _weight(param: Param, learned: int) -> Weight:
+def _make_weight(param: Param, learned: int) -> Weight:
     kind = param.type
     shape = ", ".join(map(str, kind.shape))
     size = sizes.evaluate(kind.bytes, {})
-    if (layout := quantized_layout(param)) is not None:
-        size, bits = packed_bytes(param, layout), layout.bits_per_weight
+    if (layout := find_quantized_layout(param)) is not None:
+        size, bits = count_packed_bytes(param, layout), layout.bits_per_weight
         recipe = str(param.recipe)
         return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, describe_layout(layout))
-    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
+    return Weight(
+        param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _find_rotary(param.recipe)
+    )
 
 
 def describe_layout(layout: BlockLayout) -> str:
@@ -217,8 +220,8 @@ def describe_layout(layout: BlockLayout) -> str:
     return f"{kind}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
 
 
-def _rotary(recipe: Recipe) -> RopeFrequencies | None:
+def _find_rotary(recipe: Recipe) -> RopeFrequencies | None:
     """Return the frequencies of rotary positions in a recipe; None if it has none."""
     if isinstance(recipe, RopeFrequencies):
         return recipe
-    return next(filter(None, map(_rotary, recipe.parts)), None)
+    return next(filter(None, map(_find_rotary, recipe.parts)), None)

@@ -73,19 +73,19 @@ class PicturePart:
         return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.made)
 
     @cached_property
-    def takes(self) -> tuple[str, ...]:
+    def layer_inputs(self) -> tuple[str, ...]:
         """Return the inputs of the model that belong to a layer, such as caches, and are read in the part."""
-        return tuple(name for v in self.all_vertices() for name in v.takes)
+        return tuple(name for v in self.all_vertices() for name in v.layer_inputs)
 
     @cached_property
-    def asks(self) -> frozenset[str]:
+    def model_inputs(self) -> frozenset[str]:
         """Return the inputs of the model that are read in the part."""
-        return frozenset(name for v in self.all_vertices() for name in v.asks)
+        return frozenset(name for v in self.all_vertices() for name in v.model_inputs)
 
     @cached_property
-    def gives(self) -> tuple[str, ...]:
+    def layer_outputs(self) -> tuple[str, ...]:
         """Return the outputs of the model that belong to a layer and are produced in the part."""
-        return tuple(name for v in self.all_vertices() for name in v.gives)
+        return tuple(name for v in self.all_vertices() for name in v.layer_outputs)
 
     @cached_property
     def weight(self) -> int:
@@ -104,29 +104,29 @@ class PicturePart:
             yield from child.parts()
 
 
-def outline(network: Network) -> PicturePart:
+def build_outline(network: Network) -> PicturePart:
     """Return the tree of `network`; inputs and outputs that do not belong to a single layer are leaves of the root."""
     layer_inputs, outputs = find_layer_io(network)
     leaves = [
-        PicturePart(name, name, (_end(network, name, "input", (), (name,), t),))
+        PicturePart(name, name, (_make_end(network, name, "input", (), (name,), t),))
         for name, t in network.inputs.items()
         if name not in layer_inputs
     ]
-    leaves += _leaves(network, layer_inputs, outputs)
+    leaves += _make_leaves(network, layer_inputs, outputs)
     for name, (value, kind) in network.outputs.items():
         if name not in outputs.get(value, ()):
             leaves.append(
-                PicturePart(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),))
+                PicturePart(name, f"out.{name}", (_make_end(network, f"out.{name}", "output", (value,), (), kind),))
             )
-    root = PicturePart(network.name, "", children=_group(leaves, ""))
-    if {"local", "global"} <= {_reach(v) for v in root.all_vertices()}:
+    root = PicturePart(network.name, "", children=_group_leaves(leaves, ""))
+    if {"local", "global"} <= {_find_reach(v) for v in root.all_vertices()}:
         _set_reach(root)
     return root
 
 
-def _reach(v: Vertex) -> str:
+def _find_reach(v: Vertex) -> str:
     """Return "local" for an attention with a window, "global" for one without; "" for other operations."""
-    return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
+    return "" if not v.weft_op.attends else "local" if v.weft_op.attrs.get("window") else "global"
 
 
 def _set_reach(part: PicturePart) -> None:
@@ -134,13 +134,15 @@ def _set_reach(part: PicturePart) -> None:
     for child in itertools.chain(part.children, *part.others):
         _set_reach(child)
     if part.layered:
-        spans = {_reach(v) for v in part.all_vertices()} - {""}
+        spans = {_find_reach(v) for v in part.all_vertices()} - {""}
         inner = {child.reach for child in part.children if child.layered}
         if len(inner) < 2:
             part.reach = next(iter(inner), "local" if "local" in spans else "global" if spans else "")
 
 
-def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
+def _make_end(
+    network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str
+) -> Vertex:
     """Return the input or output `name` of the model as an operation `op` of type `kind`."""
     return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
 
@@ -161,19 +163,24 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
     return inputs, outputs
 
 
-def _leaves(
+def _make_leaves(
     network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]
 ) -> list[PicturePart]:
     """Return a leaf for every operation; views join the leaf of their source if it is in the same scope."""
     makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:
-        takes = tuple(name for name in vertex.reads if name in layer_inputs)
-        asks = tuple(name for name in vertex.reads if name in network.inputs)
-        gives = tuple(name for value in vertex.makes for name in outputs.get(value, ()))
-        vertex = replace(vertex, asks=asks, takes=takes, gives=gives) if asks or gives else vertex
+        of_layer = tuple(name for name in vertex.reads if name in layer_inputs)
+        inputs = tuple(name for name in vertex.reads if name in network.inputs)
+        results = tuple(name for value in vertex.makes for name in outputs.get(value, ()))
+        if inputs or results:
+            vertex = replace(vertex, model_inputs=inputs, layer_inputs=of_layer, layer_outputs=results)
         source = makers.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
-        if source is not None and source.vertices[0].scope == vertex.scope and _belongs(vertex, source.vertices[0]):
+        if (
+            source is not None
+            and source.vertices[0].scope == vertex.scope
+            and _is_drawn_with(vertex, source.vertices[0])
+        ):
             source.vertices += (vertex,)
         else:
             source = PicturePart(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
@@ -182,9 +189,9 @@ def _leaves(
     return _merge_sums(leaves, [value for value, _ in network.outputs.values()])
 
 
-def _belongs(vertex: Vertex, source: Vertex) -> bool:
+def _is_drawn_with(vertex: Vertex, source: Vertex) -> bool:
     """Return whether an operation is drawn with its source: a view, or the bias after a linear."""
-    return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
+    return vertex.view or (vertex.weft_op.op == "add" and bool(vertex.weights) and source.weft_op.op == "linear")
 
 
 def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[PicturePart]:
@@ -198,19 +205,19 @@ def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[Pictu
         first = leaf.vertices[0]
         sum_readers = readers.get(first.makes[0], []) if first.makes else []  # broken files have ops without outputs
         if (
-            first.meant.op == "add"
+            first.weft_op.op == "add"
             and len(sum_readers) == 1
             and len(leaf.vertices) == 1
             and first.makes[0] not in outputs
         ):
             outer = sum_readers[0].vertices
-            if outer[0].meant.op == "add" and outer[0].scope == first.scope:
+            if outer[0].weft_op.op == "add" and outer[0].scope == first.scope:
                 sum_readers[0].vertices = (*outer[:1], first, *outer[1:])
                 merged.append(leaf)
     return [leaf for leaf in leaves if leaf not in merged]
 
 
-def _group(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart]:
+def _group_leaves(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart]:
     """Return the children of the group of `scope` that contains `leaves`."""
     groups = _break_cycles(_split_by_scope(leaves, scope))
     order = {leaf.path: i for i, leaf in enumerate(leaves)}
@@ -219,7 +226,7 @@ def _group(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart]:
         if key.startswith(" "):
             children += members
             continue
-        inside, name = _group(sorted(members, key=lambda leaf: order[leaf.path]), key), key.rpartition(".")[2]
+        inside, name = _group_leaves(sorted(members, key=lambda leaf: order[leaf.path]), key), key.rpartition(".")[2]
         is_lone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
         children += [_rename_lone(inside[0], name)] if is_lone else [PicturePart(name, key, children=inside)]
     return _fold_repeats(_inline_lists(children))
@@ -286,11 +293,11 @@ def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
     folded: list[PicturePart] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
         members = list(run)
-        folded += _compress(members) if numbered else members
+        folded += _fold_repetitions(members) if numbered else members
     return folded
 
 
-def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
+def _find_repetitions(prints: Sequence[str]) -> list[tuple[int, int]]:
     """Return for each index (length, period) of the longest repetition that begins there; (1, 1) without a repetition.
 
     Of equally long repetitions the shortest period is returned. The loop runs from the end for all periods at once, so
@@ -308,9 +315,9 @@ def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
     return spans[::-1]
 
 
-def _compress(parts: list[PicturePart]) -> list[PicturePart]:
+def _fold_repetitions(parts: list[PicturePart]) -> list[PicturePart]:
     """Return `parts` with repetitions folded, greedily: at each index the repetition that covers the most parts."""
-    spans = _repeats([fingerprint(p) for p in parts])
+    spans = _find_repetitions([hash_structure(p) for p in parts])
     folded: list[PicturePart] = []
     i = 0
     while i < len(parts):
@@ -319,8 +326,8 @@ def _compress(parts: list[PicturePart]) -> list[PicturePart]:
             folded.append(parts[i])
         else:
             rounds = [parts[j : j + period] for j in range(i, i + length, period)]
-            body = _compress(rounds[0]) if period > 1 else rounds[0]
-            others = [_compress(r) if period > 1 else r for r in rounds[1:]]
+            body = _fold_repetitions(rounds[0]) if period > 1 else rounds[0]
+            others = [_fold_repetitions(r) if period > 1 else r for r in rounds[1:]]
             _mark_shared(rounds)
             path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
             folded.append(
@@ -339,7 +346,7 @@ def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
         pending += itertools.chain(part.children, *part.others)
 
 
-def fingerprint(part: PicturePart) -> str:
+def hash_structure(part: PicturePart) -> str:
     """Return a hash that is equal for parts that differ only in the names of scopes and weights."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]

@@ -9,7 +9,7 @@ from weft.ir.types.sizes import Poly, Size, SizeCall
 
 from .network import Vertex
 from .outline import PicturePart
-from .work import NONE, Work, total
+from .work import NONE, Work, sum_work
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PartCosts:
         }
 
 
-def facts(part: PicturePart) -> PartCosts:
+def sum_costs(part: PicturePart) -> PartCosts:
     """Return the costs of `part` summed over all its operations, including all repetitions."""
     vertices = list(part.all_vertices())
     cache: dict[int | None, int] = {}
@@ -62,23 +62,23 @@ def facts(part: PicturePart) -> PartCosts:
             cache[window] = cache.get(window, 0) + width
     return PartCosts(
         sum(w.learned for v in vertices for w in v.weights),
-        total(map(_work, vertices)),
-        total(v.step for v in vertices),
+        sum_work(map(_work_of, vertices)),
+        sum_work(v.step for v in vertices),
         cache,
         (sum(v.state[0] for v in vertices), sum(v.state[1] for v in vertices)),
         all(v.cost is not None or v.op in ("input", "output") for v in vertices),
     )
 
 
-def _work(v: Vertex) -> Work:
+def _work_of(v: Vertex) -> Work:
     """Return the work of an operation; without a split of elements and bytes, all traffic of `cost` counts as bytes."""
     if v.work is not None or v.cost is None:
         return v.work or NONE
     return Work(v.cost.flops, 0, 0, v.cost.read, v.cost.written)
 
 
-def data(facts: PartCosts) -> dict[str, Any]:
-    """Convert facts to JSON data, with sizes as in `polynomial`; omit zeros and empty fields."""
+def convert_costs(facts: PartCosts) -> dict[str, Any]:
+    """Convert facts to JSON data, with sizes as in `convert_polynomial`; omit zeros and empty fields."""
     plain = {
         "parameters": facts.parameters,
         "work": _to_list(facts.work),
@@ -92,16 +92,16 @@ def data(facts: PartCosts) -> dict[str, Any]:
 
 def _to_list(work: Work) -> list[Any]:
     """Convert the fields of `work` to polynomials, in the order of `Work`; an empty list for no work."""
-    return [] if work == NONE else [polynomial(getattr(work, f.name)) for f in fields(work)]
+    return [] if work == NONE else [convert_polynomial(getattr(work, f.name)) for f in fields(work)]
 
 
-def polynomial(size: Size) -> Any:
+def convert_polynomial(size: Size) -> Any:
     """Return `size` as JSON data: a number, or a list of terms [coefficient, [factor, power], …]. A factor is the name
     of a size, or ["min" | "max" | "floordiv", polynomial, polynomial]."""
     if not isinstance(size, Poly):
         return size
-    return [[c, *([_atom(atom), power] for atom, power in mono)] for mono, c in size.terms]
+    return [[c, *([_convert_atom(atom), power] for atom, power in mono)] for mono, c in size.terms]
 
 
-def _atom(atom: str | SizeCall) -> Any:
-    return atom if isinstance(atom, str) else [atom.fn, *map(polynomial, atom.args)]
+def _convert_atom(atom: str | SizeCall) -> Any:
+    return atom if isinstance(atom, str) else [atom.fn, *map(convert_polynomial, atom.args)]

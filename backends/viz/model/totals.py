@@ -9,7 +9,7 @@ from weft.ir.types import sizes
 
 from .network import Network
 from .outline import PicturePart
-from .part_costs import facts
+from .part_costs import sum_costs
 
 ITEM = 2  # bytes of a cached element, as f16
 
@@ -35,9 +35,9 @@ class Totals:
     dtypes: tuple[str, ...] = ()
 
 
-def totals(network: Network, tokens: int) -> Totals:
+def compute_totals(network: Network, tokens: int) -> Totals:
     """Return the totals of `network` for a sequence of `tokens` tokens."""
-    totals = facts(PicturePart(network.name, "", network.vertices))
+    totals = sum_costs(PicturePart(network.name, "", network.vertices))
     binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
     elements, other_bytes = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()

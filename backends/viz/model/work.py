@@ -42,13 +42,13 @@ class Work:
 NONE = Work()
 
 
-def total(works: Iterable[Work]) -> Work:
+def sum_work(works: Iterable[Work]) -> Work:
     """Return the sum of `works`."""
     terms = [work for work in works if work != NONE]
     return Work(*(sizes.total(getattr(work, f.name) for work in terms) for f in fields(Work)))
 
 
-def of_node(node: Node) -> Work:
+def compute_work(node: Node) -> Work:
     """Return the work of `node` in a prefill of all tokens."""
     operands = [None if v is None else v.type for v in node.inputs]
     outputs = [v.type for v in node.outputs]
@@ -65,7 +65,7 @@ def of_node(node: Node) -> Work:
     return Work(flops, reads, writes, read - reads * 2, written - writes * 2)
 
 
-def step(work: Work, node: Node) -> Work:
+def compute_step_work(work: Work, node: Node) -> Work:
     """Return the work of a decode step of `node`, given its prefill `work`; `seq` is the length with the new token.
 
     Weights are read once; keys and values of all tokens are read from a cache, the new ones are written to it; states
@@ -73,7 +73,7 @@ def step(work: Work, node: Node) -> Work:
     """
     if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
         return NONE
-    total = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
+    total = Work(*(_divide_by_tokens(getattr(work, f.name)) for f in fields(work)))
     if has_state(node):
         return total  # a cache or a state is among its operands
     length, batch = sizes.sym(TOKENS), sizes.sym("batch")
@@ -81,17 +81,17 @@ def step(work: Work, node: Node) -> Work:
     for width, window in cache_sizes([first]):
         keys = length if window is None else sizes.minimum(window, length)
         total += Work(0, keys * width * batch, batch * width if first is node else 0)
-    elements, fixed = state(node)
+    elements, fixed = measure_state(node)
     return total + Work(0, batch * elements, batch * elements, batch * fixed, batch * fixed)
 
 
-def state(node: Node) -> tuple[int, int]:
+def measure_state(node: Node) -> tuple[int, int]:
     """Return the size of a recurrence's state: elements in the model's dtype, and bytes in other dtypes."""
     fixed = state_bytes([node], 0)
     return state_bytes([node], 1) - fixed, fixed
 
 
-def _of_one(size: Size) -> Size:
+def _divide_by_tokens(size: Size) -> Size:
     """Return the share of one token in `size`, a sum over `seq` tokens: drop one factor `seq` from every term.
 
     A term with `seq` only inside min, max or a division (such as the number of experts used) is evaluated for seq = 1.
@@ -103,12 +103,12 @@ def _of_one(size: Size) -> Size:
         powers = dict(mono)
         if TOKENS in powers:
             powers[TOKENS] -= 1
-            total = total + _term(powers, coefficient)
+            total = total + _make_term(powers, coefficient)
         else:
-            total = total + sizes.substitute(_term(powers, coefficient), {TOKENS: 1})
+            total = total + sizes.substitute(_make_term(powers, coefficient), {TOKENS: 1})
     return total
 
 
-def _term(powers: dict[Atom, int], coefficient: int) -> Size:
+def _make_term(powers: dict[Atom, int], coefficient: int) -> Size:
     mono: Monomial = tuple((atom, power) for atom, power in powers.items() if power)
     return Poly(((mono, coefficient),)) if mono else coefficient

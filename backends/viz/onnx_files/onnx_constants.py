@@ -19,7 +19,7 @@ from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 
 from .operation import OnnxOperation
-from .types import dtype_name, short, tensor_text
+from .types import format_dtype, format_tensor, truncate
 
 Terms = str | tuple[str, ...]  # a size, or a tuple of sizes; a single text "f(x)" if the sizes are unknown
 
@@ -57,7 +57,7 @@ class Constant:
     def text(self) -> str:
         if self.terms is None:
             return ""
-        return short(self.terms if isinstance(self.terms, str) else f"[{', '.join(self.terms)}]")
+        return truncate(self.terms if isinstance(self.terms, str) else f"[{', '.join(self.terms)}]")
 
     @property
     def elements(self) -> int:
@@ -74,17 +74,17 @@ class Constant:
         return (self.dtype[:1] in "fb" and self.dtype != "bool") or self.dtype in ("i8", "u8", "i4", "u4")
 
 
-def initializer(tensor: onnx.TensorProto) -> Constant:
+def read_initializer(tensor: onnx.TensorProto) -> Constant:
     """Return a tensor of the file as a constant; a single element or a short integer vector has a `text`."""
-    dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
+    dtype, shape = format_dtype(tensor.data_type), tuple(tensor.dims)
     plain = not shape or math.prod(shape) == 1 or (dtype[:1] in "iu" and len(shape) == 1) or dtype == "string"
-    text = tensor_text(tensor) if plain else ""
+    text = format_tensor(tensor) if plain else ""
     if not text:
         return Constant(dtype, shape, None)
     return Constant(dtype, shape, tuple(text[1:-1].split(", ")) if len(shape) == 1 and not text.endswith("…") else text)
 
 
-def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
+def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     """Return the constant of a Constant node with `attrs`. Raises WeftError unless it has exactly one value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
@@ -92,9 +92,9 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
             f"a Constant has the attributes {', '.join(map(quote_value, attrs)) or 'none'}, but must have one value"
         )
     if name == "value":
-        return initializer(attr.t)
+        return read_initializer(attr.t)
     if name == "sparse_value":
-        return Constant(dtype_name(attr.sparse_tensor.values.data_type), tuple(attr.sparse_tensor.dims), None)
+        return Constant(format_dtype(attr.sparse_tensor.values.data_type), tuple(attr.sparse_tensor.dims), None)
     value = onnx.helper.get_attribute_value(attr)
     dtype = {"i": "i64", "f": "f32", "s": "string"}[name.removeprefix("value_")[0]]
     if isinstance(value, list):
@@ -102,12 +102,12 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     return Constant(dtype, (), value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
-def formula(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
+def compute_constant(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
     """Return the result of `op`, computed from shapes and constants; None if it reads or produces other data."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
     if op.kind in ("Shape", "Size") and op.inputs:
-        return Constant("i64", (), _shape(op, constants, types))
+        return Constant("i64", (), _read_shape(op, constants, types))
     operands = [constants.get(x) for x in op.inputs if x]
     terms = [c.terms for c in operands if c is not None and c.terms is not None]
     return Constant("i64", (), _compute_sizes(op.kind, terms)) if terms and len(terms) == len(operands) else None
@@ -133,7 +133,7 @@ def copy_weight(op: OnnxOperation, constants: Mapping[str, Constant]) -> Constan
     return replace(weight, shape=shape, source=weight.source or op.inputs[0])
 
 
-def _shape(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Terms:
+def _read_shape(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Terms:
     name = op.inputs[0]
     if name in constants and constants[name].terms is None:
         dims = tuple(map(str, constants[name].shape))
@@ -168,7 +168,7 @@ def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
         return selected
     if kind in SIGNS and len(terms) == 2:
         return _combine_sizes(kind, terms[0], terms[1])
-    return short(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")
+    return truncate(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")
 
 
 def _select_sizes(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
@@ -193,11 +193,11 @@ def _combine_sizes(kind: str, a: Terms, b: Terms) -> Terms:
     if isinstance(a, str) and isinstance(b, str):
         if WHOLE.fullmatch(a) and WHOLE.fullmatch(b) and (int(b) or kind not in ("Div", "Mod")):
             return str(SIGNS[kind][1](int(a), int(b)))
-        return short(f"({a} {SIGNS[kind][0]} {b})")
+        return truncate(f"({a} {SIGNS[kind][0]} {b})")
     left = (a,) if isinstance(a, str) else a
     right = (b,) if isinstance(b, str) else b
     if len(left) != len(right) and (1 not in (len(left), len(right)) or not (left and right)):
-        return short(f"{kind}({a}, {b})")
+        return truncate(f"{kind}({a}, {b})")
     count = max(len(left), len(right))
     left, right = left * (count // len(left) or 1), right * (count // len(right) or 1)
     return tuple(str(_combine_sizes(kind, x, y)) for x, y in zip(left, right, strict=False))

@@ -17,11 +17,11 @@ from weft.ir.errors import WeftError
 from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
 from ..model.network import Network, Vertex, Weight, describe_layout
-from .onnx_constants import Constant, constant, copy_weight, formula, initializer
+from .onnx_constants import Constant, compute_constant, copy_weight, read_constant, read_initializer
 from .operation import OnnxOperation
-from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
-from .scopes import exported_scope, fresh, name_operations
-from .types import attribute_text, dtype_name, type_text
+from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, find_equivalent, label_gates
+from .scopes import make_unique, name_operations, read_exported_scope
+from .types import format_attribute, format_dtype, format_type
 
 BIG = 1 << 10  # bytes; larger tensors are weights, never parts of a shape
 DEEPEST = 64  # nested function calls
@@ -29,24 +29,24 @@ MOST = 30_000  # operations in inlined functions; exporters call each function a
 NEWEST = 1 << 16  # largest opset version accepted; the newest is 25 today
 
 
-def onnx_network(path: Path) -> Network:
+def read_onnx_network(path: Path) -> Network:
     """Read the ONNX model at `path` as a network to draw.
 
     Raises:
         WeftError: if the file is not a valid ONNX model, or is truncated.
     """
-    model = _read(path)
-    graph, ops = model.graph, list(_ops(model, path))
-    constants = {tensor.name: initializer(tensor) for tensor in graph.initializer}
+    model = _read_model(path)
+    graph, ops = model.graph, list(_list_operations(model, path))
+    constants = {tensor.name: read_initializer(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
-        constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
-    inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
-    types = {v.name: type_text(v.type) for v in _infer_types(model)}
+        constants[sparse.values.name] = Constant(format_dtype(sparse.values.data_type), tuple(sparse.dims), None)
+    inputs = {v.name: format_type(v.type) for v in graph.input if v.name not in constants}
+    types = {v.name: format_type(v.type) for v in _infer_types(model)}
     outputs = {v.name: (v.name, types.get(v.name, "")) for v in graph.output}
-    ops = _without_sizes(ops, constants, types, outputs.keys())
-    _check(path, ops, {*inputs, *constants}, outputs)
+    ops = _fold_constants(ops, constants, types, outputs.keys())
+    _check_values(path, ops, {*inputs, *constants}, outputs)
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    vertices, renamed = _vertices(ops, constants, types, versions)
+    vertices, renamed = _make_vertices(ops, constants, types, versions)
     return Network(
         graph.name if graph.name not in ("", "main_graph", "main", "torch_jit", "torch-jit-export") else path.stem,
         tuple(vertices),
@@ -64,11 +64,13 @@ def join_networks(halves: Sequence[Network]) -> Network:
         vertices = (replace(v, reads=tuple(joints.get(x, x) for x in v.reads)) for v in part.vertices)
         inputs = {**network.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
         outputs = {name: output for name, output in network.outputs.items() if name not in joints}
-        network = Network(part.name, _merge(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
+        network = Network(
+            part.name, _merge_vertices(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs}
+        )
     return network
 
 
-def _merge(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
+def _merge_vertices(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
     """Return the operations of `before` and `after`. An operation of `before` in a scope of `after` moves to its first
     reader."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
@@ -95,7 +97,7 @@ def _rename_duplicates(network: Network, used: set[str]) -> Network:
     names: dict[str, str] = {}
     vertices = []
     for v in network.vertices:
-        name = fresh(v.name, used)
+        name = make_unique(v.name, used)
         names |= {x: name + x.removeprefix(v.name) for x in v.makes if name != v.name}
         reads, makes = (tuple(names.get(x, x) for x in values) for values in (v.reads, v.makes))
         vertices.append(replace(v, name=name, reads=reads, makes=makes))
@@ -106,7 +108,7 @@ def _rename_duplicates(network: Network, used: set[str]) -> Network:
 # -- the file
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def _read_model(path: Path) -> onnx.ModelProto:
     """Return the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
     model = onnx.ModelProto()
     try:
@@ -127,7 +129,7 @@ def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield each value (name and type) whose type is recorded in the file or found by shape inference."""
     light = onnx.ModelProto()
     # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
-    light.CopyFrom(_light(model))
+    light.CopyFrom(_strip_weights(model))
     try:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
@@ -135,7 +137,7 @@ def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     yield from (*light.graph.value_info, *light.graph.input, *light.graph.output)
 
 
-def _light(model: onnx.ModelProto) -> onnx.ModelProto:
+def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` without the bytes of its weights, on which no shape depends."""
     stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
@@ -154,7 +156,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     return stub
 
 
-def _ops(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperation]:
+def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperation]:
     """Yield the operations in order, with calls of functions inlined."""
     functions = {(f.domain, f.name): f for f in model.functions}
     count = 0
@@ -178,7 +180,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperation]:
             inputs, outputs = (
                 [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
             )
-            scopes = exported_scope({p.key: p.value for p in node.metadata_props})
+            scopes = read_exported_scope({p.key: p.value for p in node.metadata_props})
             op = OnnxOperation(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
@@ -220,7 +222,9 @@ def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(captured)
 
 
-def _check(path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
+def _check_values(
+    path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Mapping[str, tuple[str, str]]
+) -> None:
     """Check that each value is in `defined` at first, or produced once before its readers. Raises WeftError if not."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
@@ -240,7 +244,7 @@ def _check(path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Map
 # -- constants
 
 
-def _without_sizes(
+def _fold_constants(
     ops: list[OnnxOperation], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
 ) -> list[OnnxOperation]:
     """Return `ops` without operations that compute constants or sizes from shapes; add the results to `constants`."""
@@ -248,8 +252,8 @@ def _without_sizes(
     for op in ops:
         const = None
         if len(op.outputs) == 1 and op.outputs[0] not in outputs:
-            const = constant(op.attrs) if op.kind == "Constant" else copy_weight(op, constants)
-            const = const or formula(op, constants, types)
+            const = read_constant(op.attrs) if op.kind == "Constant" else copy_weight(op, constants)
+            const = const or compute_constant(op, constants, types)
         if const is None:
             remaining.append(op)
         else:
@@ -260,7 +264,7 @@ def _without_sizes(
 # -- vertices
 
 
-def _vertices(
+def _make_vertices(
     ops: list[OnnxOperation], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
 ) -> tuple[list[Vertex], dict[str, str]]:
     """Return the operations as vertices, and a map from value names in the file to new names."""
@@ -269,15 +273,15 @@ def _vertices(
     for op, (_, name) in zip(ops, scopes, strict=True):
         results = [x for x in op.outputs if x]
         for i, x in enumerate(results):
-            new_names[x] = name if i == 0 else f"{name}.{_output(op, op.outputs.index(x), versions)}"
+            new_names[x] = name if i == 0 else f"{name}.{_name_output(op, op.outputs.index(x), versions)}"
     uncounted = {*constants}
     vertices = []
     for op, (scope, name) in zip(ops, scopes, strict=True):
-        operands = list(zip(op.inputs, _roles(op, versions), strict=True))
+        operands = list(zip(op.inputs, _name_operands(op, versions), strict=True))
         operands += [(x, "captured") for x in op.captured if x not in constants]
         values = [(x, role) for x, role in operands if x and x not in constants]
         parameters = [(constants[x], role, constants[x].source or x) for x, role in operands if x in constants]
-        weights = [_weight(c, x, role, op, uncounted) for c, role, x in parameters if not c.text]
+        weights = [_make_weight(c, x, role, op, uncounted) for c, role, x in parameters if not c.text]
         uncounted -= {x for c, _, x in parameters if not c.text}
         vertex = Vertex(
             name,
@@ -287,17 +291,17 @@ def _vertices(
             tuple(new_names[x] for x in op.outputs if x),
             tuple(role for _, role in values),
             tuple(types.get(x, "") for x in op.outputs if x),
-            {k: attribute_text(a) for k, a in sorted(op.attrs.items())}
+            {k: format_attribute(a) for k, a in sorted(op.attrs.items())}
             | {role: c.text for c, role, _ in parameters if c.text},
             tuple(weights),
             view=op.kind in VIEWS,
         )
         operand_types = {role: types.get(x, "") for x, role in values}
-        vertices.append(replace(vertex, like=alike(vertex, operand_types)))
-    return gates(vertices), new_names
+        vertices.append(replace(vertex, equivalent=find_equivalent(vertex, operand_types)))
+    return label_gates(vertices), new_names
 
 
-def _weight(weight: Constant, name: str, role: str, op: OnnxOperation, uncounted: set[str]) -> Weight:
+def _make_weight(weight: Constant, name: str, role: str, op: OnnxOperation, uncounted: set[str]) -> Weight:
     """Return the weight `name` that `op` reads as operand `role`; it counts as parameters only if in `uncounted`."""
     size, shape, layout = weight.elements, weight.shape, None
     if role in PACKED.get(op.kind, ()):
@@ -325,7 +329,7 @@ def _weight(weight: Constant, name: str, role: str, op: OnnxOperation, uncounted
     )
 
 
-def _schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+def _find_schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
     domain = "" if op.domain == "ai.onnx" else op.domain
     version = versions.get(domain, versions.get("ai.onnx", 1))
     if not onnx.defs.has(op.kind, version, domain):
@@ -333,18 +337,18 @@ def _schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.OpSchem
     return onnx.defs.get_schema(op.kind, version, domain)
 
 
-def _roles(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
+def _name_operands(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
     """Return the names of an operator's operands in the ONNX standard, or in the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
     else:
-        schema = _schema(op, versions)
+        schema = _find_schema(op, versions)
         names = [formal.name for formal in schema.inputs] if schema is not None else list(OPERANDS.get(op.kind, ()))
     return [names[min(i, len(names) - 1)] if names else f"input {i}" for i in range(len(op.inputs))]
 
 
-def _output(op: OnnxOperation, index: int, versions: Mapping[str, int]) -> str:
+def _name_output(op: OnnxOperation, index: int, versions: Mapping[str, int]) -> str:
     """Return the name of result number `index` (at least 1) of `op` in the ONNX standard; "out1", … if it has none."""
-    schema = _schema(op, versions)
+    schema = _find_schema(op, versions)
     names = [formal.name for formal in schema.outputs] if schema is not None else []
     return names[index] if index < len(names) and names[index] != names[-1] else f"out{index}"

@@ -68,13 +68,13 @@ _SAME = {
 VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "Expand"}
 
 
-def alike(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
+def find_equivalent(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
     """Return the equivalent weft operation of `v`, with attributes and weights as in weft; None if there is none.
 
     `types` are the types of its operands by role.
     """
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
-        heads, kv_heads = (_heads(types.get(role, "")) for role in ("Q", "K"))
+        heads, kv_heads = (_read_heads(types.get(role, "")) for role in ("Q", "K"))
         attrs = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
         return _to_attention(replace(v, attrs=attrs)) if heads and kv_heads else None
     equivalent = _CONVERTERS[v.op](v) if v.op in _CONVERTERS else None
@@ -88,7 +88,7 @@ def _to_linear(v: Vertex) -> Vertex | None:
         return None
     transposed = v.attrs.get("transB", "0") != "0"
     return replace(
-        v, op="linear", weights=(_reshape(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
+        v, op="linear", weights=(_reshape_weight(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
     )
 
 
@@ -96,7 +96,9 @@ def _to_packed_linear(v: Vertex) -> Vertex | None:
     """Convert MatMulNBits to a linear map; its attributes N and K are the shape of the quantized weight."""
     if not v.weights or not {"N", "K"} <= v.attrs.keys():
         return None
-    return replace(v, op="linear", weights=(_reshape(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
+    return replace(
+        v, op="linear", weights=(_reshape_weight(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:])
+    )
 
 
 def _to_embedding(v: Vertex) -> Vertex | None:
@@ -113,13 +115,13 @@ def _to_attention(v: Vertex) -> Vertex | None:
     if not all(map(str.isdecimal, attrs.values())):
         return None
     for ours, theirs in (("window", "local_window_size"), ("softcap", "softcap")):
-        attrs |= {ours: v.attrs[theirs]} if _number(v, theirs, 0) > 0 else {}
+        attrs |= {ours: v.attrs[theirs]} if _read_number(v, theirs, 0) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
     attrs |= {"rotary": "true"} if v.attrs.get("do_rotary", "0") != "0" else {}
     return replace(sinks, op="attention", attrs=attrs)
 
 
-def _number(v: Vertex, name: str, otherwise: float) -> float:
+def _read_number(v: Vertex, name: str, otherwise: float) -> float:
     """Return the attribute `name` of `v` as a number, `otherwise` if it is absent.
 
     Raises:
@@ -131,7 +133,7 @@ def _number(v: Vertex, name: str, otherwise: float) -> float:
         raise WeftError(f"{v.name} ({v.op}): {name} is {quote_value(v.attrs[name])}, not a number") from None
 
 
-def _heads(kind: str) -> str:
+def _read_heads(kind: str) -> str:
     """Return the number of heads in a type such as "f32[batch, heads, seq, head]"; "" if unknown."""
     sizes = kind.partition("[")[2].rstrip("]").split(", ")
     return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
@@ -143,7 +145,7 @@ def _to_experts(v: Vertex) -> Vertex | None:
 
 def _to_swish(v: Vertex) -> Vertex:
     """Convert x · sigmoid(alpha x) to Swish if alpha is 1, else to the sigmoid form of GELU."""
-    return replace(v, op="swish" if math.isclose(_number(v, "alpha", 1.702), 1) else "gelu")
+    return replace(v, op="swish" if math.isclose(_read_number(v, "alpha", 1.702), 1) else "gelu")
 
 
 _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
@@ -155,11 +157,11 @@ _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
 }  # fmt: skip
 
 
-def _reshape(weight: Weight, shape: tuple[Any, ...]) -> Weight:
+def _reshape_weight(weight: Weight, shape: tuple[Any, ...]) -> Weight:
     return replace(weight, shape=f"[{', '.join(map(str, shape))}]")
 
 
-def gates(vertices: list[Vertex]) -> list[Vertex]:
+def label_gates(vertices: list[Vertex]) -> list[Vertex]:
     """Return `vertices` with products labelled: x · sigmoid(x) as Swish, an activation times a linear as gated unit.
 
     Exporters write these functions as separate operations.
@@ -174,9 +176,9 @@ def gates(vertices: list[Vertex]) -> list[Vertex]:
             if source is None:
                 continue
             if source.op == "Sigmoid" and source.reads == (b,):
-                fused[i] = replace(v, like=replace(v, op="swish"))
-            elif source.meant.op in _GATES and other is not None and other.meant.op in ("linear", "split"):
-                fused[i] = replace(v, like=replace(v, op="glu", attrs={"activation": _GATES[source.meant.op]}))
+                fused[i] = replace(v, equivalent=replace(v, op="swish"))
+            elif source.weft_op.op in _GATES and other is not None and other.weft_op.op in ("linear", "split"):
+                fused[i] = replace(v, equivalent=replace(v, op="glu", attrs={"activation": _GATES[source.weft_op.op]}))
             else:
                 continue
             break

@@ -2,7 +2,7 @@
 
 PyTorch's exporter writes the modules of a node into its metadata. Others put them into its name: "/model/layers.0/attn/
 MatMul", "model/layer_._0/dense/MatMul". Without either, equal consecutive segments of operations are layers
-(`segments`).
+(`find_layer_segments`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .onnx_constants import Constant
 from .operation import OnnxOperation
-from .segments import segments
+from .segments import find_layer_segments
 
 NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")  # a name that is a path already
@@ -28,7 +28,7 @@ HALVES = ("encoder", "decoder")
 Scope = tuple[str, ...]
 
 
-def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
+def read_exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     """Return the modules that contain a node, from the metadata of PyTorch's exporter; None if it has none.
 
     `name_scopes` is a list such as "['', 'model', 'model.layers.0', 'linear_3']", whose last item is the operation;
@@ -38,36 +38,38 @@ def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     names = [a or b for a, b in QUOTED.findall(listed)] if LISTED.fullmatch(listed) else []
     if not names and "namespace" in metadata:
         names = [part.partition(":")[0].strip() for part in metadata["namespace"].split("/")]
-    return _split(names[-2]) if len(names) > 1 else None
+    return _split_words(names[-2]) if len(names) > 1 else None
 
 
 def name_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
     """Return (scope, unique name) of every operation; the name begins with the scope."""
-    scopes = [_scope(op) for op in ops]
-    scopes = _fill_gaps(ops, scopes) if any(scopes) else segments(ops, constants)
+    scopes = [_infer_scope(op) for op in ops]
+    scopes = _fill_gaps(ops, scopes) if any(scopes) else find_layer_segments(ops, constants)
     scopes = _split_numbers(scopes)
     for _ in range(4):
-        if (stem := _common(scopes)) is None:
+        if (stem := _find_common_root(scopes)) is None:
             break
         scopes = [scope[1:] if scope[:1] == (stem,) else scope for scope in scopes]
     used = {".".join(scope[:i]) for scope in scopes for i in range(1, len(scope) + 1)}
-    return [(".".join(scope), fresh(_path(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)]
+    return [
+        (".".join(scope), make_unique(_choose_name(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)
+    ]
 
 
-def _scope(op: OnnxOperation) -> Scope:
+def _infer_scope(op: OnnxOperation) -> Scope:
     if op.scopes is not None:
         return op.scopes
     *calls, name = op.names
-    inner = _split(name)[:-1] if "/" in name or name.count(".") > name.count("..") * 2 else ()
+    inner = _split_words(name)[:-1] if "/" in name or name.count(".") > name.count("..") * 2 else ()
     return (*(call.replace(".", "_").strip("/") for call in calls), *inner)
 
 
-def _split(name: str) -> Scope:
+def _split_words(name: str) -> Scope:
     words = (word[:LONGEST_WORD] for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
     return tuple(words)[-DEEPEST:]
 
 
-def _path(op: OnnxOperation, scope: Scope) -> str:
+def _choose_name(op: OnnxOperation, scope: Scope) -> str:
     """Return the name of `op`: the name of its first result if that is a path within `scope`, else its own name.
 
     A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
@@ -81,12 +83,12 @@ def _path(op: OnnxOperation, scope: Scope) -> str:
         and not result[-1:].isdigit()
     ):
         return result
-    words = _split(op.names[-1])
+    words = _split_words(op.names[-1])
     counted = not words or re.fullmatch(rf"(node_)?{re.escape(op.kind)}_?\d*", words[-1], re.IGNORECASE)
     return stem + (op.kind if counted else words[-1])
 
 
-def fresh(name: str, taken: set[str]) -> str:
+def make_unique(name: str, taken: set[str]) -> str:
     """Return `name`, with a number appended if `name` is in `taken`; add the result to `taken`."""
     unique, n = name, 1
     while unique in taken:
@@ -110,11 +112,11 @@ def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]
             continue
         sources = [filled[makers[x]] for x in op.inputs if x in makers]
         if sources:
-            filled[i] = _common_prefix([max(sources, key=len), scopes[first[i]]])
+            filled[i] = _find_prefix([max(sources, key=len), scopes[first[i]]])
     return filled
 
 
-def _common_prefix(scopes: Iterable[Scope]) -> Scope:
+def _find_prefix(scopes: Iterable[Scope]) -> Scope:
     """Return the longest common prefix of all scopes."""
     columns = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*scopes, strict=False))
     return tuple(words[0] for words in columns)
@@ -140,7 +142,7 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
     return (*scope[:depth], match[1], match[2], *scope[depth + 1 :])
 
 
-def _common(scopes: Sequence[Scope]) -> str | None:
+def _find_common_root(scopes: Sequence[Scope]) -> str | None:
     """Return the only first word of the scopes with numbers (else of all scopes), whose box would contain nearly
     everything; None if there is no such word, or it is a list of layers or in HALVES."""
     first = {scope[0]: None for scope in scopes if scope}

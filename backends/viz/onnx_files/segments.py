@@ -21,10 +21,10 @@ SHORTEST = 5  # least number of operations in a layer
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
+def find_layer_segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
     """Return the scope of every operation, such as ("layers", "0"); () for those outside of layers."""
     scopes: list[tuple[str, ...]] = [()] * len(ops)
-    kinds, reads = _encode(ops, constants)
+    kinds, reads = _encode_operations(ops, constants)
     names, pending = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]
     while pending:
         start, end = pending.pop()
@@ -32,7 +32,7 @@ def segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) ->
         if run is None:
             continue
         first, period, count = run
-        first, name = _phase(ops, first + start, period, count), next(names)
+        first, name = _choose_phase(ops, first + start, period, count), next(names)
         count -= first + count * period > end
         for i in range(first, first + period * count):
             scopes[i] = (name, str((i - first) // period))
@@ -40,7 +40,7 @@ def segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) ->
     return scopes
 
 
-def _encode(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
+def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
     """Return an integer per operation, equal for equal operations, and the index of the producer of each operand (-1:
     no operand, below -1: an input)."""
     numbers: dict[Hashable, int] = {}
@@ -98,7 +98,7 @@ def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
     return first
 
 
-def _phase(ops: Sequence[OnnxOperation], first: int, period: int, count: int) -> int:
+def _choose_phase(ops: Sequence[OnnxOperation], first: int, period: int, count: int) -> int:
     """Return the first operation of the first layer for the offset at which the fewest values cross the boundaries."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))

@@ -20,7 +20,7 @@ INVENTED = re.compile(r"unk__\d+")
 
 
 @functools.cache
-def dtype_name(number: int) -> str:
+def format_dtype(number: int) -> str:
     """Return weft's name of ONNX dtype `number`; ONNX's own name in lower case if weft has none."""
     try:
         name = str(onnx.TensorProto.DataType.Name(number)).lower()
@@ -32,32 +32,32 @@ def dtype_name(number: int) -> str:
         return name
 
 
-def type_text(kind: onnx.TypeProto) -> str:
+def format_type(kind: onnx.TypeProto) -> str:
     """Return a tensor type as "f32[batch, seq, 576]" (without a shape only the dtype), any other type by its name."""
     if not kind.HasField("tensor_type"):
         return (kind.WhichOneof("value") or "").removesuffix("_type")
     tensor = kind.tensor_type
     if not tensor.HasField("shape"):
-        return dtype_name(tensor.elem_type)
-    return f"{dtype_name(tensor.elem_type)}[{', '.join(map(_size, tensor.shape.dim))}]"
+        return format_dtype(tensor.elem_type)
+    return f"{format_dtype(tensor.elem_type)}[{', '.join(map(_format_size, tensor.shape.dim))}]"
 
 
-def _size(dim: onnx.TensorShapeProto.Dimension) -> str:
+def _format_size(dim: onnx.TensorShapeProto.Dimension) -> str:
     """Return a size as a string; "?" if it is unknown or a placeholder name of shape inference."""
     name = "" if INVENTED.fullmatch(dim.dim_param) else dim.dim_param
     return str(dim.dim_value) if dim.HasField("dim_value") else name or "?"
 
 
-def attribute_text(attribute: onnx.AttributeProto) -> str:
+def format_attribute(attribute: onnx.AttributeProto) -> str:
     """Return an attribute as a string; for a graph its number of operations."""
     kind = onnx.AttributeProto
     if attribute.type in (kind.GRAPH, kind.GRAPHS):
         counts = [len(g.node) for g in (attribute.graphs or [attribute.g])]
         return ", ".join(f"{n} operation{'s' * (n != 1)}" for n in counts)
     if attribute.type == kind.TENSOR:
-        return tensor_text(attribute.t) or f"{dtype_name(attribute.t.data_type)}{list(attribute.t.dims)}"
+        return format_tensor(attribute.t) or f"{format_dtype(attribute.t.data_type)}{list(attribute.t.dims)}"
     value = onnx.helper.get_attribute_value(attribute)
-    return short(_format_value(value))
+    return truncate(_format_value(value))
 
 
 def _format_value(value: object) -> str:
@@ -70,7 +70,7 @@ def _format_value(value: object) -> str:
     return str(value)
 
 
-def tensor_text(tensor: onnx.TensorProto) -> str:
+def format_tensor(tensor: onnx.TensorProto) -> str:
     """Return the elements of a small tensor as text of at most 60 characters; "" for larger or external ones."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
@@ -78,9 +78,9 @@ def tensor_text(tensor: onnx.TensorProto) -> str:
         array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, AttributeError) as e:  # onnx checks neither type nor length
         raise WeftError(f"the tensor {quote_value(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
-    return short(_format_value(array.tolist()))
+    return truncate(_format_value(array.tolist()))
 
 
-def short(text: str) -> str:
+def truncate(text: str) -> str:
     """Return `text`, cut to 60 characters with a final ellipsis if it is longer."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -22,14 +22,14 @@ from . import mask_panel as attention
 from . import rope_panel as positions
 
 PANELS: dict[str, Callable[[Network], Any]] = {
-    "attention": attention.data,
-    "positions": positions.data,
-    "caches": caches.data,
-    "experts": experts.data,
+    "attention": attention.build_panel,
+    "positions": positions.build_panel,
+    "caches": caches.build_panel,
+    "experts": experts.build_panel,
 }
 
 
-def data(network: Network) -> dict[str, Any]:
+def build_panels(network: Network) -> dict[str, Any]:
     """Return the data of the panels of `network` by name; omit empty ones."""
     panels = {name: panel(network) for name, panel in PANELS.items()}
     return {name: panel for name, panel in panels.items() if panel}

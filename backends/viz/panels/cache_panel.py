@@ -6,27 +6,29 @@ from collections import Counter
 from typing import Any
 
 from ..model.network import Network, Vertex
-from .kinds import Kind, attentions
+from .kinds import Kind, list_attentions
 
 GROUPS = 8  # key and value heads of the grouped variant, as most models have
 WINDOW = 4096  # of the variant with one, as Mistral 7B has
 Sizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> number of layers
 
 
-def data(network: Network) -> dict[str, Any] | None:
+def build_panel(network: Network) -> dict[str, Any] | None:
     """Return the cache sizes of this model and of its variants; None for a model without caches and states.
 
     "variants": for each a "name", a description ("about") and "kept", a list of [elements per token, window or None].
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
     "same": the name of the variant with the same sizes as this model, or None.
     """
-    caches = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
+    caches = [
+        (v, kind, _measure_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None
+    ]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
-    indexes: Sizes = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
+    indexes: Sizes = Counter(v.cache for v in network.vertices if v.cache is not None and not v.weft_op.attends)
     this = Counter(v.cache for v, _, _ in caches if v.cache is not None) + indexes
-    alternatives = _variants(caches, network.context) if caches else {}
+    alternatives = _list_variants(caches, network.context) if caches else {}
     alternatives = {name: (sizes + indexes, about) for name, (sizes, about) in alternatives.items()}
     variants = {"this model": (this, "")} | {name: v for name, v in alternatives.items() if v[0] != this}
     return {
@@ -40,7 +42,7 @@ def data(network: Network) -> dict[str, Any] | None:
     }
 
 
-def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
+def _measure_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     """Return (features of a key, features of a value) of one head, as if every head had its own key and value.
 
     Latent attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of
@@ -48,17 +50,19 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     """
     assert v.cache is not None
     width = v.cache[0]
-    latent = v.meant.attrs.get("value_dim")
+    latent = v.weft_op.attrs.get("value_dim")
     if latent is None:
         value = int(v.types[0].rstrip("]").rpartition(", ")[2]) // kind.heads
         return width // kind.kv_heads - value, value
-    maps = [u for u in network.vertices if u.scope == v.scope and u.meant.op == "head_linear" and u.weights]
+    maps = [u for u in network.vertices if u.scope == v.scope and u.weft_op.op == "head_linear" and u.weights]
     heads = [int(u.weights[0].dims[0]) // kind.heads for u in maps]
     rotary = width - int(str(latent))
     return (heads[0] + rotary, heads[-1]) if heads else (width, int(str(latent)))
 
 
-def _variants(caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Sizes, str]]:
+def _list_variants(
+    caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None
+) -> dict[str, tuple[Sizes, str]]:
     """Map names of variants of the model, with other head counts or windows, to (cache sizes, description)."""
 
     def tally(width: Any) -> Sizes:

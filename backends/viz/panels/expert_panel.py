@@ -11,7 +11,7 @@ import numpy as np
 from weft.ir.ops.routing import route
 
 from ..model.network import Network, Vertex
-from .kinds import layers
+from .kinds import abbreviate_layers
 
 EXAMPLES = 12  # tokens with random scores that illustrate the rule
 
@@ -33,21 +33,21 @@ class RoutingRule:
     shared: bool
 
 
-def data(network: Network) -> list[dict[str, Any]] | None:
+def build_panel(network: Network) -> list[dict[str, Any]] | None:
     """Return the data of every distinct routing rule of `network`; None for a network without experts."""
     rules: dict[RoutingRule, list[Vertex]] = {}
     for v in network.vertices:
-        if v.meant.op == "moe" and v.weights:
-            rules.setdefault(_rule(v, network), []).append(v)
+        if v.weft_op.op == "moe" and v.weights:
+            rules.setdefault(_read_rule(v, network), []).append(v)
     return [_to_dict(rule, vertices) for rule, vertices in rules.items()] or None
 
 
-def _rule(v: Vertex, network: Network) -> RoutingRule:
+def _read_rule(v: Vertex, network: Network) -> RoutingRule:
     siblings = [u for u in network.vertices if u.scope == v.scope and u is not v]
     inside = any(u.scope.startswith(f"{v.scope}.") and u.weights for u in network.vertices)
-    router = next((u.meant for u in siblings if u.meant.op == "route"), None)
-    limit = next((u.meant for u in siblings if u.meant.op in ("limit_capacity", "expert_choice")), None)
-    text, active = (router or replace(v, attrs={})).text, v.meant.attrs.get("active")
+    router = next((u.weft_op for u in siblings if u.weft_op.op == "route"), None)
+    limit = next((u.weft_op for u in siblings if u.weft_op.op in ("limit_capacity", "expert_choice")), None)
+    text, active = (router or replace(v, attrs={})).text, v.weft_op.attrs.get("active")
     return RoutingRule(
         int(v.weights[0].dims[0]),
         None if active is None else int(str(active)),
@@ -57,12 +57,12 @@ def _rule(v: Vertex, network: Network) -> RoutingRule:
         int(text("groups", "1")),
         int(text("top_groups", "1")),
         text("group_score", "top2"),
-        _capacity(limit),
+        _describe_capacity(limit),
         inside,
     )
 
 
-def _capacity(limit: Vertex | None) -> str:
+def _describe_capacity(limit: Vertex | None) -> str:
     """Describe the capacity of an expert in a sentence; "" without a limit."""
     if limit is None:
         return ""
@@ -76,21 +76,21 @@ def _capacity(limit: Vertex | None) -> str:
 def _to_dict(rule: RoutingRule, vertices: list[Vertex]) -> dict[str, Any]:
     expert_sizes = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
     return {
-        "where": layers(v.scope or v.name for v in vertices),
+        "where": abbreviate_layers(v.scope or v.name for v in vertices),
         "at": vertices[0].name,
         "layers": len(vertices),
         "experts": rule.experts,
         "k": rule.k,
         "groups": rule.groups,
         "shared": rule.shared,
-        "sentences": list(_sentences(rule)),
+        "sentences": list(_describe_rule(rule)),
         "parameters": sum(expert_sizes) * rule.experts,
         "idle": sum(expert_sizes) * (rule.experts - (rule.k or rule.experts)),
-        "examples": examples(rule),
+        "examples": route_examples(rule),
     }
 
 
-def _sentences(rule: RoutingRule) -> Iterator[str]:
+def _describe_rule(rule: RoutingRule) -> Iterator[str]:
     if rule.k is not None:
         yield f"Each token is routed to {rule.k} of {rule.experts} experts" + (
             " and to a shared one." if rule.shared else "."
@@ -109,7 +109,7 @@ def _sentences(rule: RoutingRule) -> Iterator[str]:
         yield rule.capacity
 
 
-def examples(rule: RoutingRule) -> list[list[list[float]]]:
+def route_examples(rule: RoutingRule) -> list[list[list[float]]]:
     """Return the [expert, weight] pairs of each of EXAMPLES tokens with random scores; empty if `rule.k` is None."""
     if rule.k is None:
         return []

@@ -36,18 +36,18 @@ class Kind:
     chosen: int | None = None
 
 
-def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
+def list_attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
     """Yield (vertex, kind) for every softmax attention in order, except attention within windows of a sequence that
     are folded into the batch axis."""
-    shapes = _shapes(network)
+    shapes = _list_shapes(network)
     lengths = {name: shape[1] for name, shape in shapes.items()}
     chosen = {v.makes[0]: int(v.text("top_k")) for v in network.vertices if v.op == "lightning_index"}
     for v in network.vertices:
-        if v.meant.attends and not any("*" in shapes[name][0] for name in v.meant.reads[:1] if name in shapes):
-            yield v, _kind(v.meant, lengths, chosen)
+        if v.weft_op.attends and not any("*" in shapes[name][0] for name in v.weft_op.reads[:1] if name in shapes):
+            yield v, _read_kind(v.weft_op, lengths, chosen)
 
 
-def _kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> Kind:
+def _read_kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> Kind:
     def number(name: str, default: int) -> int:
         return int(v.text(name, str(default)))
 
@@ -76,7 +76,7 @@ def _kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> K
     )
 
 
-def _shapes(network: Network) -> dict[str, list[str]]:
+def _list_shapes(network: Network) -> dict[str, list[str]]:
     """Map each value with two or more axes to its sizes, as strings; axis 1 counts tokens, as in [batch, seq, …]."""
     types = [*network.inputs.items(), *(pair for v in network.vertices for pair in zip(v.makes, v.types, strict=False))]
     sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
@@ -86,12 +86,12 @@ def _shapes(network: Network) -> dict[str, list[str]]:
 def group_by_kind(network: Network) -> dict[Kind, list[Vertex]]:
     """Group the attentions of a network by kind, in order of first appearance."""
     kinds: dict[Kind, list[Vertex]] = {}
-    for v, kind in attentions(network):
+    for v, kind in list_attentions(network):
         kinds.setdefault(kind, []).append(v)
     return kinds
 
 
-def layers(scopes: Iterable[str]) -> str:
+def abbreviate_layers(scopes: Iterable[str]) -> str:
     """Return a short form of scopes: "layers 0–31" for layers.0.attn, layers.1.attn, …; "layers 0, 2 … 94" for every
     second layer."""
     numbers: dict[str, list[int]] = {}
@@ -102,11 +102,11 @@ def layers(scopes: Iterable[str]) -> str:
     for stem, group in numbers.items():
         distinct = sorted(set(group))
         name = stem.replace(".", " ") if len(distinct) != 1 else stem.replace(".", " ").removesuffix("s")
-        phrases.append(" ".join(filter(None, [name, _abbreviate(distinct)])))
+        phrases.append(" ".join(filter(None, [name, _abbreviate_numbers(distinct)])))
     return "; ".join(filter(None, phrases))
 
 
-def _abbreviate(numbers: Sequence[int]) -> str:
+def _abbreviate_numbers(numbers: Sequence[int]) -> str:
     """Return a short form of sorted numbers: "0, 2 … 94" if the step is constant and not 1, else runs, as "0–3, 7"."""
     steps = {b - a for a, b in itertools.pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:

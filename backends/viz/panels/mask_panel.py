@@ -13,7 +13,7 @@ from weft.ir.schema.visible_blocks import VisibleBlocks
 
 from ..model.labels import RECURRENT
 from ..model.network import Network, Vertex
-from .kinds import Kind, attentions, group_by_kind, layers
+from .kinds import Kind, abbreviate_layers, group_by_kind, list_attentions
 
 TOKENS = 24  # queries, and keys of self-attention, in a drawn mask
 SOURCE = 16  # keys of cross-attention in a drawn mask
@@ -22,7 +22,7 @@ MAX_SINKS = 4  # maximum number of always-visible first tokens in a drawn mask
 STEPS = 20  # least number of drawn steps of a rolling cache
 
 
-def data(network: Network) -> dict[str, Any] | None:
+def build_panel(network: Network) -> dict[str, Any] | None:
     """Return "kinds" (the data of each kind of attention, with its mask) and "reach" (the receptive fields); None for a
     network without attention."""
     kinds = group_by_kind(network)
@@ -30,30 +30,30 @@ def data(network: Network) -> dict[str, Any] | None:
         return None
     return {
         "kinds": [_to_dict(kind, vertices, network.context) for kind, vertices in kinds.items()],
-        "reach": reach(network),
+        "reach": compute_reach(network),
     }
 
 
 def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
-    small = shrink(kind)
+    small = shrink_kind(kind)
     scaled = small != kind
     return {
-        "title": title(kind),
-        "where": layers(v.scope or v.name for v in vertices),
+        "title": name_kind(kind),
+        "where": abbreviate_layers(v.scope or v.name for v in vertices),
         "count": len(vertices),
         "at": vertices[0].name,
-        "sentences": list(_sentences(kind, small, context)),
+        "sentences": list(_describe_kind(kind, small, context)),
         "scaled": scaled,
-        "mask": ["".join(map(str, row.astype(int))) for row in mask(small)],
+        "mask": ["".join(map(str, row.astype(int))) for row in compute_mask(small)],
         "sinks": kind.sinks,
         "cross": kind.cross,
-        "rolling": _rolling(small, kind)
+        "rolling": _draw_rolling_cache(small, kind)
         if kind.keys.causal and kind.keys.window and kind.keys.pattern == "dense"
         else None,
     }
 
 
-def title(kind: Kind) -> str:
+def name_kind(kind: Kind) -> str:
     """Return the title of a kind of attention."""
     if kind.cross:
         return "Attention to the source"
@@ -65,7 +65,7 @@ def title(kind: Kind) -> str:
     return ", ".join([first, *properties, *(["sinks"] if kind.sinks else [])])
 
 
-def shrink(kind: Kind) -> Kind:
+def shrink_kind(kind: Kind) -> Kind:
     """Return `kind` with windows and strides reduced so that the pattern is visible within `TOKENS` tokens."""
     stride, summary = kind.keys.stride, kind.keys.summary
     if kind.keys.pattern != "dense":
@@ -82,7 +82,7 @@ def shrink(kind: Kind) -> Kind:
     return replace(kind, keys=replace(kind.keys, window=window, stride=stride, summary=summary, keep_first=first))
 
 
-def mask(kind: Kind) -> Any:
+def compute_mask(kind: Kind) -> Any:
     """Return the mask of a short sequence, bool [queries, keys] (True: visible): TOKENS queries, and TOKENS keys or
     SOURCE keys of cross-attention."""
     if kind.blocks is not None:
@@ -92,12 +92,12 @@ def mask(kind: Kind) -> Any:
     return kind.keys.mask(query, key)
 
 
-def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
+def _describe_kind(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """Yield sentences that describe `kind`; sizes that differ in `small`, the kind that is drawn, are added."""
     if kind.cross:
         yield "Every token attends to all source tokens."
     elif kind.blocks is not None:
-        yield from _in_blocks(kind.blocks, small.blocks or kind.blocks)
+        yield from _describe_blocks(kind.blocks, small.blocks or kind.blocks)
     elif kind.keys.causal:
         yield "Causal: a token attends to itself and earlier tokens."
     else:
@@ -132,7 +132,7 @@ SENTENCES: dict[str, str] = {  # about patterns; a test checks that every patter
 }
 
 
-def _in_blocks(blocks: VisibleBlocks, small: VisibleBlocks) -> Iterator[str]:
+def _describe_blocks(blocks: VisibleBlocks, small: VisibleBlocks) -> Iterator[str]:
     drawn = f" ({small.block} in the picture)" if small.block != blocks.block else ""
     yield f"Bidirectional, in blocks of {blocks.block:,} tokens{drawn} (Zaheer 2020)."
     yield (
@@ -151,7 +151,7 @@ def _describe_pattern(kind: Kind, small: Kind) -> Iterator[str]:
         yield sentence.format(stride=kind.keys.stride, summary=kind.keys.summary, drawn=drawn)
 
 
-def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
+def _draw_rolling_cache(small: Kind, kind: Kind) -> dict[str, Any]:
     """Return the data of a rolling cache, drawn with the sizes of `small`.
 
     "slots", "first": the number of slots and of sinks (always-visible first tokens) of `kind`.
@@ -173,14 +173,14 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
 # -- layers together
 
 
-def reach(network: Network) -> dict[str, Any] | None:
+def compute_reach(network: Network) -> dict[str, Any] | None:
     """Return the receptive field after every layer; None if every layer sees the full sequence.
 
     "steps" has [layer, number of earlier tokens that the last of a long sequence sees (None: all), title] per layer.
     Each layer extends the field by the keys visible to the earliest visible token; a recurrence sees all tokens.
     """
-    kinds = {v.name: kind for v, kind in attentions(network) if kind.keys.causal and not kind.cross}
-    mixers = [v for v in network.vertices if v.name in kinds or v.meant.op in RECURRENT]
+    kinds = {v.name: kind for v, kind in list_attentions(network) if kind.keys.causal and not kind.cross}
+    mixers = [v for v in network.vertices if v.name in kinds or v.weft_op.op in RECURRENT]
     if all(v.name not in kinds or not kinds[v.name].keys.local for v in mixers):
         return None
     last = max(network.context or 0, 1 + sum(k.keys.window or k.keys.stride for k in kinds.values())) - 1
@@ -188,15 +188,15 @@ def reach(network: Network) -> dict[str, Any] | None:
     for i, v in enumerate(mixers):
         first: int | None = last
         for below in reversed(mixers[: i + 1]):  # from the layer down to the tokens
-            first = None if first is None or below.name not in kinds else _earliest(kinds[below.name], first)
+            first = None if first is None or below.name not in kinds else _find_earliest(kinds[below.name], first)
         kind = kinds.get(v.name)
         steps.append(
-            [v.scope or v.name, None if first is None else last - first, title(kind) if kind else "recurrence"]
+            [v.scope or v.name, None if first is None else last - first, name_kind(kind) if kind else "recurrence"]
         )
     return {"context": network.context, "steps": steps}
 
 
-def _earliest(kind: Kind, token: int) -> int | None:
+def _find_earliest(kind: Kind, token: int) -> int | None:
     """Return the first position visible to the token at position `token`, ignoring sinks; None: all positions.
 
     Without a window only chunks are bounded; other patterns see parts of the entire sequence.

@@ -18,7 +18,7 @@ from weft.ir.interpreter import interpret, widen
 from weft.ir.op import Trait
 from weft.ir.recipes.readers import Array
 
-from .kinds import layers
+from .kinds import abbreviate_layers
 
 MOST = 1_500_000  # attention weights in a page, a byte each
 LIKELY = 5  # number of likeliest next tokens in the data
@@ -48,8 +48,8 @@ class Observer:
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_is_observed(user) for user in value.users):
                 self.kept[value] = array
-        if _attends(node):
-            self.weights[node] = attention_weights(node, self._operands(node))
+        if _is_full_attention(node):
+            self.weights[node] = compute_attention_weights(node, self._operands(node))
         elif node.op is ops.moe:
             combine = self._value(node.operand("combine"))
             assert combine is not None
@@ -69,17 +69,17 @@ class Observer:
 
 
 def _is_observed(node: Node) -> bool:
-    return node.op is ops.moe or _attends(node)
+    return node.op is ops.moe or _is_full_attention(node)
 
 
-def _attends(node: Node) -> bool:
+def _is_full_attention(node: Node) -> bool:
     """Return whether `node` is a softmax attention over full sequences: its batch size is that of an input."""
     if Trait.ATTENTION not in node.op.traits:
         return False
     return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
-def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
+def compute_attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
     """Return the attention weights [heads, queries, keys] of the first batch row of an attention.
 
     They are the output of the attention if its values are one-hot vectors. With sinks, weights of a query sum to less
@@ -97,15 +97,15 @@ def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array
     return weights.reshape(len(weights), -1, keys).swapaxes(0, 1)
 
 
-def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
+def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
     """Run `graph` on the tokens `ids`; return "tokens", "layers" (attention weights), "next" and "experts" for a page.
 
     `text` decodes token ids; `step` is called with the number of nodes done and in total.
 
     Raises:
-        WeftError: as `check` does.
+        WeftError: as `check_prompt` does.
     """
-    check(graph, len(ids))
+    check_prompt(graph, len(ids))
     row = np.array([ids])
     feeds = {"input_ids": row, "position_ids": np.arange(len(ids))[None], "attention_mask": np.ones_like(row)}
     feeds["token_type_ids"] = np.zeros_like(row)
@@ -117,12 +117,12 @@ def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str],
     return {
         "tokens": [_decode_added(text, ids, i) for i in range(len(ids))],
         "layers": [_pack_weights(node, weights) for node, weights in observer.weights.items()],
-        "next": [] if logits is None or not _predicts(graph) else _predict(logits[0], ids, text),
-        "experts": [_load(node, chosen) for node, chosen in observer.choices.items()],
+        "next": [] if logits is None or not _is_decoder(graph) else _predict_tokens(logits[0], ids, text),
+        "experts": [_count_routed(node, chosen) for node, chosen in observer.choices.items()],
     }
 
 
-def check(graph: Graph, count: int) -> None:
+def check_prompt(graph: Graph, count: int) -> None:
     """Check that a page can show a prompt of `count` tokens.
 
     Raises:
@@ -136,15 +136,15 @@ def check(graph: Graph, count: int) -> None:
     context = graph.meta.get("context")
     if context and count > context:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
-    heads = sum(node.attrs["heads"] for node in graph.nodes if _attends(node))
+    heads = sum(node.attrs["heads"] for node in graph.nodes if _is_full_attention(node))
     each = MOST / max(1, heads)
     # n(n + 1) / 2 weights per head if tokens see only earlier ones, else n²: solved for n.
-    most = int(((8 * each + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int(each**0.5)
+    most = int(((8 * each + 1) ** 0.5 - 1) / 2) if _is_decoder(graph) else int(each**0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")
 
 
-def _predicts(graph: Graph) -> bool:
+def _is_decoder(graph: Graph) -> bool:
     return bool(graph.meta.get("kind") == "decoder")
 
 
@@ -156,7 +156,7 @@ def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
     steps = np.round(weights * 255).astype(np.uint8)
     rows = [row[: i + 1] if node.attrs.get("causal", False) else row for head in steps for i, row in enumerate(head)]
     return {
-        "where": layers([node.scope or node.output.name]) or node.output.name,
+        "where": abbreviate_layers([node.scope or node.output.name]) or node.output.name,
         "at": node.output.name,
         "heads": len(weights),
         "causal": node.attrs.get("causal", False),
@@ -164,7 +164,7 @@ def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
     }
 
 
-def _predict(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+def _predict_tokens(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
     """Return for each position of `logits` [seq, vocab] the "likely" next tokens with probabilities and, except for
     the last position, the probability ("came") and "rank" (from 1) of the actual next token."""
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
@@ -179,9 +179,9 @@ def _predict(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], 
     return predictions
 
 
-def _load(node: Node, chosen: Array) -> dict[str, Any]:
+def _count_routed(node: Node, chosen: Array) -> dict[str, Any]:
     """Return the number of tokens routed to each expert ("counts"), from expert weights [tokens, experts]."""
-    return {"where": layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
+    return {"where": abbreviate_layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 
 def _decode_added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:

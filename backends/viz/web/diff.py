@@ -11,24 +11,24 @@ from weft.ir.readable import count, size
 from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS
-from ..layout import opening
-from ..layout.font import width
-from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, shapes
+from ..layout import open_parts
+from ..layout.font import measure_text
+from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, build_shape
 from ..model.labels import Label
-from ..model.marks import KEPT, SIGNS, kind
+from ..model.marks import KEPT, SIGNS, sign_to_kind
 from ..model.network import Vertex
-from ..model.outline import PicturePart, outline
+from ..model.outline import PicturePart, build_outline
 from ..model.totals import Totals
 
 SIDES = ("before", "after")
 
 
-def side_by_side(comparison: Comparison) -> Shape:
+def join_pictures(comparison: Comparison) -> Shape:
     """Return a shape that contains the pictures of both networks; keys begin with "before." or "after."."""
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
-    sides = [_add_prefix(outline(n), side) for side, n in networks.items()]
+    sides = [_add_prefix(build_outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
-    root = shapes(PicturePart(name, "", children=sides))
+    root = build_shape(PicturePart(name, "", children=sides))
     differ = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
         root.inner[i] = _retitle(root.inner[i], n.name if differ else f"{n.name} · {side}")
@@ -37,8 +37,8 @@ def side_by_side(comparison: Comparison) -> Shape:
 
 def _retitle(shape: Shape, title: str) -> Shape:
     """Return `shape`, the frame of one network, with the title `title`."""
-    head = width(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return replace(shape, label=Label(title, shape.label.lines, kind(KEPT)), head=head)
+    head = measure_text(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
+    return replace(shape, label=Label(title, shape.label.lines, sign_to_kind(KEPT)), head=head)
 
 
 def _add_prefix(part: PicturePart, side: str) -> PicturePart:
@@ -62,11 +62,11 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
     )
 
 
-def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open, as `opening.select_open` does. Without `depth`, add the keys of the parts
-    that contain both changed and unchanged operations."""
+def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
+    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)`. Without `depth`, add
+    both networks and the parts that contain changed as well as unchanged operations."""
     mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _has_mixed_signs(s.part))}
-    return opening.select_open(root, depth, parts) | (mixed if depth is None else set())
+    return open_parts.select_open(root, depth, parts) | (mixed if depth is None else set())
 
 
 def _has_mixed_signs(part: PicturePart) -> bool:
@@ -74,7 +74,7 @@ def _has_mixed_signs(part: PicturePart) -> bool:
     return KEPT in signs and len(signs) > 1
 
 
-def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
+def convert_totals(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
     """Return the totals of both networks ([before, after]) that do not depend on a length or dtype, for a page.
 
     "counts" maps signs to numbers of operations. "weights" has for each network the number of f32 elements, for which
@@ -88,20 +88,20 @@ def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any
     }
 
 
-def kinds() -> dict[str, list[str]]:
+def list_sign_kinds() -> dict[str, list[str]]:
     """Return the legend of a comparison page: kind of each sign → [sign, its mark as SVG path data]."""
-    return {kind(sign): [sign, LOOKS[kind(sign)].mark] for sign in SIGNS}
+    return {sign_to_kind(sign): [sign, LOOKS[sign_to_kind(sign)].mark] for sign in SIGNS}
 
 
-def sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
+def build_sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
     """Return the fact sheet of a comparison."""
     names = [n.name for n in (comparison.before, comparison.after)]
     title = f"{names[0]}, before and after" if names[0] == names[1] else " and ".join(names)
     about = ", ".join(f"{n:,} {sign}" for sign, n in comparison.counts.items() if n)
-    return Sheet(title, f"operations: {about}", tuple(_rows(before, after)))
+    return Sheet(title, f"operations: {about}", tuple(_list_rows(before, after)))
 
 
-def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
+def _list_rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
     """Yield (name, totals before and after as text) for each row of the fact sheet; omit rows whose totals are 0."""
     rows: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),

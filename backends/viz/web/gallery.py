@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats import style
-from ..formats.sheet import Sheet, describe
-from ..formats.svg import ARROW, drawn_size, picture, rules
-from ..layout.coordinates import layout
-from ..layout.font import faces
+from ..formats.sheet import Sheet, describe_picture
+from ..formats.svg import ARROW, draw_contents, format_rules, measure_drawing
+from ..layout.coordinates import place_shapes
+from ..layout.font import format_font_faces
 from ..layout.scene import Shape
 from . import page
 
@@ -32,49 +32,49 @@ class Card:
     numbers: Mapping[str, int]
 
 
-def gallery(cards: Sequence[Card], title: str) -> str:
+def render_gallery(cards: Sequence[Card], title: str) -> str:
     """Return the HTML page that shows `cards`."""
     data = {
-        "cards": [{"name": name, **_card(card)} for name, card in zip(_names(cards), cards, strict=True)],
-        "common": page.common(),
-        "shell": page.shell(TITLE, DATA, FACES),
+        "cards": [{"name": name, **_convert_card(card)} for name, card in zip(_name_cards(cards), cards, strict=True)],
+        "common": page.list_common_data(),
+        "shell": page.render_shell(TITLE, DATA, FACES),
         "places": {"faces": FACES, "title": TITLE, "data": DATA},
     }
-    sheets = [style.variables(), within(".picture", rules(lambda name: f"var(--{name})"))]
+    sheets = [style.format_variables(), restrict_rules(".picture", format_rules(lambda name: f"var(--{name})"))]
     return page.render_template(
         "gallery.html.j2",
         title=title,
-        faces=faces(),
+        faces=format_font_faces(),
         arrow=ARROW,
-        style="\n".join([*sheets, page.text_of("styles/gallery.css")]),
-        data=page.as_json(data),
-        script=page.text_of("scripts/gallery.js"),
+        style="\n".join([*sheets, page.read_resource("styles/gallery.css")]),
+        data=page.encode_json(data),
+        script=page.read_resource("scripts/gallery.js"),
     )
 
 
-def within(place: str, sheet: str) -> str:
+def restrict_rules(place: str, sheet: str) -> str:
     """Return the style sheet `sheet` with its rules restricted to elements inside the CSS selector `place`."""
     return SELECTORS.sub(lambda m: ",".join(f"{place} {s.strip()}" for s in m[1].split(",")) + "{", sheet)
 
 
-def _names(cards: Sequence[Card]) -> list[str]:
+def _name_cards(cards: Sequence[Card]) -> list[str]:
     """Return the names of cards in URLs: their titles, with a number if several share one."""
     titles = [card.sheet.title for card in cards]
     counts = (titles[: i + 1].count(title) for i, title in enumerate(titles))
     return [title + (f"-{n}" if n > 1 else "") for title, n in zip(titles, counts, strict=True)]
 
 
-def _card(card: Card) -> dict[str, Any]:
-    placed = layout(card.root, card.opened)
-    wide, high = drawn_size(placed)
+def _convert_card(card: Card) -> dict[str, Any]:
+    placed = place_shapes(card.root, card.opened)
+    wide, high = measure_drawing(placed)
     return {
         "title": card.sheet.title,
         "about": card.sheet.about,
         "rows": card.sheet.rows,
-        "words": describe(card.root, None),
+        "words": describe_picture(card.root, None),
         "groups": card.groups,
         "numbers": card.numbers,
         "size": [round(wide + 2), round(high + 2)],
-        "picture": "".join(picture(placed)),
-        "page": page.contents(card.root, card.opened),
+        "picture": "".join(draw_contents(placed)),
+        "page": page.list_model_data(card.root, card.opened),
     }

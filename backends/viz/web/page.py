@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader
 from .. import panels
 from ..formats import style
 from ..layout import coordinates
-from ..layout.font import advances, faces
+from ..layout.font import format_font_faces, load_advances
 from ..layout.scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from ..model import devices
 from ..model.labels import KINDS
@@ -28,41 +28,45 @@ SCRIPTS = (
 STYLES = ("page", "charts", "diff")
 
 
-def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
+def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
     """Return the HTML page of `root`, initially with the shapes in `opened` open; `more` is JSON data for scripts."""
-    return shell(root.label.title, as_json(common() | contents(root, opened) | {**(more or {})}), faces())
+    return render_shell(
+        root.label.title,
+        encode_json(list_common_data() | list_model_data(root, opened) | {**(more or {})}),
+        format_font_faces(),
+    )
 
 
-def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
+def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     """Return the JSON data of a page that depend on the model of `root`, with the shapes in `opened` open."""
-    model_data: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
+    model_data: dict[str, Any] = {"root": plain.convert_shape(root), "opened": sorted(opened)}
     if root.network is not None:
         context = root.network.context or devices.TOKENS
-        model_data |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
-        model_data["origins"] = _origins(root.network.origins)
+        model_data |= {"tokens": min(devices.TOKENS, context), "panels": panels.build_panels(root.network)}
+        model_data["origins"] = _index_origins(root.network.origins)
     return model_data
 
 
-def _origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
+def _index_origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
     """Return "modules", the distinct modules that created scopes, and "of": scope → index of its module."""
     modules = list(dict.fromkeys(origins.values()))
     indices = {module: i for i, module in enumerate(modules)}
     return {"modules": modules, "of": {scope: indices[module] for scope, module in origins.items()}}
 
 
-def common() -> dict[str, Any]:
+def list_common_data() -> dict[str, Any]:
     """Return the JSON data that are the same on every page."""
     return {
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
-        "advances": advances(bold=True),
+        "advances": load_advances(bold=True),
         "sizes": {name: getattr(coordinates, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
-        "numbers": devices.data(),
+        "numbers": devices.list_devices(),
     }
 
 
-def text_of(file: str) -> str:
+def read_resource(file: str) -> str:
     """Return the text of a script or style sheet of this package."""
     return (files(__package__) / file).read_text(encoding="utf-8")
 
@@ -73,21 +77,21 @@ def render_template(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def as_json(data: Any) -> str:
+def encode_json(data: Any) -> str:
     """Serialize data as JSON for a script element."""
     # "</script>" in a name would end the element.
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def shell(title: str, data: str, faces: str) -> str:
+def render_shell(title: str, data: str, faces: str) -> str:
     """Return a page with the given title, JSON data and font rules."""
-    sheets = [text_of(f"styles/{name}.css") for name in STYLES]
-    borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
+    sheets = [read_resource(f"styles/{name}.css") for name in STYLES]
+    borders = style.format_borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return render_template(
         "page.html.j2",
         title=title,
         data=data,
-        scripts=[text_of(f"scripts/{name}.js") for name in SCRIPTS],
-        style="\n".join([style.variables(), *sheets, borders]),
+        scripts=[read_resource(f"scripts/{name}.js") for name in SCRIPTS],
+        style="\n".join([style.format_variables(), *sheets, borders]),
         faces=faces,
     )

@@ -10,13 +10,13 @@ from typing import Any
 from weft.ir.recipes.spelling import spell
 from weft.passes.report import PassRecord
 
-from ..compare.networks import compare
-from ..layout.scene import scene
+from ..compare.networks import compare_networks
+from ..layout.scene import build_scene
 from ..model.network import Network
-from ..model.totals import totals
+from ..model.totals import compute_totals
 from . import plain
-from .diff import data, kinds, opened
-from .page import page
+from .diff import convert_totals, list_sign_kinds, select_open_parts
+from .page import render_page
 
 LINES = 40  # maximum number of trace lines on a page
 
@@ -29,24 +29,26 @@ class PipelineStep:
     after: Network
 
 
-def steps_page(start: Network, steps: Sequence[PipelineStep], tokens: int) -> str:
+def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> str:
     """Return the HTML page for `steps` of a pipeline, beginning with the graph `start`; FLOPs are for `tokens` tokens.
 
     Parts that are equal in several steps are stored once.
     """
     pool = _Pool()
     before, records = start, []
-    counted = totals(start, tokens)
+    counted = compute_totals(start, tokens)
     for step in steps:
-        comparison, now = compare(before, step.after), totals(step.after, tokens)
+        comparison, now = compare_networks(before, step.after), compute_totals(step.after, tokens)
         views = [pool.view(side) for side in (comparison.before, comparison.after)]
-        records.append(_record(step.record) | data(comparison, counted, now) | {"views": views})
+        records.append(_convert_record(step.record) | convert_totals(comparison, counted, now) | {"views": views})
         before, counted = step.after, now
     passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": records}
-    return page(scene(start), (), {"root": None, "panels": None, "kinds": kinds(), "passes": passes})
+    return render_page(
+        build_scene(start), (), {"root": None, "panels": None, "kinds": list_sign_kinds(), "passes": passes}
+    )
 
 
-def _record(record: PassRecord) -> dict[str, Any]:
+def _convert_record(record: PassRecord) -> dict[str, Any]:
     """Convert a pass's record to JSON data."""
     applied = record.applied
     arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}
@@ -78,9 +80,9 @@ class _Pool:
         # Keyed by repr, because its mappings are not hashable.
         key = repr(network)
         if key not in self.view_ids:
-            root = scene(network)
+            root = build_scene(network)
             self.view_ids[key] = len(self.views)
-            self.views.append((self.number(plain.shape(root)), sorted(opened(root))))
+            self.views.append((self.number(plain.convert_shape(root)), sorted(select_open_parts(root))))
         return self.view_ids[key]
 
     def number(self, shape: dict[str, Any]) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 from weft.ir.readable import size
 
 from ..layout.arrange import Box, Branches, Column, Item, LineGap
-from ..layout.scene import Shape, Size, unroll
-from ..model import part_costs as facts
+from ..layout.scene import Shape, Size, unroll_repeat
+from ..model import part_costs
 from ..model.marks import KEPT, Mark
 from ..model.network import Vertex, Weight
 
@@ -23,38 +23,38 @@ NUMBER = re.compile(r"\d+")
 NUMBERED = re.compile(r"\d+(-\d+)?")
 
 
-def shape(s: Shape) -> dict[str, Any]:
+def convert_shape(s: Shape) -> dict[str, Any]:
     """Convert a shape and all shapes in it to JSON data."""
     plain: dict[str, Any] = {
         "key": s.key,
         "title": s.label.title,
         "lines": s.label.lines,
         "kind": s.label.kind,
-        "closed": _size(s.closed),
+        "closed": _convert_size(s.closed),
     }
     optional = {
         "symbol": s.label.symbol,
         "notes": s.captions,
-        "ops": [_vertex(v) for v in s.part.vertices],
-        "facts": facts.data(facts.facts(s.part)),
+        "ops": [_convert_vertex(v) for v in s.part.vertices],
+        "facts": part_costs.convert_costs(part_costs.sum_costs(s.part)),
     }
     plain |= {name: value for name, value in optional.items() if value}
     if s.arrangement is not None:
         plain["head"] = round(s.head, 2)
         plain |= {"rails": s.arrangement.rails} if s.arrangement.rails else {}
-        plain["box"] = _box(s.arrangement.box)
+        plain["box"] = _convert_box(s.arrangement.box)
         plain["wires"] = [[x.source, x.target, x.values, x.bend, x.region, x.lanes] for x in s.arrangement.lines]
-        plain["inner"] = [shape(i) for i in s.inner]
+        plain["inner"] = [convert_shape(i) for i in s.inner]
     if s.part.count > 1:
-        plain["repeat"] = _repeat(s)
+        plain["repeat"] = _convert_repeat(s)
     return plain
 
 
-def _size(size: Size) -> list[float]:
+def _convert_size(size: Size) -> list[float]:
     return [round(size.width, 2), size.height, round(size.axis, 2)]
 
 
-def _box(box: Box) -> Any:
+def _convert_box(box: Box) -> Any:
     """Convert a box to JSON data: a number for a part, ["c", …] for a column, ["b" or "p", …] for branches without or
     with a bypass, ["r", lanes, rows…] for rows, ["|", source, target] for a line that passes."""
     if isinstance(box, Item):
@@ -62,30 +62,30 @@ def _box(box: Box) -> Any:
     if isinstance(box, LineGap):
         return ["|", box.source, box.target]
     if isinstance(box, Column):
-        return ["c", *map(_box, box.boxes)]
+        return ["c", *map(_convert_box, box.boxes)]
     if isinstance(box, Branches):
-        return ["p" if box.bypass else "b", *map(_box, box.boxes)]
-    return ["r", box.lanes, *([_box(x) for x in row] for row in box.rows)]
+        return ["p" if box.bypass else "b", *map(_convert_box, box.boxes)]
+    return ["r", box.lanes, *([_convert_box(x) for x in row] for row in box.rows)]
 
 
-def _vertex(v: Vertex) -> dict[str, Any]:
+def _convert_vertex(v: Vertex) -> dict[str, Any]:
     return {
         "name": v.name,
         "op": v.op,
         "attrs": dict(v.attrs),
         "reads": list(itertools.zip_longest(v.roles, v.reads, fillvalue="")),
         "makes": list(zip(v.makes, v.types, strict=False)),
-        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe, *_packing(w)] for w in v.weights],
-        **({"mark": _mark(v.mark)} if v.mark and v.mark.sign != KEPT else {}),
+        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe, *_describe_packing(w)] for w in v.weights],
+        **({"mark": _convert_mark(v.mark)} if v.mark and v.mark.sign != KEPT else {}),
     }
 
 
-def _packing(w: Weight) -> list[str]:
+def _describe_packing(w: Weight) -> list[str]:
     """Describe the bits, packing and bytes of a quantized weight; an empty list for other weights."""
     return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {size(w.bytes)}"]
 
 
-def _mark(mark: Mark) -> dict[str, Any]:
+def _convert_mark(mark: Mark) -> dict[str, Any]:
     """Convert an operation's mark to JSON data without empty fields."""
     fields = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
     return {"sign": mark.sign} | {name: value for name, value in fields.items() if value}
@@ -124,18 +124,18 @@ class Move:
         return key
 
 
-def _repeat(s: Shape) -> dict[str, Any]:
+def _convert_repeat(s: Shape) -> dict[str, Any]:
     """Convert a repeat to JSON data: its count and its rounds.
 
     "once" is the first round. The second is the first with layer numbers increased by "period"; each later round is the
     second, renamed in the same way. "changed" lists the exceptions of each round as (path, value).
     """
-    unrolled = unroll(s)
+    unrolled = unroll_repeat(s)
     assert unrolled.arrangement is not None
     rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}
-    rounds = [_normalize(shape(i)) for i in unrolled.inner]
-    low, high = _span(rounds[0]["key"])
-    period = _span(rounds[1]["key"])[0] - low
+    rounds = [_normalize(convert_shape(i)) for i in unrolled.inner]
+    low, high = _read_layer_span(rounds[0]["key"])
+    period = _read_layer_span(rounds[1]["key"])[0] - low
     prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
     move = Move(prefix, prefix.count("."), low, high)
     later = replace(move, low=low + period, high=high + period)
@@ -159,7 +159,7 @@ def _normalize(plain: Any) -> Any:
     return json.loads(json.dumps(plain))
 
 
-def _span(key: str) -> tuple[int, int]:
+def _read_layer_span(key: str) -> tuple[int, int]:
     """Return the first and last layer number in the key of a layer or repeat."""
     numbers = [int(n) for n in NUMBER.findall(key.rpartition(".")[2])]
     return numbers[0], numbers[-1]

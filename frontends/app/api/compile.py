@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Unpack
 
 from weft.backends import DEFAULT_TARGET
-from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, no_effect
+from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, make_no_effect_error
 from weft.backends.safetensors import Progress
 from weft.backends.target import TARGETS, Backend
 from weft.ir.errors import WeftError
@@ -120,7 +120,9 @@ def compile(
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
-        raise no_effect(f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values")
+        raise make_no_effect_error(
+            f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values"
+        )
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
@@ -171,12 +173,12 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
-        raise no_effect(f"--weights {weights}", reason)
+        raise make_no_effect_error(f"--weights {weights}", reason)
     if cache_reason := first.get(selected.passes().get(CACHE_DTYPE, "").partition("{")[0]):
         idle = {**idle, CACHE_DTYPE: cache_reason}
     for name, option in selected.listed().items():
         if name in idle and (value := getattr(selected, name)) != option.default:
-            raise no_effect(f"{option.flag} {value}", idle[name])
+            raise make_no_effect_error(f"{option.flag} {value}", idle[name])
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
@@ -211,7 +213,7 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
     elif requested < 1:
         raise WeftError(f"--max-length {requested} must be positive")
     elif (kind := graph.meta.get("kind")) in ("image-encoder", "audio-encoder"):
-        raise no_effect(f"--max-length {requested}", f"it counts tokens, and {graph.name} is an {kind}")
+        raise make_no_effect_error(f"--max-length {requested}", f"it counts tokens, and {graph.name} is an {kind}")
     if (length := int(requested or context or MAX_LENGTH)) > LONGEST:
         raise WeftError(f"a length of {length} tokens is more than {LONGEST:,}: choose a smaller --max-length")
     return length

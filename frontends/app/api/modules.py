@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.options import no_effect
+from weft.backends.options import make_no_effect_error
 from weft.backends.runtime.torch.open_torch import import_torch
 from weft.backends.target import MODEL, TARGETS
 from weft.ir.errors import WeftError
@@ -108,7 +108,7 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     passes = ", ".join(filter(None, (pipeline_text(passes), *options.passes().values())))
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", passes, trains=True))
     if keep_blocks and (reason := widens_all(graph)):
-        raise no_effect(f"keep_blocks={keep_blocks!r}", reason)
+        raise make_no_effect_error(f"keep_blocks={keep_blocks!r}", reason)
     return module_forms(graph)
 
 

@@ -34,10 +34,10 @@ class TargetCommand(click.Command):
 
 def _target_options() -> list[click.Option]:
     from weft.backends.options import MOVED
-    from weft.backends.target import TARGETS, all_options
+    from weft.backends.target import TARGETS, collect_options
 
     options = [click.Option([f"--{name.replace('_', '-')}"], hidden=True) for name in MOVED]
-    for option, targets in all_options().values():
+    for option, targets in collect_options().values():
         text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
         kind = click.Choice(option.choices) if option.choices else option.type
         flag = click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text)
@@ -115,13 +115,13 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
       weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
-    from weft.backends.target import TARGETS, in_words
+    from weft.backends.target import TARGETS, join_targets
 
     from ..api.compile import compile
 
     backend = TARGETS.lookup(target)
     if explain and not backend.explains:
-        explaining = in_words([other.name for other in TARGETS.values() if other.explains])
+        explaining = join_targets([other.name for other in TARGETS.values() if other.explains])
         raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
     with progress(f"reading {source}") as step:
         options = {name: value for name, value in options.items() if value is not None}

@@ -71,7 +71,7 @@ def viz_command(
       weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
     """
-    from weft.backends.viz.formats.tree import tree
+    from weft.backends.viz.formats.tree import render_tree
 
     from ..api.draw.drawing import PictureOptions
     from ..api.draw.pictures import check_format, draw, drawing
@@ -80,7 +80,7 @@ def viz_command(
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
         picture = drawing(source, PictureOptions(depth, parts), other, trust)
-        render(tree(picture.placed, picture.sheet))
+        render(render_tree(picture.placed, picture.sheet))
         return
     names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
     out = out or Path("-vs-".join(names) + ".html")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.safetensors import STORED, Progress, Tensor, counted, stored_blocks
+from weft.backends.safetensors import STORED, Progress, Tensor, count_written, encode_blocks
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
@@ -28,13 +28,20 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
-from ..fitting import Candidate, FamilyFit, exact_dtype, fit
-from ..infer_settings import proposals
+from ..fitting import Candidate, FamilyFit, choose_exact_dtype, fit_family
+from ..infer_settings import propose_settings
 from ..inversion import ShapedRecipe
-from ..stored_codes import choose_codes, counted_layouts, shortened
-from .gguf_blocks import BLOCK, FILE_TYPES, Rounding, blocks_of, kind_of, refusal
-from .keys import INTERNAL, divide_frequencies, factors, list_architectures, list_tensor_names, propose
-from .tokens import tokenizer_metadata
+from ..stored_codes import choose_codes, describe_layouts, list_first
+from .gguf_blocks import BLOCK, FILE_TYPES, Rounding, choose_block_dtype, encode_gguf_blocks, find_refusal
+from .keys import (
+    INTERNAL,
+    divide_frequencies,
+    list_architectures,
+    list_longrope_divisors,
+    list_tensor_names,
+    propose_metadata,
+)
+from .tokens import build_tokenizer_metadata
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -70,40 +77,40 @@ def write_gguf(
         raise WeftError(f"a GGUF file cannot be written in {requested}; choose {', '.join(map(str, KINDS))}")
     if "task" in model.graph.meta:
         raise WeftError(f"{model.spec} has a head for {model.graph.meta['task']}, which weft writes to hf folders only")
-    result = fit(model, partial(_candidates, model), "architecture of llama.cpp")
+    result = fit_family(model, partial(_list_candidates, model), "architecture of llama.cpp")
     reader = model.graph.reader
-    codes_to_store = choose_codes(result.tensors, reader, weights, refusal, note)
+    codes_to_store = choose_codes(result.tensors, reader, weights, find_refusal, note)
     floats = [tensor for name, tensor in result.tensors.items() if len(tensor.shape) > 1 and name not in codes_to_store]
-    kind = requested or exact_dtype(model.graph, floats)
+    kind = requested or choose_exact_dtype(model.graph, floats)
     tensors = {name: _build_tensor(tensor, kind, reader) for name, tensor in result.tensors.items()}
     rounding, blocks = Rounding(), dict[str, Callable[[], Iterator[Array]]]()
     for name, codes in codes_to_store.items():
-        blocks[name] = partial(blocks_of, name, codes, reader, rounding)
-        tensors[name] = Tensor(codes.shape, kind_of(codes.layout) or kind, blocks[name])
-    facts = _file_metadata(model, [t.dtype for name, t in tensors.items() if name in codes_to_store] or [kind])
+        blocks[name] = partial(encode_gguf_blocks, name, codes, reader, rounding)
+        tensors[name] = Tensor(codes.shape, choose_block_dtype(codes.layout) or kind, blocks[name])
+    facts = _list_metadata(model, [t.dtype for name, t in tensors.items() if name in codes_to_store] or [kind])
     embedding = result.tensors.get("token_embd.weight")
-    tokens = {} if embedding is None else tokenizer_metadata(model, embedding.shape[0], note)
+    tokens = {} if embedding is None else build_tokenizer_metadata(model, embedding.shape[0], note)
     with whole_file(Path(out), model.files) as path:
-        _write(path, result, {**tokens, **facts}, tensors, blocks, progress)
+        _write_file(path, result, {**tokens, **facts}, tensors, blocks, progress)
         model.check_unchanged()
     if codes_to_store:
-        note(f"weights that keep their codes: {counted_layouts(codes_to_store)}")
+        note(f"weights that keep their codes: {describe_layouts(codes_to_store)}")
     if rounding.tensors:
         note(
-            f"{shortened(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, which changes "
+            f"{list_first(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, changing "
             f"weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
         )
     return result.family
 
 
-def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
+def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     tables, (source_name, names) = architectures(), list_architectures(graph.meta.get("model_type"))
-    for name, settings in proposals(model, graph, source_name, names):
+    for name, settings in propose_settings(model, graph, source_name, names):
         with contextlib.suppress(WeftError):  # an architecture that cannot express these settings
-            config, tensors = propose(tables[name], settings), list_tensor_names(tables[name], settings)
+            config, tensors = propose_metadata(tables[name], settings), list_tensor_names(tables[name], settings)
             loaded = describe(tables[name], config, tensors, f"the metadata of a {name} model")
             reference, divisors = divide_frequencies(graph, loaded.graph)
-            extra = {**divisors, **factors(settings)}
+            extra = {**divisors, **list_longrope_divisors(settings)}
             yield Candidate(name, config, replace(loaded, graph=reference), besides=extra)
 
 
@@ -116,14 +123,14 @@ def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Te
     return Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
 
 
-def _file_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
+def _list_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
     """Return the file's metadata; its file type is the most common dtype of the matrices (`kinds`)."""
     kind = Counter(kinds).most_common(1)[0][0]
     quantized = {"general.quantization_version": 2} if any(kind.is_block for kind in kinds) else {}
     return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
 
 
-def _write(
+def _write_file(
     path: Path,
     result: FamilyFit,
     metadata: Mapping[str, Any],
@@ -150,10 +157,10 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         assert writer.fout is not None
-        (file,), step = writer.fout, counted(progress, tensors)
+        (file,), step = writer.fout, count_written(progress, tensors)
         writer.write_padding(file, file.tell())
         for name, tensor in tensors.items():
-            for block in blocks[name]() if name in blocks else _blocks(name, tensor):
+            for block in blocks[name]() if name in blocks else _encode_blocks(name, tensor):
                 file.write(block.data)
                 step(block.nbytes)
             writer.write_padding(file, tensor.nbytes)
@@ -161,10 +168,10 @@ def _write(
         writer.close()
 
 
-def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
+def _encode_blocks(name: str, tensor: Tensor) -> Iterator[Array]:
     """Yield the bytes of the tensor `name`, which does not store codes."""
     if tensor.dtype != dtypes.q8_0:
-        yield from stored_blocks(name, tensor)
+        yield from encode_blocks(name, tensor)
         return
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize

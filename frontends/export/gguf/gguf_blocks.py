@@ -29,7 +29,7 @@ BLOCK = 32  # values of a row in a block
 FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7, dtypes.mxfp4: 38}  # general.file_type
 
 
-def kind_of(layout: BlockLayout) -> DType | None:
+def choose_block_dtype(layout: BlockLayout) -> DType | None:
     """Return the dtype of the GGUF blocks that can store codes of `layout`, or None."""
     if layout.dtype in FILE_TYPES:
         return layout.dtype
@@ -42,9 +42,9 @@ def kind_of(layout: BlockLayout) -> DType | None:
     return dtypes.q4_1 if layout.has_zeros else dtypes.q4_0
 
 
-def refusal(key: str, codes: StoredCodes) -> str:
+def find_refusal(key: str, codes: StoredCodes) -> str:
     """Return the reason why no GGUF blocks can store the `codes` of tensor `key`, or ""."""
-    if kind_of(codes.layout) is None:
+    if choose_block_dtype(codes.layout) is None:
         return f"GGUF has no blocks for codes of {codes.layout}"
     if codes.shape[-1] % BLOCK:
         return f"its rows of {codes.shape[-1]} values are not whole blocks of {BLOCK}"
@@ -79,10 +79,10 @@ class Rounding:
                 self.tensors.append(key)
 
 
-def blocks_of(key: str, codes: StoredCodes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
+def encode_gguf_blocks(key: str, codes: StoredCodes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
     """Yield the bytes of the tensor `key` in GGUF blocks; rounding errors are recorded in `rounding`."""
     layout, width = codes.layout, codes.shape[-1]
-    dtype = kind_of(layout)
+    dtype = choose_block_dtype(layout)
     assert dtype is not None
     target = LAYOUTS[dtype.name]
     for rows in codes.blocks(reader):

@@ -37,7 +37,7 @@ def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
     return first, [name for name in names if tables[name].loader is not None and tables[name].model_types[0] == name]
 
 
-def propose(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
+def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
     """Return the metadata keys of the settings `s`, without the architecture's prefix; defaults are left out.
 
     Raises:
@@ -67,8 +67,8 @@ def propose(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
         "use_parallel_residual": s.first("arrangement").startswith("parallel"),
-        **_rope_keys(s),
-        **_expert_keys(s),
+        **_list_rope_keys(s),
+        **_list_expert_keys(s),
     }
     return {key: value for key, value in metadata.items() if value is not None}
 
@@ -95,7 +95,7 @@ def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
     return frozenset(name for name, is_present in presence.items() if is_present)
 
 
-def _rope_keys(s: Settings) -> dict[str, Any]:
+def _list_rope_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of rotary positions; a second base for layers with windows is only known in Gemma 3."""
     pairs = [pair for pair in zip(s.each("rope"), s.each("window"), strict=True) if pair[0] is not None]
     if not pairs:
@@ -106,7 +106,7 @@ def _rope_keys(s: Settings) -> dict[str, Any]:
     return metadata if local == full else {**metadata, "rope.freq_base_swa": local.theta}
 
 
-def _expert_keys(s: Settings) -> dict[str, Any]:
+def _list_expert_keys(s: Settings) -> dict[str, Any]:
     if s.moe is None:
         return {SPARSE: []}
     moe = s.first("moe")
@@ -136,7 +136,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
     return divided, {FREQUENCIES: ShapedRecipe(divisors, divisors.dims)}
 
 
-def factors(s: Settings) -> dict[str, ShapedRecipe]:
+def list_longrope_divisors(s: Settings) -> dict[str, ShapedRecipe]:
     """Return the tensors of LongRoPE's divisors, by name; {} for other rotations."""
     rope = s.first("rope") if s.rope is not None else None
     if rope is None or "factors" not in rope.used:

@@ -21,7 +21,9 @@ _GPT2 = SPLITS["gpt-2"]
 MOST_TOKENS = 1 << 24  # an outlying id would create gigabytes of filler tokens
 
 
-def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def build_tokenizer_metadata(
+    model: Model, rows: int, note: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """Return the metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} without a tokenizer.
 
     `note` reports tokens that end an answer but have no key.
@@ -60,7 +62,7 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
     tokenizer = read_json(folder / "tokenizer.json")
     templates, config = read_templates(folder)[1], special_tokens(folder)
     tokens, types = _read_tokens(tokenizer, model, rows)
-    keys: dict[str, Any] = {"tokens": tokens, **_model_keys(tokenizer, tokens, types, model), "token_type": types}
+    keys: dict[str, Any] = {"tokens": tokens, **_list_model_keys(tokenizer, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
@@ -112,7 +114,7 @@ def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
 
 
-def _model_keys(tokenizer: Mapping[str, Any], tokens: list[str], types: list[int], model: Model) -> dict[str, Any]:
+def _list_model_keys(tokenizer: Mapping[str, Any], tokens: list[str], types: list[int], model: Model) -> dict[str, Any]:
     """Return the keys of the tokenizer's model: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     if tokenizer["model"].get("byte_fallback"):

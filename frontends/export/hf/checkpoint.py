@@ -20,7 +20,7 @@ from ...formats.hf.folder import Folder
 from ...formats.hf.hub import check_inside
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
-from ..inversion import groups, restore
+from ..inversion import group_params, restore_tensors
 
 CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
 
@@ -65,7 +65,7 @@ def write_folder(
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        write_shards(folder, _tensors(model, stored, params), shard_bytes)
+        write_shards(folder, _list_tensors(model, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
 
 
@@ -78,11 +78,11 @@ def copy_generation(source: Path, folder: Path) -> bool:
     return exists
 
 
-def _tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
+def _list_tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
     """Return the checkpoint's tensors by key, to be written in this order, because groups are computed on demand."""
     graph, reader = model.graph, model.graph.reader
     restored = itertools.chain(
-        restore(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)
+        restore_tensors(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)
     )
 
     def blocks() -> Iterator[Array]:
@@ -91,5 +91,5 @@ def _tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | No
     def kind(stored: DType) -> DType:
         return dtype or (stored if stored in STORED else dtypes.f32)
 
-    keys = [*(key for group in groups(graph) for key in group.keys), *model.idle]
+    keys = [*(key for group in group_params(graph) for key in group.keys), *model.idle]
     return {key: Tensor(reader.shape(key), kind(reader.dtype(key)), blocks) for key in keys}

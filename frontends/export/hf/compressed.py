@@ -27,7 +27,7 @@ PACK, FLOAT, SMALL = "pack-quantized", "float-quantized", "{}-pack-quantized"
 MULTIPLIED = ("linear", "experts")  # matrices of layers of the class Linear
 
 
-def refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
+def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
     """Return the reason why the format cannot store the `codes` of tensor `key`, or ""."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
@@ -35,7 +35,7 @@ def refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
     if layout.small_floats:
         if width % layout.group:
             return f"rows of {width} values are not whole groups of {layout.group}, as in {layout}"
-        has_many_scales = layout.tensor_scale and len(_tensor_scales(codes, reader)) > 1
+        has_many_scales = layout.tensor_scale and len(_read_tensor_scales(codes, reader)) > 1
         return f"its rows have several tensor scales, of which {layout} has one" if has_many_scales else ""
     if layout.floats:
         return (
@@ -66,17 +66,17 @@ def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader
         return {f"{name}{part}": tensor for part, tensor in _pack_small_floats(codes, reader).items()}
     if layout.floats:
         return {
-            key: Tensor((rows, width), dtypes.f8e4m3, partial(_bytes, codes, reader)),
-            f"{key}_scale": Tensor((-(-rows // TALL), groups), layout.scale, partial(_tile_scales, codes, reader)),
+            key: Tensor((rows, width), dtypes.f8e4m3, partial(_read_float8, codes, reader)),
+            f"{key}_scale": Tensor((-(-rows // TALL), groups), layout.scale, partial(_read_tile_scales, codes, reader)),
         }
     tensors = {
-        "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_words, codes, reader)),
+        "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_read_words, codes, reader)),
         "scale": Tensor((rows, groups), scale, partial(stream, codes.part("steps"), reader)),
         "shape": Tensor((2,), dtypes.i64, lambda: [np.array([rows, width], np.int64)]),
     }
     if layout.has_zeros:
         words = -(-rows * layout.bits // 32)
-        tensors["zero_point"] = Tensor((words, groups), dtypes.i32, partial(_zero_points, codes, reader))
+        tensors["zero_point"] = Tensor((words, groups), dtypes.i32, partial(_pack_zero_points, codes, reader))
     return {f"{name}weight_{part}": tensor for part, tensor in tensors.items()}
 
 
@@ -86,30 +86,30 @@ def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Te
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {
         "weight_packed": Tensor((rows, width // 2), dtypes.u8, partial(stream, codes.part("packed"), reader)),
-        "weight_scale": Tensor((rows, codes.groups), scale, partial(_small_scales, codes, reader, scale)),
+        "weight_scale": Tensor((rows, codes.groups), scale, partial(_read_small_scales, codes, reader, scale)),
     }
     if layout.tensor_scale:
-        tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _tensor_scales(codes, reader)])
+        tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _read_tensor_scales(codes, reader)])
     return tensors
 
 
-def _small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
+def _read_small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
     for rows in stream(codes.part("levels"), reader):
         yield rows.view(dtype.numpy)
 
 
-def _tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
+def _read_tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
     """Return the distinct tensor scales of the rows of a matrix, f32; a single matrix has one."""
     return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
-def _words(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
+def _read_words(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     # The bytes of codes, lowest bits first, are the words of a little-endian file.
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
 
 
-def _bytes(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
+def _read_float8(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     width = codes.shape[1]
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]).view(
@@ -117,11 +117,11 @@ def _bytes(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
         )
 
 
-def _tile_scales(codes: StoredCodes, reader: TensorReader) -> list[Array]:
+def _read_tile_scales(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     return [codes.part("steps").read(reader, 0, codes.shape[0])[::TALL]]
 
 
-def _zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
+def _pack_zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     """Return the zero points, packed along the outputs; [] without zero points."""
     bits = codes.layout.bits
     zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
@@ -130,14 +130,14 @@ def _zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     return [np.ascontiguousarray(packed).view("<i4").astype(np.int32, copy=False).T]
 
 
-def config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[str, Any]:
+def build_config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[str, Any]:
     """Return the quantization_config for the codes `kept`; `modules` are all modules with a matrix, except tables."""
     counts = Counter(codes.layout for codes in kept.values())
-    names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
+    names = {layout: [_name_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
     quantized = {name for group in names.values() for name in group}
     # transformers calls every head so, including tied heads and those with another name in the checkpoint.
     ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
-    formats = set(map(_format, counts))
+    formats = set(map(_choose_format, counts))
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -146,10 +146,10 @@ def config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[st
             f"group_{i}": {
                 # A single group applies to all layers of a class; each of several groups lists its layers.
                 "targets": ["Linear"] if len(counts) == 1 else names[layout],
-                "weights": _scheme(layout),
+                "weights": _describe_scheme(layout),
                 "input_activations": None,
                 "output_activations": None,
-                "format": _format(layout),
+                "format": _choose_format(layout),
             }
             for i, (layout, _) in enumerate(counts.most_common())
         },
@@ -158,13 +158,13 @@ def config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[st
     }
 
 
-def _format(layout: BlockLayout) -> str:
+def _choose_format(layout: BlockLayout) -> str:
     if layout.small_floats:
         return SMALL.format(layout)
     return FLOAT if layout.floats else PACK
 
 
-def _scheme(layout: BlockLayout) -> dict[str, Any]:
+def _describe_scheme(layout: BlockLayout) -> dict[str, Any]:
     if layout.small_floats:
         scale = "torch.float8_e4m3fn" if layout.tensor_scale else "torch.uint8"
         return {
@@ -199,5 +199,5 @@ def _scheme(layout: BlockLayout) -> dict[str, Any]:
     }
 
 
-def _module(key: str) -> str:
+def _name_module(key: str) -> str:
     return key.removesuffix(".weight")

@@ -33,7 +33,7 @@ def list_families() -> list[str]:
     return [name for name in dict.fromkeys((*_FIRST, *FAMILIES)) if FAMILIES[name].transformers]
 
 
-def propose(name: str, s: Settings) -> dict[str, Any]:
+def propose_config(name: str, s: Settings) -> dict[str, Any]:
     """Return a config of the family `name` for the settings `s`, with the keys that the family reads.
 
     Raises:
@@ -45,15 +45,17 @@ def propose(name: str, s: Settings) -> dict[str, Any]:
         raise WeftError(f"no config has a name for the activation {s.activation}")
     positions = s.learned_positions or s.context or _MANY
     s = replace(s, activation=activation, context=positions, learned_positions=positions)
-    candidates = {**family.says(s), **_shared_keys(s, partial=False)}
+    candidates = {**family.says(s), **_list_shared_keys(s, partial=False)}
     settings = _try_read(family, candidates)
-    if settings is not None and _rotated_widths(settings) != _rotated_widths(s):  # partial unless the config states it
-        candidates |= _rope_keys(s, partial=True)
+    if settings is not None and _list_rotated_widths(settings) != _list_rotated_widths(
+        s
+    ):  # partial unless the config states it
+        candidates |= _list_rope_keys(s, partial=True)
     config = {key: value for key, value in candidates.items() if key in _TWICE or _is_read(family, candidates, key)}
     return {"architectures": [family.transformers], "model_type": name, **config}
 
 
-def _rotated_widths(s: Settings) -> set[int]:
+def _list_rotated_widths(s: Settings) -> set[int]:
     """Return the numbers of rotated features per head, over all layers with RoPE."""
     return {r.dim or int(r.fraction * s.head_size) for r in s.each("rope") if r is not None}
 
@@ -78,29 +80,29 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
         return None
 
 
-def _shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
+def _list_shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
     """Return the keys, common to all families, that are not one setting each, with values for `s`."""
     return {
         "multi_query": s.groups == 1,
-        **_same_value("intermediate_size n_inner", s.ffn),
+        **_repeat_value("intermediate_size n_inner", s.ffn),
         "hidden_activation": s.activation,
         "max_position_embeddings": s.context,
         "use_parallel_residual": s.first("arrangement").startswith("parallel"),
-        **_same_value("qk_layernorm use_qk_norm", s.qk_norm != "none"),
+        **_repeat_value("qk_layernorm use_qk_norm", s.qk_norm != "none"),
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
-        **_scale_keys(s),
-        **_window_keys(s),
-        **_rope_keys(s, partial),
-        **_expert_keys(s),
+        **_list_scale_keys(s),
+        **_list_window_keys(s),
+        **_list_rope_keys(s, partial),
+        **_list_expert_keys(s),
     }
 
 
-def _same_value(names: str, value: Any) -> dict[str, Any]:
+def _repeat_value(names: str, value: Any) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
-def _scale_keys(s: Settings) -> dict[str, Any]:
+def _list_scale_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of the scale of attention scores."""
     default_scale = s.head_size**-0.5
     scales = [default_scale if scale is None else scale for scale in s.each("scale")]
@@ -118,7 +120,7 @@ def _round_if_close(number: float) -> float:
     return round(number) if abs(number - round(number)) < 1e-6 * number else number
 
 
-def _window_keys(s: Settings) -> dict[str, Any]:
+def _list_window_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of sliding windows: their size and their layers."""
     windows = s.each("window")
     size = next((w for w in windows if w is not None), None)
@@ -131,7 +133,7 @@ def _window_keys(s: Settings) -> dict[str, Any]:
     }
 
 
-def _rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
+def _list_rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
     ropes, windows = s.each("rope"), s.each("window")
     present = [rope for rope in ropes if rope is not None]
     if not present:
@@ -153,13 +155,13 @@ def _rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
     }
 
 
-def _expert_keys(s: Settings) -> dict[str, Any]:
+def _list_expert_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of mixtures of experts, which must be equal in all layers that have one."""
     if s.moe is None:
         return {}
     moe = s.first("moe")
     return {
-        **_same_value("num_experts num_local_experts", moe.experts),
+        **_repeat_value("num_experts num_local_experts", moe.experts),
         "num_experts_per_tok": moe.k,
         "mlp_only_layers": [i for i, layer in enumerate(s.each("moe")) if layer is None],
         "norm_topk_prob": moe.renormalize,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.safetensors import Progress, Tensor, counted, parse_stored, write_shards
+from weft.backends.safetensors import Progress, Tensor, count_written, parse_stored, write_shards
 from weft.backends.torch.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -24,13 +24,13 @@ from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
 from ...models.task_heads import GENERATES, base_class, head_config, suffix_of, with_head
-from ..fitting import Candidate, FamilyFit, exact_dtype, fit
-from ..infer_settings import proposals
+from ..fitting import Candidate, FamilyFit, choose_exact_dtype, fit_family
+from ..infer_settings import propose_settings
 from ..inversion import Shape, ShapedRecipe
-from ..stored_codes import choose_codes, counted_layouts, shortened
+from ..stored_codes import choose_codes, describe_layouts, list_first
 from . import compressed
 from .checkpoint import CONFIG_NAMES, copy_generation
-from .configs import list_families, propose
+from .configs import list_families, propose_config
 
 UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # their code reads `weight`, which quantized layers lack
 
@@ -57,7 +57,7 @@ def write_huggingface(
     """
     requested = None if dtype is None else parse_stored(dtype)
     try:
-        result = fit(model, partial(_candidates, model), "Hugging Face family")
+        result = fit_family(model, partial(_list_candidates, model), "Hugging Face family")
     except WeftError as none:
         raise WeftError(f"{none}; `weft compile --target transformers` writes it with code of its own") from None
     reader = model.graph.reader
@@ -66,7 +66,7 @@ def write_huggingface(
         weights = "float"
         if any(tensor.recipe.has(BlockRecipe) for tensor in result.tensors.values()):
             note(f"all weights are written as floats: transformers cannot load codes of {result.family} models")
-    codes = choose_codes(result.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
+    codes = choose_codes(result.tensors, reader, weights, partial(compressed.find_refusal, reader), note, aside)
     # `CompressedTensorsDequantize` of transformers 5 passes only group scales to the step that dequantizes experts.
     if weights == "auto" and any(c.layout.tensor_scale and result.kinds[key] == "experts" for key, c in codes.items()):
         weights, codes = "float", {}
@@ -74,7 +74,9 @@ def write_huggingface(
             "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
             "--weights codes keeps the codes, for loaders that do not"
         )
-    kind = requested or exact_dtype(model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes))
+    kind = requested or choose_exact_dtype(
+        model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes)
+    )
     tensors: dict[str, Tensor] = {}
     for key, tensor in result.tensors.items():
         if key in codes:
@@ -83,8 +85,8 @@ def write_huggingface(
             tensors[key] = Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
     config = {**result.config, "dtype": CONFIG_NAMES[kind]}
     if codes:
-        config["quantization_config"] = compressed.config(codes, _matrix_modules(result))
-        note(f"weights that keep their codes: {counted_layouts(codes)}")
+        config["quantization_config"] = compressed.build_config(codes, _list_matrix_modules(result))
+        note(f"weights that keep their codes: {describe_layouts(codes)}")
         scales = {c.layout.scale for c in codes.values() if not c.layout.small_floats}
         if scales and kind not in (dtypes.f32, *scales):
             listed = ", ".join(sorted(map(str, scales)))
@@ -92,9 +94,9 @@ def write_huggingface(
     quantized = {key for key, tensor in result.tensors.items() if tensor.recipe.has(BlockRecipe)}
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
-        note(f"{shortened(dequantized)}: dequantized values are written instead of codes, in {kind}")
+        note(f"{list_first(dequantized)}: dequantized values are written instead of codes, in {kind}")
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        write_shards(folder, tensors, step=counted(progress, tensors))
+        write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, requested)
         _write_generation(model, folder)
@@ -104,13 +106,13 @@ def write_huggingface(
     return result
 
 
-def _matrix_modules(result: FamilyFit) -> list[str]:
+def _list_matrix_modules(result: FamilyFit) -> list[str]:
     """Return the modules with a matrix that is not a lookup table."""
     matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
     return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]
 
 
-def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
+def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     """Yield the source's config, then configs inferred from the graph for every family that can express it.
 
     Raises:
@@ -123,23 +125,23 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
             idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}
-            yield replace(_candidate(config["model_type"], config, shapes, source), besides=idle)
+            yield replace(_make_candidate(config["model_type"], config, shapes, source), besides=idle)
         elif (side := one_side(source, model.family)) is not None:
             with contextlib.suppress(WeftError):
                 text = {key: value for key, value in side[1].items() if key not in dropped}
-                yield _text_candidate(side[0], {**text, **_token_keys(model)}, shapes)
+                yield _make_text_candidate(side[0], {**text, **_list_token_keys(model)}, shapes)
     sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
 
     def unlikely(name: str) -> tuple[bool, bool]:
         return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
-    for name, settings in proposals(model, graph, family, sorted(list_families(), key=unlikely)):
-        config = propose(name, settings) | head_config(FAMILIES[name], graph.meta)
+    for name, settings in propose_settings(model, graph, family, sorted(list_families(), key=unlikely)):
+        config = propose_config(name, settings) | head_config(FAMILIES[name], graph.meta)
         with contextlib.suppress(WeftError):  # a family that cannot express these settings
-            yield _candidate(name, {**config, **_token_keys(model)}, {})
+            yield _make_candidate(name, {**config, **_list_token_keys(model)}, {})
 
 
-def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
+def _make_text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
     """Return a candidate for the language model of a multimodal model; tensors are named as in text-only ones."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
@@ -147,10 +149,10 @@ def _text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str,
         begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)
     }
     text_shapes |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
-    return _candidate(name, {**text, "model_type": name}, text_shapes)
+    return _make_candidate(name, {**text, "model_type": name}, text_shapes)
 
 
-def _candidate(
+def _make_candidate(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
 ) -> Candidate:
     keys, title = frozenset(shapes), f"the config of a {name} model"
@@ -163,7 +165,7 @@ def _candidate(
     return Candidate(name, config, loaded, shapes)
 
 
-def _token_keys(model: Model) -> dict[str, Any]:
+def _list_token_keys(model: Model) -> dict[str, Any]:
     """Return the config keys of special tokens; null values override the defaults of a class."""
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
@@ -177,5 +179,5 @@ def _token_keys(model: Model) -> dict[str, Any]:
 def _write_generation(model: Model, folder: Path) -> None:
     origin = model.origin("safetensors")
     if origin is None or not copy_generation(origin, folder):
-        token_keys = {key: value for key, value in _token_keys(model).items() if value is not None}
+        token_keys = {key: value for key, value in _list_token_keys(model).items() if value is not None}
         write_json(folder / "generation_config.json", token_keys)

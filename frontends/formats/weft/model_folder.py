@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
+from weft.backends.safetensors import STORED, Progress, Tensor, count_written, parse_stored, write_shards
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
@@ -64,7 +64,7 @@ def write_model(
         graph.params[name].recipe = recipe
     graph.meta.pop("source", None)  # it is the folder itself, wherever it is moved
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        write_shards(folder, tensors, step=counted(progress, tensors))
+        write_shards(folder, tensors, step=count_written(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 from weft import load_source
-from weft.backends.viz.layout.scene import Shape, default_open, scene
-from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.web.page import page
+from weft.backends.viz.layout.scene import Shape, build_scene, list_default_open
+from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.web.page import render_page
 from weft.frontends.model import Model
 
 
@@ -21,20 +21,20 @@ def model_of(preset: str) -> Model:
 
 @functools.cache
 def network_of(preset: str) -> Network:
-    return network(model_of(preset).graph)
+    return build_network(model_of(preset).graph)
 
 
 @functools.cache
 def drawn(preset: str) -> Shape:
     """The picture of a preset, nothing laid out yet."""
-    return scene(network_of(preset))
+    return build_scene(network_of(preset))
 
 
 @functools.cache
 def of_preset(preset: str) -> str:
     """The page of a preset, as `weft viz` writes it."""
     root = drawn(preset)
-    return page(root, default_open(root))
+    return render_page(root, list_default_open(root))
 
 
 def part(shown: Page, key: str) -> Locator:

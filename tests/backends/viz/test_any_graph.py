@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, PartRows
-from weft.backends.viz.layout.coordinates import layout
-from weft.backends.viz.layout.scene import ALL, Shape, scene
+from weft.backends.viz.layout.coordinates import place_shapes
+from weft.backends.viz.layout.scene import ALL, Shape, build_scene
 from weft.backends.viz.model.network import Network, Vertex
 
 from ...sampling import ALL as FULL
@@ -39,7 +39,7 @@ def networks(draw: st.DrawFn) -> Network:
 @given(networks())
 def test_any_graph_is_drawn_and_told(network: Network) -> None:
     """One test, as networks take longer to draw than to check."""
-    root = scene(network)
+    root = build_scene(network)
     nothing_overlaps(root)
     for shape in root.all():
         for told in untold(shape):
@@ -52,7 +52,9 @@ def nothing_overlaps(root: Shape) -> None:
     every = {s.key for s in root.all() if s.arrangement is not None}
     rows = {s.key for s in root.all() if s.arrangement is not None and in_rows(s.arrangement.box)}
     for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
-        found = [f for f in faults(layout(root, opened)) if " lies on " not in f or f.rpartition(" in ")[2] not in rows]
+        found = [
+            f for f in faults(place_shapes(root, opened)) if " lies on " not in f or f.rpartition(" in ")[2] not in rows
+        ]
         assert found == []
 
 
@@ -86,7 +88,7 @@ def what_leaves_is_told(network: Network, shape: Shape) -> None:
     wanted = {x for v in network.vertices if v.name not in inside for x in v.reads}
     wanted |= {value for value, _ in network.outputs.values()}
     out = {x for line in around.lines if line.target == END for x in line.values}
-    out |= {x for values in around.gives.values() for x in values}
+    out |= {x for values in around.unwired_results.values() for x in values}
     made = {x for v in shape.part.all_vertices() for x in v.makes}
     assert made & wanted == out, (shape.key, {x: v.name for v in network.vertices for x in v.reads})
 
@@ -96,9 +98,9 @@ def what_leaves_is_told(network: Network, shape: Shape) -> None:
 def test_twice_the_same_picture_with_every_operation_once(network: Network) -> None:
     def points(root: Shape) -> list[object]:
         every = {s.key for s in root.all() if s.arrangement is not None}
-        return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in layout(root, every).all()]
+        return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in place_shapes(root, every).all()]
 
-    first, again = scene(network), scene(network)
+    first, again = build_scene(network), build_scene(network)
     assert points(first) == points(again)
     names = [v.name for v in first.part.all_vertices() if v.op not in ("input", "output")]
     assert sorted(names) == sorted(v.name for v in network.vertices)

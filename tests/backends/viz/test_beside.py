@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.viz.layout.coordinates import PORT, layout
-from weft.backends.viz.layout.notes import abbreviate_value, captions, drop_number
-from weft.backends.viz.layout.scene import Shape, default_open, scene
-from weft.backends.viz.model.network import Network, Vertex, network
-from weft.backends.viz.model.outline import outline
+from weft.backends.viz.layout.coordinates import PORT, place_shapes
+from weft.backends.viz.layout.notes import abbreviate_value, drop_number, write_captions
+from weft.backends.viz.layout.scene import Shape, build_scene, list_default_open
+from weft.backends.viz.model.network import Network, Vertex, build_network
+from weft.backends.viz.model.outline import build_outline
 from weft.passes import run_passes
 
 from .pages import model_of
@@ -16,7 +16,7 @@ from .pages import model_of
 
 def drawn(preset: str, pipeline: str = "") -> Shape:
     graph = model_of(preset).graph
-    return scene(network(run_passes(graph, pipeline) if pipeline else graph))
+    return build_scene(build_network(run_passes(graph, pipeline) if pipeline else graph))
 
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "deepseek-v3", "mamba-130m"])
@@ -36,8 +36,10 @@ def test_caches_are_told_where_they_are_read_and_made() -> None:
 @pytest.mark.parametrize("preset", ["t5-base", "transformer-base"])
 def test_the_encoder_goes_into_every_cross_attention(preset: str) -> None:
     root = drawn(preset)
-    at = {p.shape.key: p for p in layout(root, default_open(root)).all()}
-    result = next(w.values for w in layout(root, default_open(root)).wires if w.source and w.source.key == "encoder")
+    at = {p.shape.key: p for p in place_shapes(root, list_default_open(root)).all()}
+    result = next(
+        w.values for w in place_shapes(root, list_default_open(root)).wires if w.source and w.source.key == "encoder"
+    )
     (layers,) = [p for key, p in at.items() if key.startswith("decoder.layers.") and p.shape.part.count > 1]
     for around, target in ((at["decoder"], layers), (layers, at["decoder.layers.0.cross"])):
         (line,) = [w for w in around.wires if w.target is target.shape and w.values == result]
@@ -75,7 +77,9 @@ def test_what_every_layer_reads_is_not_of_the_layer_before() -> None:
         ]
 
     first = [Vertex(f"layers.0.{name}", "exp", "layers.0", ("x",), (f"layers.0.{name}",)) for name in ("mask", "out")]
-    made = outline(Network("net", (*first, *layer(1), *layer(2), *layer(3)), {"x": "f32[2]"}, {}))
+    made = build_outline(Network("net", (*first, *layer(1), *layer(2), *layer(3)), {"x": "f32[2]"}, {}))
     inner = [part for part in made.parts() if part.path == "layers.1.attn"]
-    assert [list(captions(part, ("layers.0.mask",), (), ())) for part in inner] == [["with mask of layer 0"]]
-    assert [list(captions(part, ("layers.0.out",), (), ())) for part in inner] == [["with out of the layer before"]]
+    assert [list(write_captions(part, ("layers.0.mask",), (), ())) for part in inner] == [["with mask of layer 0"]]
+    assert [list(write_captions(part, ("layers.0.out",), (), ())) for part in inner] == [
+        ["with out of the layer before"]
+    ]

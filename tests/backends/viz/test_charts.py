@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from weft.backends.viz.formats.chart import ChartModel, chart, check_chart, draw, use_style
+from weft.backends.viz.formats.chart import ChartModel, check_chart, draw_figure, render_chart, use_style
 from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.ir.errors import WeftError
 
@@ -44,7 +44,7 @@ def candidates(count: int) -> list[ChartModel]:
 
 def drawn(*others: ChartModel, original: ChartModel = ORIGINAL, dark: bool = False) -> Figure:
     with use_style(dark):
-        return draw("title", "about", "KL", [original, *others])
+        return draw_figure("title", "about", "KL", [original, *others])
 
 
 def ticks(axis: Axis) -> list[Text]:
@@ -142,7 +142,7 @@ def test_names_are_written_as_they_are() -> None:
     """No formula, no markup, no line end."""
     names = ["$x_1$ & <b>", "$\\alpha", "two\nlines\x1b[2J", "中文"]
     models = [ORIGINAL, *(ChartModel(name, 9 << 20, 0.1, {}, {}) for name in names)]
-    found = words(chart(".svg", "t & $y^2$ <i>", "from $HOME & <there>", "KL", models))
+    found = words(render_chart(".svg", "t & $y^2$ <i>", "from $HOME & <there>", "KL", models))
     assert {"$x_1$ & <b>", "$\\alpha", "two lines [2J", "中文", "t & $y^2$ <i>", "from $HOME & <there>"} <= set(found)
     assert "$x_1$ & <b> · 9.0 MiB" in found and "model.gguf, the original · 513.0 MiB" in found
 
@@ -151,18 +151,18 @@ def test_names_are_written_as_they_are() -> None:
 def test_files_depend_on_the_models_alone(suffix: str, magic: bytes) -> None:
     """Not on the time, nor on the user's settings, which remain as they were."""
     models = [ChartModel("o", 4 << 20, 0, {}, {}), ChartModel("int4", 1 << 20, 0.1, {}, {"layers.0": 4.5})]
-    first = chart(suffix, "title", "about", "KL", models)
+    first = render_chart(suffix, "title", "about", "KL", models)
     assert first.startswith(magic) and b"Date" not in first
     with matplotlib.rc_context({"lines.color": "red", "font.size": 30, "text.color": "red", "savefig.dpi": 9}):
         before = dict(matplotlib.rcParams)
-        assert chart(suffix, "title", "about", "KL", models) == first
+        assert render_chart(suffix, "title", "about", "KL", models) == first
         assert dict(matplotlib.rcParams) == before
-    assert chart(suffix, "title", "about", "KL", models, dark=True) != first
+    assert render_chart(suffix, "title", "about", "KL", models, dark=True) != first
 
 
 @pytest.mark.parametrize(("dark", "paper", "other"), [(False, LIGHT, DARK), (True, DARK, LIGHT)])
 def test_themes(dark: bool, paper: object, other: object) -> None:
-    picture = chart(".svg", "title", "about", "KL", [ORIGINAL, *candidates(2)], dark).decode()
+    picture = render_chart(".svg", "title", "about", "KL", [ORIGINAL, *candidates(2)], dark).decode()
     for name in ("paper", "ink", "soft", "rule"):
         assert getattr(paper, name) in picture and getattr(other, name) not in picture
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from weft.backends.viz.compare.networks import Comparison, compare
-from weft.backends.viz.model.labels import label
+from weft.backends.viz.compare.networks import Comparison, compare_networks
+from weft.backends.viz.model.labels import label_part
 from weft.backends.viz.model.marks import CHANGED, KEPT, NEW, REMOVED
-from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.model.outline import outline
+from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.model.outline import build_outline
 from weft.ir import Graph, Node, Param, parse
 from weft.ir.recipes.spelling import spell
 from weft.passes import all_passes, run_passes
@@ -33,7 +33,7 @@ def graphs(name: str) -> tuple[Graph, Graph]:
 
 
 def compared(name: str) -> Comparison:
-    return compare(*map(network, graphs(name)))
+    return compare_networks(*map(build_network, graphs(name)))
 
 
 def marked(found: Network, sign: str) -> set[str]:
@@ -84,7 +84,7 @@ def test_every_pass_changes_its_example() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith(("variant/", "cached/"))])
 def test_without_a_pass_everything_is_kept(name: str) -> None:
-    found = compare(network(ZOO[name]()), network(ZOO[name]()))
+    found = compare_networks(build_network(ZOO[name]()), build_network(ZOO[name]()))
     assert found.counts == {KEPT: len(found.after.vertices), REMOVED: 0, NEW: 0, CHANGED: 0}
     assert {mark.sign for mark in found.after.marks.values()} == {KEPT}
     assert all(a == b for a, b in found.pairs.items())
@@ -93,7 +93,7 @@ def test_without_a_pass_everything_is_kept(name: str) -> None:
 def test_layers_that_are_left_out() -> None:
     """The layers behind one that is pruned have other numbers, and are what they were."""
     model = model_of("smollm2-135m").graph
-    found = compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}")))
+    found = compare_networks(build_network(model), build_network(run_passes(model, "prune-layers{layers=[5]}")))
     assert {name.split(".")[1] for name in marked(found.before, REMOVED)} == {"5"}
     assert found.pairs["layers.6.attn.q"] == "layers.5.attn.q"
     assert found.pairs["layers.4.attn.q"] == "layers.4.attn.q"
@@ -103,7 +103,7 @@ def test_layers_that_are_left_out() -> None:
 
 def test_layers_of_other_models_correspond_by_position() -> None:
     small, large = (network_of(name) for name in ("smollm2-135m", "deepseek-v3"))
-    found = compare(small, large)
+    found = compare_networks(small, large)
     assert all(a.split(".")[:2] == b.split(".")[:2] for a, b in found.pairs.items() if a.startswith("layers."))
     assert {a.split(".")[1] for a in found.pairs if a.startswith("layers.")} == {str(i) for i in range(30)}
     alone = {name for name in marked(found.after, NEW) if int(name.split(".")[1]) >= 30}
@@ -112,9 +112,9 @@ def test_layers_of_other_models_correspond_by_position() -> None:
 
 def said(found: Comparison) -> dict[str, str]:
     """The lines about what changed, by the last names of operations of the first layer and outside layers."""
-    parts = [part for part in outline(found.after).parts() if part.vertices]
-    kept = {p.path: label(p).lines for p in outline(strip(found.after)).parts() if p.vertices}
-    return {p.path: " / ".join(label(p).lines[len(kept[p.path]) :]) for p in parts if p.path in kept}
+    parts = [part for part in build_outline(found.after).parts() if part.vertices]
+    kept = {p.path: label_part(p).lines for p in build_outline(strip(found.after)).parts() if p.vertices}
+    return {p.path: " / ".join(label_part(p).lines[len(kept[p.path]) :]) for p in parts if p.path in kept}
 
 
 def strip(found: Network) -> Network:
@@ -124,27 +124,27 @@ def strip(found: Network) -> Network:
 
 def test_what_changed_in_words() -> None:
     model = model_of("gpt2").graph
-    words = said(compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}"))))
+    words = said(compare_networks(build_network(model), build_network(run_passes(model, "mha-to-gqa{kv_heads=4}"))))
     assert words["layers.0.attn.attention"] == "was 12 heads"
     assert words["layers.0.attn.k"] == "was 768 to 768" and words["layers.0.attn.q"] == ""
     model = model_of("smollm2-135m").graph
-    words = said(compare(network(model), network(run_passes(model, "fuse-norm-linear"))))
+    words = said(compare_networks(build_network(model), build_network(run_passes(model, "fuse-norm-linear"))))
     assert words["layers.0.attn.q"] == "was Linear"
-    words = said(compare(network(model), network(run_passes(model, "cast{dtype=f16}"))))
+    words = said(compare_networks(build_network(model), build_network(run_passes(model, "cast{dtype=f16}"))))
     assert words["layers.0.attn.o"] == "was f32"
 
 
 def test_what_another_operation_makes_now_is_gone() -> None:
     """A split makes what two linears made: these are not the linear that is new."""
     model = model_of("smollm2-135m").graph
-    found = compare(network(model), network(run_passes(model, "pack-qkv")))
+    found = compare_networks(build_network(model), build_network(run_passes(model, "pack-qkv")))
     assert {name.rpartition(".")[2] for name in marked(found.before, REMOVED)} == {"k", "v"}
     assert {name.rpartition(".")[2] for name in marked(found.after, NEW)} == {"qkv"}
     assert {name.rpartition(".")[2] for name in marked(found.after, CHANGED)} == {"q"}
 
 
 def test_what_was_is_said_of_what_is() -> None:
-    found = compare(*(network_of(name) for name in ("llama3.1-8b", "mistral-7b")))
+    found = compare_networks(*(network_of(name) for name in ("llama3.1-8b", "mistral-7b")))
     assert all(not m.words for m in (*found.before.marks.values(), *(v.mark for v in found.before.vertices if v.mark)))
     assert found.after.marks["out.logits"].words == ("was f32[batch, seq, 128256]",)
     assert found.before.marks["out.logits"].sign == CHANGED
@@ -152,7 +152,7 @@ def test_what_was_is_said_of_what_is() -> None:
 
 def test_changes_tell_what_was_and_is() -> None:
     model = model_of("gpt2").graph
-    found = compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}")))
+    found = compare_networks(build_network(model), build_network(run_passes(model, "mha-to-gqa{kv_heads=4}")))
     changes = {v.name: {c.what: (c.before, c.after) for c in v.mark.changes} for v in found.after.vertices if v.mark}
     assert changes["layers.0.attn.attention"] == {"kv_heads": ("12", "4")}
     assert changes["layers.0.attn.k"]["weight: type"] == ("f32[768, 768]", "f32[256, 768]")
@@ -162,9 +162,13 @@ def test_changes_tell_what_was_and_is() -> None:
 
 def test_layers_fold_with_those_that_changed_alike() -> None:
     model = model_of("smollm2-135m").graph
-    every = outline(compare(network(model), network(run_passes(model, "fuse-norm-linear"))).after)
+    every = build_outline(
+        compare_networks(build_network(model), build_network(run_passes(model, "fuse-norm-linear"))).after
+    )
     assert [part.count for part in every.children if part.count > 1] == [30]
-    one = outline(compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}"))).before)
+    one = build_outline(
+        compare_networks(build_network(model), build_network(run_passes(model, "prune-layers{layers=[5]}"))).before
+    )
     assert [part.path for part in one.children if part.path.startswith("layers.")] == [
         "layers.0-4",
         "layers.5",
@@ -185,7 +189,9 @@ graph g {{
 
 
 def test_what_has_another_name_is_found_by_what_is_around() -> None:
-    found = compare(network(parse(RENAMED.format("", "a"))), network(parse(RENAMED.format("", "b"))))
+    found = compare_networks(
+        build_network(parse(RENAMED.format("", "a"))), build_network(parse(RENAMED.format("", "b")))
+    )
     assert found.pairs == {"a": "b", "z": "z"} and found.counts[KEPT] == 2
 
 
@@ -193,16 +199,16 @@ def test_what_shares_nothing_is_another_operation() -> None:
     """Of one kind, but with other weights, neighbours and names."""
     before = parse(RENAMED.format("", "a"))
     after = parse(RENAMED.format("", "b").replace("%z", "%c").replace("relu", "gelu").replace('"up"', '"down"'))
-    found = compare(network(before), network(after))
+    found = compare_networks(build_network(before), build_network(after))
     assert found.pairs == {} and found.counts == {KEPT: 0, REMOVED: 2, NEW: 2, CHANGED: 0}
 
 
 def test_names_of_tensors_tell_apart_where_checkpoints_have_some_in_common() -> None:
     """Two checkpoints that share no name are of two formats: that their names differ says nothing."""
-    before, after = (network(parse(RENAMED.format(key, "a"))) for key in ("", "model."))
-    assert compare(before, after).counts[KEPT] == 2
+    before, after = (build_network(parse(RENAMED.format(key, "a"))) for key in ("", "model."))
+    assert compare_networks(before, after).counts[KEPT] == 2
     two = RENAMED.replace("  %z:", "  %y: f32[batch, seq, 4] = linear(%x, %b)\n  %z:").replace(
         "  %{1}", '  param %b: f32[4, 4] = source("b")\n  %{1}', 1
     )
-    before, after = (network(parse(two.format(key, "a"))) for key in ("", "model."))
-    assert compare(before, after).counts[CHANGED] == 1
+    before, after = (build_network(parse(two.format(key, "a"))) for key in ("", "model."))
+    assert compare_networks(before, after).counts[CHANGED] == 1

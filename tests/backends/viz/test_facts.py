@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.backends.viz.model.outline import PicturePart, outline
-from weft.backends.viz.model.part_costs import data, facts, polynomial
+from weft.backends.viz.model.outline import PicturePart, build_outline
+from weft.backends.viz.model.part_costs import convert_costs, convert_polynomial, sum_costs
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
 from weft.ir.types import sizes
@@ -29,12 +29,12 @@ PUBLISHED = {
 
 
 def outlined(preset: str) -> PicturePart:
-    return outline(network_of(preset))
+    return build_outline(network_of(preset))
 
 
 @pytest.mark.parametrize("preset", [*PUBLISHED, *each(6, (name for name in PRESETS if name not in PUBLISHED), 1)])
 def test_the_whole_is_what_inspect_tells(preset: str) -> None:
-    told, found = inspect(model_of(preset), 64), facts(outlined(preset))
+    told, found = inspect(model_of(preset), 64), sum_costs(outlined(preset))
     binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}
     assert found.known
     assert found.parameters == told.parameters == PUBLISHED.get(preset, told.parameters)
@@ -49,7 +49,7 @@ def test_the_whole_is_what_inspect_tells(preset: str) -> None:
 def test_parts_add_up(preset: str) -> None:
     parts = [part for part in outlined(preset).parts() if part.children]
     for part in parts:
-        whole, inner = facts(part), [facts(child) for child in part.children]
+        whole, inner = sum_costs(part), [sum_costs(child) for child in part.children]
         assert whole.flops == functools.reduce(operator.add, (part.count * f.flops for f in inner))
         if part.count == 1:
             assert whole.parameters == sum(f.parameters for f in inner)
@@ -77,10 +77,10 @@ def call(atom: list[Any], binding: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("preset", ["mistral-7b", "deepseek-v3", "switch-base-8"])
 def test_polynomials_as_data(preset: str) -> None:
-    found = facts(outlined(preset))
+    found = sum_costs(outlined(preset))
     for seq in (1, 7, 5000):
         binding = {"batch": 2, "seq": seq, "past": 0, "total": seq, "source": 3}
         for work in (found.work, found.step):
             for size in (work.flops, work.read, work.written):
-                assert evaluated(polynomial(size), binding) == sizes.evaluate(size, binding)
-    assert data(found)["parameters"] == found.parameters
+                assert evaluated(convert_polynomial(size), binding) == sizes.evaluate(size, binding)
+    assert convert_costs(found)["parameters"] == found.parameters

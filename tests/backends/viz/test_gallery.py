@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from weft.backends.viz.web.gallery import gallery, within
+from weft.backends.viz.web.gallery import render_gallery, restrict_rules
 from weft.frontends.app.api.draw.galleries import card
 from weft.frontends.models.presets import PRESETS
 
@@ -22,7 +22,7 @@ made = functools.cache(card)
 
 @functools.cache
 def page() -> str:
-    return gallery([made(preset) for preset in CHOSEN], "Architectures")
+    return render_gallery([made(preset) for preset in CHOSEN], "Architectures")
 
 
 def names(shown: Page) -> list[str]:
@@ -148,12 +148,12 @@ def test_large_pictures_have_their_own_size(visit: Visit) -> None:
 
 def test_all_presets_are_of_reasonable_size() -> None:
     whole = len(page())
-    alone = len(gallery([made(CHOSEN[0])], "one"))
+    alone = len(render_gallery([made(CHOSEN[0])], "one"))
     assert alone < 350_000
     assert whole + (len(PRESETS) - len(CHOSEN)) * (whole - alone) / (len(CHOSEN) - 1) < 2_500_000
     assert page().count("@font-face") == 2
 
 
 def test_rules_within_a_place() -> None:
-    assert within(".a", "b,c>d{x:y} .e{z:w}") == ".a b,.a c>d{x:y}.a .e{z:w}"
-    assert not re.search(r"(^|\})\s*(?!\.picture)[^{}]+\{", within(".picture", "text{a:b}\n.t{c:d} .m{e:f}"))
+    assert restrict_rules(".a", "b,c>d{x:y} .e{z:w}") == ".a b,.a c>d{x:y}.a .e{z:w}"
+    assert not re.search(r"(^|\})\s*(?!\.picture)[^{}]+\{", restrict_rules(".picture", "text{a:b}\n.t{c:d} .m{e:f}"))

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.coordinates import layout
-from weft.backends.viz.layout.scene import ALL, default_open, scene
+from weft.backends.viz.layout.coordinates import place_shapes
+from weft.backends.viz.layout.scene import ALL, build_scene, list_default_open
 from weft.backends.viz.model.network import Network
-from weft.backends.viz.model.outline import PicturePart, outline
-from weft.backends.viz.onnx_files.onnx_network import join_networks, onnx_network
-from weft.backends.viz.web.page import page
+from weft.backends.viz.model.outline import PicturePart, build_outline
+from weft.backends.viz.onnx_files.onnx_network import join_networks, read_onnx_network
+from weft.backends.viz.web.page import render_page
 from weft.ir.errors import WeftError
 
 from ...sampling import each
@@ -31,7 +31,7 @@ FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 def read(model: onnx.ModelProto, folder: Path) -> Network:
     onnx.save(model, folder / "m.onnx")
-    return onnx_network(folder / "m.onnx")
+    return read_onnx_network(folder / "m.onnx")
 
 
 def built(style: str, layers: int) -> onnx.ModelProto:
@@ -42,7 +42,7 @@ def built(style: str, layers: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("style", [*STYLES, "dynamo"])
 def test_layers_are_found(style: str, tmp_path: Path) -> None:
-    root = scene(read(built(style, 5), tmp_path))
+    root = build_scene(read(built(style, 5), tmp_path))
     assert [s.label.title.rstrip("0123456789-").strip() for s in root.inner][1:5] == [
         "Embedding", "layers", "LayerNorm", "Linear"]  # fmt: skip
     (layers,) = [s for s in root.inner if s.part.count > 1]
@@ -57,10 +57,10 @@ def test_layers_are_found(style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", [*STYLES, "dynamo"])
 def test_nothing_overlaps(style: str, tmp_path: Path) -> None:
-    root = scene(read(built(style, 3), tmp_path))
+    root = build_scene(read(built(style, 3), tmp_path))
     every = {s.key for s in root.all() if s.arrangement is not None}
     for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
-        assert list(faults(layout(root, opened))) == []
+        assert list(faults(place_shapes(root, opened))) == []
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_data_outside_need_not_be_there(tmp_path: Path) -> None:
     model = built("slashed", 2)
     onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
     (tmp_path / "a.data").unlink()
-    weights = {w.name: (w.shape, w.bytes) for v in onnx_network(tmp_path / "a.onnx").vertices for w in v.weights}
+    weights = {w.name: (w.shape, w.bytes) for v in read_onnx_network(tmp_path / "a.onnx").vertices for w in v.weights}
     assert weights["embed.weight"] == (f"[{VOCAB}, {DIM}]", 4 * VOCAB * DIM)
 
 
@@ -178,7 +178,7 @@ def genai(layers: int) -> onnx.ModelProto:
 
 
 def test_operators_of_onnx_runtime(tmp_path: Path) -> None:
-    root = scene(read(genai(4), tmp_path))
+    root = build_scene(read(genai(4), tmp_path))
     assert [s.key for s in root.inner][:3] == ["input_ids", "lengths", "total"]
     assert [s.key for s in root.inner][3:] == ["embed_tokens.Gather", "layers.0-3", "lm_head.MatMul", "out.logits"]
     at = {s.key: s for s in root.all()}
@@ -201,7 +201,7 @@ def test_halves_are_one_model(tmp_path: Path) -> None:
     def half(name: str, scope: str, x: str, y: str, kind: str) -> Network:
         node = helper.make_node(kind, [x], [y], name=f"{scope}.{kind}")
         onnx.save(wrapped([node], [(x, FLOAT, [2])], [(y, FLOAT, [2])]), tmp_path / name)
-        return onnx_network(tmp_path / name)
+        return read_onnx_network(tmp_path / name)
 
     whole = join_networks(
         [half("encoder.onnx", "encoder", "a", "cross", "Relu"), half("model.onnx", "encoder", "cross", "b", "Relu")]
@@ -218,8 +218,8 @@ def test_three_thousand_nodes_take_five_seconds(style: str, tmp_path: Path, visi
     assert len(model.graph.node) > 3000
     onnx.save(model, tmp_path / "m.onnx")
     start = time.process_time()
-    root = scene(onnx_network(tmp_path / "m.onnx"))
-    text = page(root, default_open(root))
+    root = build_scene(read_onnx_network(tmp_path / "m.onnx"))
+    text = render_page(root, list_default_open(root))
     assert time.process_time() - start < 5
     assert visit(text).locator("g.part").count() > 5
 
@@ -229,7 +229,7 @@ def test_layers_of_no_names_are_equal_ones(tmp_path: Path) -> None:
     model = Builder(onnx_models.nameless).model(6)
     gelu = [n for n in model.graph.node if n.op_type == "Gelu"]
     gelu[3].op_type = "Relu"
-    root = outline(read(model, tmp_path))
+    root = build_outline(read(model, tmp_path))
     assert [p.count for p in root.children if p.count > 1] == [3, 2]
     (odd,) = [p for p in root.children if p.count == 1 and any(v.op == "Relu" for v in p.all_vertices())]
     assert isinstance(odd, PicturePart) and {"Gelu"}.isdisjoint(v.op for v in odd.all_vertices())
@@ -237,7 +237,7 @@ def test_layers_of_no_names_are_equal_ones(tmp_path: Path) -> None:
 
 def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["a", "a"], []), helper.make_node("Add", ["a", "a"], ["b"])]
-    scene(read(wrapped(nodes, [("a", FLOAT, [2])], [("b", FLOAT, [2])]), tmp_path))
+    build_scene(read(wrapped(nodes, [("a", FLOAT, [2])], [("b", FLOAT, [2])]), tmp_path))
 
 
 def test_values_that_are_made_twice_are_refused(tmp_path: Path) -> None:
@@ -250,4 +250,4 @@ def test_values_that_are_made_twice_are_refused(tmp_path: Path) -> None:
 def test_attention_without_a_number_of_heads_keeps_its_operator(tmp_path: Path) -> None:
     node = helper.make_node("GroupQueryAttention", ["a", "a", "a"], ["b"], domain="com.microsoft", num_heads="None")
     found = read(wrapped([node], [("a", FLOAT, [1, 2, 8])], [("b", FLOAT, [1, 2, 8])]), tmp_path)
-    assert [v.meant.op for v in found.vertices] == ["GroupQueryAttention"]
+    assert [v.weft_op.op for v in found.vertices] == ["GroupQueryAttention"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.coordinates import layout
-from weft.backends.viz.layout.scene import ALL, default_open
+from weft.backends.viz.layout.coordinates import place_shapes
+from weft.backends.viz.layout.scene import ALL, list_default_open
 
 from ...sampling import each
 from .pages import drawn, of_preset
@@ -27,10 +27,10 @@ def test_places_are_those_of_python(preset: str, visit: Callable[[str], Page]) -
     everything = {s.key for s in root.all() if s.arrangement is not None}
     repeats = {s.key + ALL for s in root.all() if s.part.count > 1}
     shown = visit(of_preset(preset))
-    for opened in (default_open(root), everything, everything | repeats):
+    for opened in (list_default_open(root), everything, everything | repeats):
         shown.evaluate("(keys) => { opened.clear(); keys.forEach((k) => opened.add(k)); draw() }", sorted(opened))
         theirs: dict[str, Any] = shown.evaluate(CORNERS)
-        ours = {p.shape.key: p for p in layout(root, opened).all()}
+        ours = {p.shape.key: p for p in place_shapes(root, opened).all()}
         assert theirs.keys() == ours.keys()
         for key, p in ours.items():
             *numbers, wires = theirs[key]

@@ -10,11 +10,11 @@ from dataclasses import replace
 from playwright.sync_api import Page, expect
 
 from weft import run_passes
-from weft.backends.viz.compare.networks import compare
-from weft.backends.viz.model.network import network
-from weft.backends.viz.model.totals import totals
-from weft.backends.viz.web.diff import data, kinds, opened, side_by_side
-from weft.backends.viz.web.page import page
+from weft.backends.viz.compare.networks import compare_networks
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.totals import compute_totals
+from weft.backends.viz.web.diff import convert_totals, join_pictures, list_sign_kinds, select_open_parts
+from weft.backends.viz.web.page import render_page
 from weft.frontends.app.api.inspect.counting import inspect
 
 from .pages import address, box, model_of, part
@@ -30,10 +30,12 @@ LOOK = """(e) => {
 def difference(pipeline: str = "fuse-norm-linear") -> str:
     """SmolLM2 before and after a pipeline."""
     model = model_of("smollm2-135m").graph
-    networks = network(model), network(run_passes(model, pipeline))
-    found = compare(*networks)
-    root, numbers = side_by_side(found), [totals(n, 512) for n in networks]
-    return page(root, opened(root), {"kinds": kinds(), "difference": data(found, *numbers)})
+    networks = build_network(model), build_network(run_passes(model, pipeline))
+    found = compare_networks(*networks)
+    root, numbers = join_pictures(found), [compute_totals(n, 512) for n in networks]
+    return render_page(
+        root, select_open_parts(root), {"kinds": list_sign_kinds(), "difference": convert_totals(found, *numbers)}
+    )
 
 
 def test_before_stands_left_of_after(visit: Visit) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.scene import default_open
-from weft.backends.viz.web.page import page
+from weft.backends.viz.layout.scene import list_default_open
+from weft.backends.viz.web.page import render_page
 
 from .pages import address, box, drawn, of_preset, part
 
@@ -78,13 +78,13 @@ def test_too_many_parts_are_refused_with_a_sentence(visit: Visit) -> None:
     many = 8 + 30 * (
         1 + 6 + 7 + 4
     )  # the picture, seven parts of it; layers: the layer, six parts, those of two of them
-    shown = visit(page(root, default_open(root), {"most": many - 1}))
+    shown = visit(render_page(root, list_default_open(root), {"most": many - 1}))
     shown.click("#every")
     assert f"{many} parts; at most {many - 1} are drawn" in shown.locator("#said").inner_text()
     assert shown.evaluate("spots.size") < 30
     part(shown, "layers.0-29").locator("g.times").click()  # without what is in the layers it is few enough
     assert shown.evaluate("spots.has('layers.29')")
-    shown = visit(page(root, default_open(root), {"most": many}))
+    shown = visit(render_page(root, list_default_open(root), {"most": many}))
     shown.click("#every")
     assert shown.evaluate("spots.size") == many
 

@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import Attention, Block, Decoder, MoE, RMSNorm, RoPE, load_source
-from weft.backends.viz.layout.scene import scene
-from weft.backends.viz.model.network import network
+from weft.backends.viz.layout.scene import build_scene
+from weft.backends.viz.model.network import build_network
 from weft.backends.viz.panels import prompts
-from weft.backends.viz.web.page import page
+from weft.backends.viz.web.page import render_page
 from weft.frontends.app.api.inspect.counting import inspect
 
 from ...sampling import each
@@ -39,8 +39,8 @@ def with_prompt() -> str:
     """The page of a little model with experts and a window, and of what it does with eight tokens."""
     attn, ffn = Attention(4, 2, rope=RoPE(), window=5, sinks=True), MoE(6, 16, 2)
     graph = load_source(Decoder(70, 32, [Block(attn, ffn, RMSNorm())] * 2, context=64)).graph
-    told = prompts.data(graph, IDS, lambda ids: "".join(f" t{i}" for i in ids), lambda done, count: None)
-    return page(scene(network(graph)), {""}, {"prompt": {"text": "", **told}})
+    told = prompts.run_prompt(graph, IDS, lambda ids: "".join(f" t{i}" for i in ids), lambda done, count: None)
+    return render_page(build_scene(build_network(graph)), {""}, {"prompt": {"text": "", **told}})
 
 
 def show(shown: Page, tab: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from playwright.sync_api import Page, expect
 
-from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network, Vertex, Weight
-from weft.backends.viz.web.page import page
+from weft.backends.viz.web.page import render_page
 
 from .pages import box, of_preset, part
 
@@ -96,8 +96,8 @@ def operations(count: int) -> Iterator[Vertex]:
 
 def test_typing_is_instant_in_ten_thousand_operations(visit: Visit) -> None:
     made = tuple(operations(10_000))
-    root = scene(Network("large", made, {"x": "f32[n]"}, {"y": (made[-1].name, "f32[n]")}))
-    shown = visit(page(root, [root.key]))
+    root = build_scene(Network("large", made, {"x": "f32[n]"}, {"y": (made[-1].name, "f32[n]")}))
+    shown = visit(render_page(root, [root.key]))
     shown.evaluate("searchable()")
     times = shown.evaluate("""() => ["o", "op", "op_77", "weight", "layers.12.op_34"].map((text) => {
       field.value = text;

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, run_passes
-from weft.backends.viz.compare.networks import compare
-from weft.backends.viz.layout.scene import scene
-from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.compare.networks import compare_networks
+from weft.backends.viz.layout.scene import build_scene
+from weft.backends.viz.model.network import Network, build_network
 from weft.backends.viz.web import plain
-from weft.backends.viz.web.page import page
-from weft.backends.viz.web.pipeline_page import PipelineStep, steps_page
+from weft.backends.viz.web.page import render_page
+from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
 from weft.passes import Report
 
 from .pages import address, drawn, model_of, part
@@ -31,8 +31,12 @@ STATE = "[now.step, now.side]"
 def steps(preset: str = "smollm2-135m", pipeline: str = PIPELINE, verify: bool = False) -> str:
     graph = TINY.graph(name="tiny") if preset == "tiny" else model_of(preset).graph
     after, report = list[Network](), Report()
-    run_passes(graph, pipeline, verify=verify, report=report, hooks=[lambda ran: after.append(network(ran.after))])
-    return steps_page(network(graph), [PipelineStep(r, n) for r, n in zip(report.records, after, strict=True)], 512)
+    run_passes(
+        graph, pipeline, verify=verify, report=report, hooks=[lambda ran: after.append(build_network(ran.after))]
+    )
+    return render_steps(
+        build_network(graph), [PipelineStep(r, n) for r, n in zip(report.records, after, strict=True)], 512
+    )
 
 
 def test_the_first_pass_that_changed_something_is_shown(visit: Visit) -> None:
@@ -151,13 +155,13 @@ def test_shared_parts_are_put_together_again(visit: Visit) -> None:
     graphs = [graph]
     for name in PIPELINE.split(", "):
         graphs.append(run_passes(graphs[-1], name))
-    networks = [network(g) for g in graphs]
+    networks = [build_network(g) for g in graphs]
     shown = visit(steps())
     for i, (before, after) in enumerate(itertools.pairwise(networks)):
-        found = compare(before, after)
+        found = compare_networks(before, after)
         for side, one in enumerate((found.before, found.after)):
             theirs = shown.evaluate("([step, side]) => rootOf(P.steps[step].views[side])", [i, side])
-            ours = shown.evaluate("(root) => root", plain.shape(scene(one)))
+            ours = shown.evaluate("(root) => root", plain.convert_shape(build_scene(one)))
             assert theirs == ours
 
 
@@ -165,7 +169,7 @@ def test_steps_of_a_large_model_stay_small() -> None:
     """Thirty of 32 layers are to be less than 3 MB; these change every layer, each in another way."""
     pipeline = "fold-norm-scale, pack-qkv, pack-gate-up, fuse-residual-norm, kv-cache, cast{dtype=f16}"
     text = steps("llama3.1-8b", pipeline)
-    alone = page(drawn("llama3.1-8b"), ())
+    alone = render_page(drawn("llama3.1-8b"), ())
     count = text.count('"rewrites":') - text.count('"rewrites":0')
     assert count == 6 and len(text) - len(alone) < count * 3_000_000 / 30
 

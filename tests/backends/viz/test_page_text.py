@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network, Vertex, Weight
-from weft.backends.viz.web.page import page
+from weft.backends.viz.web.page import render_page
 
 from .pages import of_preset
 
@@ -19,8 +19,8 @@ def one(name: str, recipe: str = "Source(key='w')") -> str:
     """The page of a network called `name`, of one operation of that name."""
     weight = Weight(f"{name}.weight", "[2, 2]", "f32", 16, recipe)
     vertex = Vertex(name, "linear", "", ("x",), (name,), ("x",), ("f32[n]",), weights=(weight,))
-    root = scene(Network(name, (vertex,), {"x": "f32[n]"}, {"y": (name, "f32[n]")}))
-    return page(root, [root.key])
+    root = build_scene(Network(name, (vertex,), {"x": "f32[n]"}, {"y": (name, "f32[n]")}))
+    return render_page(root, [root.key])
 
 
 def test_names_that_look_like_markup_are_text(visit: Visit) -> None:

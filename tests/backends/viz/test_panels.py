@@ -29,9 +29,9 @@ from weft import (
     load_source,
 )
 from weft.backends.viz import panels
-from weft.backends.viz.model.network import network
+from weft.backends.viz.model.network import build_network
 from weft.backends.viz.panels import mask_panel as attention
-from weft.backends.viz.panels.kinds import group_by_kind, layers
+from weft.backends.viz.panels.kinds import abbreviate_layers, group_by_kind
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir import Graph
 from weft.ir.ops import caches
@@ -57,7 +57,7 @@ def model(*kinds: dict[str, Any], context: int | None = 64) -> Graph:
 
 
 def told(graph: Graph) -> dict[str, Any]:
-    return panels.data(network(graph))
+    return panels.build_panels(build_network(graph))
 
 
 def seen(graph: Graph, n: int) -> list[Any]:
@@ -280,15 +280,15 @@ def test_experts_and_what_is_idle(preset: str) -> None:
 
 
 def test_scopes_are_told_short() -> None:
-    assert layers([f"layers.{i}.attn" for i in range(8)]) == "layers 0–7"
-    assert layers([f"layers.{i}.attn" for i in range(0, 8, 2)]) == "layers 0, 2 … 6"
-    assert layers(["layers.3.attn"]) == "layer 3"
-    assert layers([f"layers.{i}.attn" for i in (0, 1, 2, 4, 5, 6)]) == "layers 0–2, 4–6"
+    assert abbreviate_layers([f"layers.{i}.attn" for i in range(8)]) == "layers 0–7"
+    assert abbreviate_layers([f"layers.{i}.attn" for i in range(0, 8, 2)]) == "layers 0, 2 … 6"
+    assert abbreviate_layers(["layers.3.attn"]) == "layer 3"
+    assert abbreviate_layers([f"layers.{i}.attn" for i in (0, 1, 2, 4, 5, 6)]) == "layers 0–2, 4–6"
 
 
 def test_hybrids_have_every_kind() -> None:
     blocks = [Block(Mamba(48, state=5, conv=4), norm=RMSNorm()), Block(Attention(4, 2, window=8), GatedMLP(48))]
     graph = load_source(Decoder(50, 32, blocks * 2, context=64)).graph
-    assert [len(found) for found in group_by_kind(network(graph)).values()] == [2]
+    assert [len(found) for found in group_by_kind(build_network(graph)).values()] == [2]
     reach = told(graph)["attention"]["reach"]
     assert [back for _, back, _ in reach["steps"]] == [None] * 4

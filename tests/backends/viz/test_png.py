@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from weft import WeftError, load_source
-from weft.backends.viz.formats.png import png
-from weft.backends.viz.formats.style import colours
-from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.scene import default_open, scene
-from weft.backends.viz.model.network import network
+from weft.backends.viz.formats.png import render_png
+from weft.backends.viz.formats.style import list_colours
+from weft.backends.viz.formats.svg import render_svg
+from weft.backends.viz.layout.scene import build_scene, list_default_open
+from weft.backends.viz.model.network import build_network
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
 
 def picture(dark: bool = False) -> str:
     model = load_source("llama3.1-8b")
-    root = scene(network(model.graph))
-    return svg(root, default_open(root), fact_sheet(model), dark)
+    root = build_scene(build_network(model.graph))
+    return render_svg(root, list_default_open(root), fact_sheet(model), dark)
 
 
 def pixels(data: bytes, most: int | None = None) -> np.ndarray:
@@ -68,9 +68,9 @@ def share(image: np.ndarray, colour: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_and_letters(dark: bool) -> None:
-    text, named = picture(dark), colours(dark)
+    text, named = picture(dark), list_colours(dark)
     wide, high = (int(n) for n in text.split('viewBox="0 0 ')[1].split('"')[0].split())
-    image = pixels(png(text, scale=0.5))
+    image = pixels(render_png(text, scale=0.5))
     assert image.shape[:2] == (pytest.approx(high / 2, abs=1), pytest.approx(wide / 2, abs=1))
     assert share(image, named["paper"]) > 0.4 and (image[..., 3] == 255).all()
     for edge in (image[0], image[-1], image[:, 0], image[:, -1]):
@@ -85,7 +85,7 @@ def test_titles_are_bold() -> None:
     text = picture()
     plain = text.replace('class="name"', 'class="about" style="font-size:22px"')
     bold, regular = (
-        (np.abs(pixels(png(t, scale=0.5), 26)[8:, 14:160, :3] - 255).sum(-1) / 765).mean() for t in (text, plain)
+        (np.abs(pixels(render_png(t, scale=0.5), 26)[8:, 14:160, :3] - 255).sum(-1) / 765).mean() for t in (text, plain)
     )
     assert bold > 1.15 * regular
 
@@ -93,10 +93,10 @@ def test_titles_are_bold() -> None:
 @pytest.mark.parametrize("scale", [1000, 1e-9])
 def test_impossible_sizes_are_refused(scale: float) -> None:
     with pytest.raises(WeftError, match=r"pixels cannot be drawn; try another scale than"):
-        png(picture(), scale)
+        render_png(picture(), scale)
 
 
 def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(WeftError, match=r"need the package resvg-py: pip install 'weft\[viz\]'; .svg needs nothing"):
-        png(picture())
+        render_png(picture())

@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import weft
-from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.model.totals import totals
-from weft.backends.viz.onnx_files.onnx_network import onnx_network
+from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.model.totals import compute_totals
+from weft.backends.viz.onnx_files.onnx_network import read_onnx_network
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 from weft.frontends.app.api.draw.pictures import draw
 from weft.frontends.app.api.rewrite import rewrite
@@ -25,20 +25,20 @@ PIPELINE = "quantize{bits=4, method=rtn}"
 
 
 def quantized(pipeline: str = PIPELINE) -> Network:
-    return network(run_passes(DECODER.graph(), pipeline))
+    return build_network(run_passes(DECODER.graph(), pipeline))
 
 
 def test_bytes_are_those_of_a_folder_of_codes(tmp_path: Path) -> None:
     model = rewrite(Model(DECODER.graph(), "model", "model"), PIPELINE)
     write_model(model, tmp_path / "out")
     stored = sum(array.nbytes for array in load_file(tmp_path / "out" / "model.safetensors").values())
-    drawn = network(model.graph)
+    drawn = build_network(model.graph)
     weights = {w.name: w for v in drawn.vertices for w in v.weights}.values()
     # The norms are ones, which the folder does not store.
     learned = sum(w.bytes for w in weights if "frequencies" not in w.name and "norm" not in w.name)
     # Rows of 3 groups have zero points of 1.5 bytes in words, which a folder fills up.
     assert learned == pytest.approx(stored, rel=0.01)
-    found = totals(drawn, 64)
+    found = compute_totals(drawn, 64)
     assert found.weights == sum(w.bytes for w in weights) and "uint4_32" in found.dtypes
     rows = dict(fact_sheet(model).rows)
     assert (
@@ -47,7 +47,7 @@ def test_bytes_are_those_of_a_folder_of_codes(tmp_path: Path) -> None:
 
 
 def test_a_decode_step_reads_packed_weights() -> None:
-    plain = network(DECODER.graph())
+    plain = build_network(DECODER.graph())
     for before, after in zip(plain.vertices, quantized().vertices, strict=True):
         binding = {"batch": 1, "seq": 8, "past": 0, "total": 8, "capacity": 8}
         one, two = (v.step.evaluate(binding, 2) for v in (before, after))
@@ -92,14 +92,14 @@ def test_files_tell_the_bits_of_their_weights(experts: bool, target: str, bits: 
     model = weft.Decoder(128, 64, 1, block, context=64)
     weft.compile(model, tmp_path / "out", target=target, dtype="f16" if target == "ort-cuda" else None,
                  passes=f"quantize{{bits={bits}, head={bits}, method=rtn, zeros=false}}, default")  # fmt: skip
-    drawn = onnx_network(tmp_path / "out" / "model.onnx")
+    drawn = read_onnx_network(tmp_path / "out" / "model.onnx")
     assert not any(v.op in ("Reshape", "Cast") and not v.reads for v in drawn.vertices)
     packed = [w for v in drawn.vertices for w in v.weights if w.bits is not None]
     assert {w.packing for w in packed} == {f"int{bits}, groups of 32"}
     assert {w.bits for w in packed} == {bits + 0.5}
-    (embed,) = (v.like for v in drawn.vertices if v.like is not None and v.like.op == "embedding")
+    (embed,) = (v.equivalent for v in drawn.vertices if v.equivalent is not None and v.equivalent.op == "embedding")
     assert embed.weights[0].dims == ("128", "64")
     # Norms of ones are one tensor in the file.
-    original = {w.name: w for v in network(model.graph()).vertices for w in v.weights if len(w.dims) > 1}
+    original = {w.name: w for v in build_network(model.graph()).vertices for w in v.weights if len(w.dims) > 1}
     found = [w.learned for v in drawn.vertices for w in v.weights if len(w.dims) > 1]
     assert sum(found) == sum(w.learned for w in original.values())

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from weft.backends.viz.model.outline import _repeats
+from weft.backends.viz.model.outline import _find_repetitions
 
 
 def by_trying(prints: list[str]) -> list[tuple[int, int]]:
@@ -28,10 +28,10 @@ def test_repeats_are_those_of_every_period_tried(kinds: int) -> None:
     rng = random.Random(kinds)
     for length in range(30):
         prints = [str(rng.randrange(kinds)) for _ in range(length)]
-        assert _repeats(prints) == by_trying(prints)
+        assert _find_repetitions(prints) == by_trying(prints)
 
 
 def test_thousands_of_different_layers_are_compared() -> None:
     """Trying every period at every place would take hours."""
     prints = [str(i * i % 4093 % 7) for i in range(4000)]
-    assert len(_repeats(prints)) == 4000
+    assert len(_find_repetitions(prints)) == 4000

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from weft.backends.viz.formats.style import DARK, LIGHT, SIGNS, borders
-from weft.backends.viz.model.marks import KEPT, kind
+from weft.backends.viz.formats.style import DARK, LIGHT, SIGNS, format_borders
+from weft.backends.viz.model.marks import KEPT, sign_to_kind
 
 from .colours import SIMULATED, contrast, distance, lab
 
@@ -39,5 +39,5 @@ def test_signs_are_told_apart_without_colour() -> None:
     """By the mark beside the title, and by the border alone."""
     assert len({look.mark for look in SIGNS.values()}) == len(SIGNS)
     assert len({(look.wide, look.dashes) for look in SIGNS.values()}) == len(SIGNS)
-    rules = borders("rect.{kind}").splitlines()
-    assert len(rules) == len(SIGNS) - 1 and not any(kind(KEPT) in rule for rule in rules)
+    rules = format_borders("rect.{kind}").splitlines()
+    assert len(rules) == len(SIGNS) - 1 and not any(sign_to_kind(KEPT) in rule for rule in rules)

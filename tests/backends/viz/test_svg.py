@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.style import LOOKS, colours
-from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.coordinates import layout
-from weft.backends.viz.layout.font import width, wrap_text
-from weft.backends.viz.layout.scene import default_open
+from weft.backends.viz.formats.style import LOOKS, list_colours
+from weft.backends.viz.formats.svg import render_svg
+from weft.backends.viz.layout.coordinates import place_shapes
+from weft.backends.viz.layout.font import measure_text, wrap_text
+from weft.backends.viz.layout.scene import list_default_open
 from weft.backends.viz.model.labels import KINDS
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
@@ -29,7 +29,7 @@ SIZES = {"name": 22, "about": 12, "about s": 12, "t": 13, "t m": 13}  # of text,
 @functools.cache
 def printed(preset: str, dark: bool = False) -> str:
     root = drawn(preset)
-    return svg(root, default_open(root), fact_sheet(model_of(preset)), dark)
+    return render_svg(root, list_default_open(root), fact_sheet(model_of(preset)), dark)
 
 
 def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float, float, float, float]]:
@@ -46,7 +46,7 @@ def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float,
     elif node.tag == f"{NS}circle":
         yield x + at("cx") - at("r"), y + at("cy") - at("r"), x + at("cx") + at("r"), y + at("cy") + at("r")
     elif node.tag == f"{NS}text":
-        wide = width(node.text or "", SIZES.get(style, 11), bold=style in ("name", "t", "t m"))
+        wide = measure_text(node.text or "", SIZES.get(style, 11), bold=style in ("name", "t", "t m"))
         left = x + at("x") - (wide / 2 if style.endswith("m") or style == "m s" else 0)
         yield left, y + at("y") - SIZES.get(style, 11), left + wide, y + at("y") + 3
     for child in node:
@@ -88,7 +88,7 @@ def only_texts(root: ET.Element) -> str:
 def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
     root = drawn(preset)
     tree = ET.fromstring(printed(preset))
-    placed = [p for p in layout(root, default_open(root)).all() if p.shape is not root]
+    placed = [p for p in place_shapes(root, list_default_open(root)).all() if p.shape is not root]
     titles = [e.text for e in tree.iter(f"{NS}title")][1:]
     assert sorted(filter(None, titles)) == sorted(p.shape.key for p in placed)
     texts = {e.text for e in tree.iter(f"{NS}text")}
@@ -101,7 +101,7 @@ def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
 def test_the_legend_tells_the_kinds_that_occur(preset: str) -> None:
     root = drawn(preset)
     texts = [e.text for e in ET.fromstring(printed(preset)).iter(f"{NS}text")]
-    shown = {p.shape.label.kind for p in layout(root, default_open(root)).all() if p.shape is not root}
+    shown = {p.shape.label.kind for p in place_shapes(root, list_default_open(root)).all() if p.shape is not root}
     assert {kind for kind, name in KINDS.items() if name in texts} == shown
 
 
@@ -130,16 +130,16 @@ def test_colours_are_those_of_the_page(dark: bool) -> None:
     text = printed("deepseek-v3", dark)
     style = text[text.index("<style>") : text.index("</style>")]
     painted = set(re.findall(r"#[0-9a-f]{6}\b", style))
-    assert painted <= set(colours(dark).values())
+    assert painted <= set(list_colours(dark).values())
     for kind in LOOKS:
-        assert f".k-{kind}>rect{{fill:{colours(dark)[kind]};stroke:{colours(dark)[f'{kind}-edge']}}}" in style
-    assert f".paper{{fill:{colours(dark)['paper']}}}" in style
+        assert f".k-{kind}>rect{{fill:{list_colours(dark)[kind]};stroke:{list_colours(dark)[f'{kind}-edge']}}}" in style
+    assert f".paper{{fill:{list_colours(dark)['paper']}}}" in style
 
 
 def test_names_that_xml_cannot_have() -> None:
     root = drawn("gpt2")
     sheet = Sheet("a <b> & \x07\ud800", 'it\'s "quoted"', (("<name>", "]]>"),))
-    tree = ET.fromstring(svg(root, [root.key], sheet).encode())
+    tree = ET.fromstring(render_svg(root, [root.key], sheet).encode())
     texts = [e.text for e in tree.iter(f"{NS}text")]
     assert "a <b> & ��" in texts and 'it\'s "quoted"' in texts and "<name>" in texts and "]]>" in texts
 
@@ -148,8 +148,8 @@ def test_wrapping() -> None:
     text = "one two three four five six seven"
     lines = wrap_text(text, 80, 12)
     assert " ".join(lines) == text and len(lines) > 2
-    assert all(width(line, 12) <= 80 for line in lines)
+    assert all(measure_text(line, 12) <= 80 for line in lines)
     for a, b in itertools.pairwise(lines):
-        assert width(f"{a} {b.split()[0]}", 12) > 80  # the line had no room for the next word
+        assert measure_text(f"{a} {b.split()[0]}", 12) > 80  # the line had no room for the next word
     assert wrap_text("incomprehensibilities", 20, 12) == ["incomprehensibilities"]
     assert wrap_text("", 20, 12) == []

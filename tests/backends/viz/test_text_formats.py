@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.backends.viz.formats.dot import dot
-from weft.backends.viz.formats.mermaid import mermaid
+from weft.backends.viz.formats.dot import render_dot
+from weft.backends.viz.formats.mermaid import render_mermaid
 from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.tree import plain_tree
-from weft.backends.viz.layout.coordinates import PlacedShape, layout
-from weft.backends.viz.layout.links import links
-from weft.backends.viz.layout.scene import ALL, Shape, default_open, scene
+from weft.backends.viz.formats.tree import render_plain_tree
+from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
+from weft.backends.viz.layout.links import find_links
+from weft.backends.viz.layout.scene import ALL, Shape, build_scene, list_default_open
 from weft.backends.viz.model.network import Network, Vertex
 from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
@@ -31,15 +31,15 @@ layers.0.ffn_residual > final_norm; final_norm > lm_head; lm_head > out.logits""
 
 def first(preset: str) -> PlacedShape:
     root = drawn(preset)
-    return layout(root, default_open(root))
+    return place_shapes(root, list_default_open(root))
 
 
 def everything(root: Shape) -> PlacedShape:
     """Every operation in a box of its own, or in that of what it views or adds to."""
     opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
     for _ in range(4):  # what stands in opened layers is opened too
-        opened |= {p.shape.key for p in layout(root, opened).all() if p.shape.arrangement}
-    return layout(root, opened)
+        opened |= {p.shape.key for p in place_shapes(root, opened).all() if p.shape.arrangement}
+    return place_shapes(root, opened)
 
 
 # -- what reads what
@@ -47,7 +47,7 @@ def everything(root: Shape) -> PlacedShape:
 
 def test_the_lines_of_llama() -> None:
     told = {(a.strip(), b.strip()) for a, b in (pair.split(">") for pair in LLAMA.split(";"))}
-    assert set(links(first("llama3.1-8b"))) == told
+    assert set(find_links(first("llama3.1-8b"))) == told
 
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "t5-base", "mamba-130m"])
@@ -58,14 +58,14 @@ def test_lines_are_those_of_the_graph(preset: str) -> None:
     maker = {made: v.name for v in net.vertices for made in v.makes} | {name: name for name in net.inputs}
     wanted = {(home[maker[r]], home[v.name]) for v in net.vertices for r in v.reads}
     wanted |= {(home[maker[value]], f"out.{name}") for name, (value, _) in net.outputs.items()}
-    assert set(links(placed)) == {(a, b) for a, b in wanted if a != b}
+    assert set(find_links(placed)) == {(a, b) for a, b in wanted if a != b}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_lines_join_closed_parts_that_are_drawn(preset: str) -> None:
     placed = first(preset)
     closed = {p.shape.key for p in placed.all() if not p.open}
-    found = links(placed)
+    found = find_links(placed)
     assert len(found) == len(set(found)) and {key for pair in found for key in pair} == closed
 
 
@@ -107,14 +107,14 @@ def parsed_mermaid(text: str) -> tuple[dict[str, str], set[tuple[str, str]], lis
 @pytest.mark.parametrize("preset", PRESETS)
 def test_mermaid(preset: str) -> None:
     placed = first(preset)
-    boxes, edges, groups = parsed_mermaid(mermaid(placed, fact_sheet(model_of(preset))))
+    boxes, edges, groups = parsed_mermaid(render_mermaid(placed, fact_sheet(model_of(preset))))
     assert len(boxes) == sum(not p.open for p in placed.all())
-    assert len(edges) == len(links(placed))
+    assert len(edges) == len(find_links(placed))
     assert len(groups) == sum(p.open for p in placed.all()) - 1
 
 
 def test_labels_of_mermaid() -> None:
-    text = mermaid(first("llama3.1-8b"), BARE)
+    text = render_mermaid(first("llama3.1-8b"), BARE)
     assert 'subgraph n4["layers 0-31 × 32"]' in text
     assert '["<b>Grouped-query attention</b><br/>attn<br/>32 heads, 8 KV heads · RoPE"]:::k_attention' in text
     assert '["<b>logits</b><br/>f32#91;batch, seq, 128256#93;"]:::k_input' in text
@@ -126,8 +126,8 @@ def odd(name: str) -> PlacedShape:
         Vertex("a", "relu", "", ("x",), ("a",), ("x",), ("f32[2]",)),
         Vertex(name, "gelu", "", ("a",), (name,), ("x",), ("f32[2]",)),
     )
-    root = scene(Network('say "it"', vertices, {"x": "f32[2]"}, {"y": (name, "f32[2]")}))
-    return layout(root, [root.key])
+    root = build_scene(Network('say "it"', vertices, {"x": "f32[2]"}, {"y": (name, "f32[2]")}))
+    return place_shapes(root, [root.key])
 
 
 BARE = Sheet("title", "", ())  # of a model that has nothing to say
@@ -136,16 +136,16 @@ ODD = 'a"b\\n<i>`c` #1; {d} | e\n# &f\x1b[2J'
 
 def test_odd_names() -> None:
     sheet = Sheet('say "it"', "about\nlines", ())
-    boxes, edges, _ = parsed_mermaid(mermaid(odd(ODD), sheet))
+    boxes, edges, _ = parsed_mermaid(render_mermaid(odd(ODD), sheet))
     assert len(boxes) == 4 and len(edges) == 3
     (label,) = (text for text in boxes.values() if text.startswith("<b>GELU"))
     plain = ODD.replace("\n", " ").replace("\x1b", " ")
     back = re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label.partition("<br/>")[2])
     assert back == plain
-    statements = parsed_dot(dot(odd(ODD), sheet))
+    statements = parsed_dot(render_dot(odd(ODD), sheet))
     assert len(statements["edges"]) == 3
     assert any(plain in text for text in statements["labels"])
-    assert plain in plain_tree(odd(ODD), sheet)
+    assert plain in render_plain_tree(odd(ODD), sheet)
 
 
 # -- DOT
@@ -196,9 +196,9 @@ def parsed_dot(text: str) -> Mapping[str, list[str]]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_dot(preset: str) -> None:
     placed = first(preset)
-    found = parsed_dot(dot(placed, fact_sheet(model_of(preset))))
+    found = parsed_dot(render_dot(placed, fact_sheet(model_of(preset))))
     assert len(found["nodes"]) == sum(not p.open for p in placed.all())
-    assert len(found["edges"]) == len(set(found["edges"])) == len(links(placed))
+    assert len(found["edges"]) == len(set(found["edges"])) == len(find_links(placed))
     assert len(found["clusters"]) == sum(p.open for p in placed.all()) - 1
 
 
@@ -208,7 +208,7 @@ def test_dot(preset: str) -> None:
 def test_the_tree_of_mixtral() -> None:
     model = model_of("mixtral-8x7b")
     assert (
-        plain_tree(first("mixtral-8x7b"), fact_sheet(model))
+        render_plain_tree(first("mixtral-8x7b"), fact_sheet(model))
         == """\
 mixtral-8x7b                   Mixtral 8x7B v0.1 (Jiang 2024) · decoder                                   46.7 G
 ├─ input_ids                   i64[batch, seq]
@@ -239,7 +239,7 @@ def test_a_block_inside_a_layer_is_called_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_tree_has_a_line_for_every_part(preset: str) -> None:
     placed = first(preset)
-    lines = plain_tree(placed, BARE).splitlines()
+    lines = render_plain_tree(placed, BARE).splitlines()
     assert len(lines) == len(list(placed.all()))
     depths = [(len(line) - len(line.lstrip("│├└─ "))) // 3 for line in lines]
     assert depths == [depth for _, depth in walked(placed, 0)]

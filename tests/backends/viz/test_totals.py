@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from weft import run_passes
-from weft.backends.viz.compare.networks import compare
-from weft.backends.viz.model.network import network
-from weft.backends.viz.model.totals import Totals, totals
-from weft.backends.viz.web.diff import data, sheet
+from weft.backends.viz.compare.networks import compare_networks
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.totals import Totals, compute_totals
+from weft.backends.viz.web.diff import build_sheet, convert_totals
 from weft.frontends.app.api.inspect.counting import inspect, usual_tokens
 from weft.frontends.model import Model
 from weft.ir import Graph, parse
@@ -47,7 +47,7 @@ def stored(model: Model) -> int:
 def test_totals_are_what_inspect_tells(preset: str) -> None:
     for model in after(preset):
         tokens = usual_tokens(model.graph)
-        found, told = totals(network(model.graph), tokens), inspect(model).json()
+        found, told = compute_totals(build_network(model.graph), tokens), inspect(model).json()
         assert told["tokens"] == tokens == found.tokens
         assert (found.parameters, found.flops) == (told["parameters"], told["flops_prefill"])
         assert found.operations == len(model.graph) and found.weights == stored(model)
@@ -61,7 +61,7 @@ def test_totals_before_and_after_every_pass(name: str) -> None:
     told = all_passes()[name].documentation()
     before = parse(told.graph)
     for graph in (before, run_passes(before, told.pipeline)):
-        found, cost = totals(network(graph), 8), costs.cost(graph, batch=1, seq=8, past=0)
+        found, cost = compute_totals(build_network(graph), 8), costs.cost(graph, batch=1, seq=8, past=0)
         assert found.operations == len(graph) and found.parameters == parameter_count(graph)
         assert found.weights == costs.weight_bytes(graph) - _saved(graph) and found.flops == cost.flops
         assert found.cache == 2 * sum(width for width, _ in cache_sizes(graph.nodes))
@@ -70,36 +70,36 @@ def test_totals_before_and_after_every_pass(name: str) -> None:
 
 def test_the_sheet_tells_what_was_and_is() -> None:
     model, smaller = after("smollm2-135m")
-    networks = network(model.graph), network(smaller.graph)
-    found = compare(*networks)
-    before, then = (totals(n, 512) for n in networks)
-    rows = dict(sheet(found, before, then).rows)
+    networks = build_network(model.graph), build_network(smaller.graph)
+    found = compare_networks(*networks)
+    before, then = (compute_totals(n, 512) for n in networks)
+    rows = dict(build_sheet(found, before, then).rows)
     was, now = len(model.graph), len(smaller.graph)
     assert rows["Operations"] == f"{was}, then {now} (−{was - now})"
     assert rows["KV cache per token"] == "22.5 KiB, then 7.5 KiB (−15.0 KiB)"
     assert "State of a text" not in rows
-    assert data(found, before, then)["operations"] == [was, now]
-    counts = data(found, before, then)["counts"]
+    assert convert_totals(found, before, then)["operations"] == [was, now]
+    counts = convert_totals(found, before, then)["counts"]
     assert counts["kept"] + counts["changed"] + counts["removed"] == was
     assert counts["kept"] + counts["changed"] + counts["new"] == now
 
 
 def test_weights_are_told_with_their_dtype() -> None:
     model = model_of("smollm2-135m")
-    networks = network(model.graph), network(run_passes(model.graph, "cast{dtype=f16}"))
-    before, then = (totals(n, 512) for n in networks)
+    networks = build_network(model.graph), build_network(run_passes(model.graph, "cast{dtype=f16}"))
+    before, then = (compute_totals(n, 512) for n in networks)
     assert (before.dtypes, then.dtypes) == (("f32",), ("f16",)) and before.weights == 4 * before.open
-    rows = dict(sheet(compare(*networks), before, then).rows)
+    rows = dict(build_sheet(compare_networks(*networks), before, then).rows)
     assert rows["Weights"] == "513.1 MiB in f32, then 256.6 MiB in f16 (−256.6 MiB)"
-    (wide, packed), (left, rest) = data(compare(*networks), before, then)["weights"]
+    (wide, packed), (left, rest) = convert_totals(compare_networks(*networks), before, then)["weights"]
     assert (4 * wide, packed) == (before.weights, 0)
     assert left < 100 and rest == then.weights - 4 * left  # frequencies of rotary positions stay f32
 
 
 def test_numbers_that_stay_are_told_once() -> None:
     same = Totals(3, 12, 99, 8, 0, 48, 512, 12, ("f32",))
-    one = network(model_of("smollm2-135m").graph)
-    rows = dict(sheet(compare(one, one), same, same).rows)
+    one = build_network(model_of("smollm2-135m").graph)
+    rows = dict(build_sheet(compare_networks(one, one), same, same).rows)
     assert rows == {
         "Operations": "3",
         "Parameters": "12",

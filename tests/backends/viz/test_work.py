@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, RMSNorm, RoPE, load_source
-from weft.backends.viz.model.network import network
-from weft.backends.viz.model.outline import outline
-from weft.backends.viz.model.part_costs import facts
-from weft.backends.viz.model.work import NONE, of_node
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.outline import build_outline
+from weft.backends.viz.model.part_costs import sum_costs
+from weft.backends.viz.model.work import NONE, compute_work
 from weft.ir import Graph, ops
 from weft.ir.graph.analysis import total_cost
 from weft.ir.types import sizes
@@ -33,7 +33,7 @@ def told(graph: Graph, tokens: int, past: int = 0) -> dict[str, int]:
 @pytest.mark.parametrize("preset", ["smollm2-135m", "mixtral-8x7b", "t5-base", "mamba-130m", "bert-base"])
 def test_bytes_in_the_dtype_of_the_graph(preset: str) -> None:
     graph = model_of(preset).graph
-    whole = facts(outline(network(graph))).work
+    whole = sum_costs(build_outline(build_network(graph))).work
     assert whole.evaluate(sized(70), 4) == told(graph, 70)
 
 
@@ -51,7 +51,7 @@ def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
     What is made of weights alone is folded first: it is computed once for the model, for no token.
     """
     graph = run_passes(model_of(preset).graph if preset else windowed(), "fold-constants")
-    found = facts(outline(network(graph))).step.evaluate(sized(SEEN), 4)
+    found = sum_costs(build_outline(build_network(graph))).step.evaluate(sized(SEEN), 4)
     cached = run_passes(graph, "kv-cache")
     run = told(cached, 1, SEEN - 1)
     assert found["flops"] == run["flops"] and found["written"] == run["written"]
@@ -65,7 +65,7 @@ def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
 
 
 def test_an_encoder_does_nothing_for_one_more_token() -> None:
-    parts = {p.path: facts(p) for p in outline(network_of("t5-base")).parts()}
+    parts = {p.path: sum_costs(p) for p in build_outline(network_of("t5-base")).parts()}
     encoder = [f for path, f in parts.items() if path.startswith("encoder.") and f.parameters]
     assert encoder and all(f.step == NONE and f.work != NONE for f in encoder)
 
@@ -74,5 +74,5 @@ def test_experts_that_one_token_asks_for() -> None:
     graph = model_of("mixtral-8x7b").graph
     moe = next(n for n in graph.nodes if n.op is ops.moe)
     each = 3 * 4096 * 14_336
-    numbers = [sizes.evaluate(of_node(moe).read, sized(n)) for n in (1, 4)]
+    numbers = [sizes.evaluate(compute_work(moe).read, sized(n)) for n in (1, 4)]
     assert numbers == [2 * each + 4096 + 8, 8 * each + 4 * (4096 + 8)]

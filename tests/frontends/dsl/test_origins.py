@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, load_source
-from weft.backends.viz.model.network import network
+from weft.backends.viz.model.network import build_network
 from weft.passes import run_passes
 
 TEXT = """from dataclasses import replace
@@ -26,7 +26,7 @@ model = Decoder(50, 32, [local, wide], context=64)
 def test_modules_and_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mixed.py"
     path.write_text(TEXT)
-    found = network(load_source(path).graph).origins
+    found = build_network(load_source(path).graph).origins
     assert found["layers.0.attn"] == ("Attention(heads=4, kv_heads=2, rope=RoPE(), window=16)", "mixed.py:6")
     assert found["layers.1.attn"] == ("Attention(heads=4, kv_heads=2, rope=RoPE(theta=500000.0))", "mixed.py:10")
     assert found["layers.0.ffn"] == ("GatedMLP(hidden=48)", "mixed.py:7")
@@ -36,9 +36,9 @@ def test_modules_and_lines_of_a_file(tmp_path: Path) -> None:
 
 
 def test_what_weft_makes_itself_has_no_line() -> None:
-    found = network(load_source(Decoder(50, 32, [Block(Attention(4), GatedMLP(48))])).graph).origins
+    found = build_network(load_source(Decoder(50, 32, [Block(Attention(4), GatedMLP(48))])).graph).origins
     assert found["layers.0.attn"][1] == f"{Path(__file__).name}:{_line('[Block(Attention(4), ')}"
-    preset = network(load_source("llama3.1-8b").graph).origins
+    preset = build_network(load_source("llama3.1-8b").graph).origins
     text, line = preset["layers.0.attn"]
     assert text.startswith("Attention(heads=32, kv_heads=8, rope=RoPE(theta=500000") and str(line).startswith(
         "presets.py:"

@@ -17,9 +17,9 @@ from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoP
 from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.frontends.export.gguf import keys
 from weft.frontends.export.hf.configs import list_families
-from weft.frontends.export.infer_settings import read_settings
+from weft.frontends.export.infer_settings import infer_settings
 from weft.frontends.export.inversion import ShapedRecipe, invert_recipes
-from weft.frontends.export.matching import match
+from weft.frontends.export.matching import match_graphs
 from weft.frontends.models.families import FAMILIES
 from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError, ops
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
@@ -153,7 +153,7 @@ def weighted(graph: Graph) -> Graph:
 
 
 def differences(ours: Graph, theirs: Graph) -> list[tuple[str, str, str]]:
-    found = match(canonical(ours), canonical(weighted(theirs)))
+    found = match_graphs(canonical(ours), canonical(weighted(theirs)))
     return [(d.at, d.ours, d.theirs) for d in found.differences]
 
 
@@ -165,7 +165,7 @@ def test_fused_graphs_are_the_same(pipeline: str) -> None:
 def test_what_is_missing_is_neutral() -> None:
     """Norms without weights and linears without biases stand for ones and zeros; what is there besides does not."""
     plain, whole = decoder(norm=RMSNorm(weight=False)), decoder(attention={"qkv_bias": True})
-    found = match(canonical(plain), canonical(weighted(whole)))
+    found = match_graphs(canonical(plain), canonical(weighted(whole)))
     assert found.differences == []
     assert (found.params["layers.0.attn_norm.weight"], found.params["final_norm.weight"]) == (1.0, 1.0)
     told = differences(whole, decoder())
@@ -233,12 +233,12 @@ def test_the_plainest_family_is_proposed_first() -> None:
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_arrangements_are_read_off_a_graph(arrangement: str) -> None:
-    assert read_settings(canonical(decoder(block={"arrangement": arrangement}))).arrangement == arrangement
+    assert infer_settings(canonical(decoder(block={"arrangement": arrangement}))).arrangement == arrangement
 
 
 def test_settings_are_read_off_a_graph() -> None:
     graph = decoder(attention={"window": 5, "softcap": 3.0, "qk_norm": RMSNorm()}, block={"arrangement": "sandwich"})
-    found = read_settings(canonical(graph))
+    found = infer_settings(canonical(graph))
     assert (found.window, found.softcap, found.qk_norm, found.arrangement) == (5, 3.0, "head", "sandwich")
     assert (found.heads, found.kv_heads, found.head_dim, found.ffn, found.dim) == (4, 2, 4, 24, 16)
 
@@ -329,6 +329,6 @@ def test_ops_of_any_number_of_operands() -> None:
         graph.add_output("y", ops.concat(*[x] * count, axis=0))
         return graph
 
-    (told,) = match(joined(3), joined(2)).differences
+    (told,) = match_graphs(joined(3), joined(2)).differences
     assert (told.ours, told.theirs) == ("3 operands", "2 operands")
-    assert match(joined(2), joined(2)).differences == []
+    assert match_graphs(joined(2), joined(2)).differences == []

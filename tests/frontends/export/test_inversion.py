@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.frontends.export import inversion
-from weft.frontends.export.inversion import undo
+from weft.frontends.export.inversion import undo_recipe
 from weft.ir import Graph, MemoryReader, TensorType, WeftError
 from weft.ir.recipes import combinators as r
 from weft.ir.types import dtypes
@@ -61,8 +61,8 @@ EXACT: dict[str, dict[str, r.Recipe]] = {
 @pytest.mark.parametrize("params", EXACT.values(), ids=EXACT)
 def test_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
     graph = graph_of(params)
-    found = dict(inversion.restore(graph))
-    assert list(found) == [key for group in inversion.groups(graph) for key in group.keys]
+    found = dict(inversion.restore_tensors(graph))
+    assert list(found) == [key for group in inversion.group_params(graph) for key in group.keys]
     assert set(found) == {key for recipe in params.values() for key in recipe.sources()}
     for key, values in found.items():
         assert values.dtype == np.float32
@@ -74,7 +74,7 @@ def test_integers_come_back_as_they_are() -> None:
     words = RNG.integers(-(2**31), 2**31, (12, 5)).astype(np.int32)
     reader = MemoryReader({"a": words, "b": words[:8]})
     recipe = r.Permute(r.Concat((r.Take(r.Slice(a, 0, 2, 12), (3, 1, 2, 0, 5, 4)), r.Reshape(b, (8, 5)))), (1, 0))
-    pieces = {key: (values, known) for key, values, known in undo(recipe, recipe.evaluate(reader), reader)}
+    pieces = {key: (values, known) for key, values, known in undo_recipe(recipe, recipe.evaluate(reader), reader)}
     values, known = pieces["a"]
     assert values.dtype == np.int32 and known[:, 0].tolist() == [False] * 2 + [True] * 6 + [False] * 4
     np.testing.assert_array_equal(values[known], words[known])
@@ -95,7 +95,7 @@ ELEMENTWISE = [
 @pytest.mark.parametrize("recipe", ELEMENTWISE)
 def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
     """Tensors come back to rounding, and what is made of them is what was there."""
-    ((_, values),) = inversion.restore(graph_of({"w": recipe}))
+    ((_, values),) = inversion.restore_tensors(graph_of({"w": recipe}))
     np.testing.assert_allclose(values, TENSORS["a"], rtol=3e-7, atol=3e-7)
     again = recipe.evaluate(MemoryReader({"a": values}))
     np.testing.assert_allclose(again, recipe.evaluate(ARCHIVE), rtol=3e-7, atol=3e-7)
@@ -104,7 +104,7 @@ def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
 def test_what_was_one_and_a_number_stays_so() -> None:
     """1 + w, as RMSNorm of some families has it: the restored w gives the same sum, bit for bit."""
     recipe = r.Add((v,), 1.0)
-    ((_, values),) = inversion.restore(graph_of({"w": recipe}))
+    ((_, values),) = inversion.restore_tensors(graph_of({"w": recipe}))
     assert not np.array_equal(values, TENSORS["v"])
     np.testing.assert_array_equal(recipe.evaluate(MemoryReader({"v": values})), recipe.evaluate(ARCHIVE))
 
@@ -121,7 +121,7 @@ def test_the_first_of_a_sum_or_product_takes_a_change(recipe: r.Recipe, kept: st
     """Terms and factors stay as they are stored, rows too that are not read."""
     graph = graph_of({"w": recipe})
     other = RNG.standard_normal((12, 5)).astype(np.float32)
-    found = dict(inversion.restore(graph, params={"w": other}))
+    found = dict(inversion.restore_tensors(graph, params={"w": other}))
     np.testing.assert_array_equal(found[kept], TENSORS[kept])
     again = graph.params["w"].recipe.evaluate(MemoryReader(found))
     np.testing.assert_allclose(again, other, rtol=3e-7, atol=3e-7)
@@ -149,21 +149,21 @@ def test_random_movements_are_undone(data: st.DataObject) -> None:
             pieces += [r.Slice(piece, 0, *cut) for cut in cuts]
         else:
             pieces.append(piece)
-    ((key, values),) = inversion.restore(graph_of({f"w{i}": piece for i, piece in enumerate(pieces)}))
+    ((key, values),) = inversion.restore_tensors(graph_of({f"w{i}": piece for i, piece in enumerate(pieces)}))
     np.testing.assert_array_equal(values, TENSORS[key])
 
 
 def test_given_values_take_the_place_of_the_recipes() -> None:
     graph = graph_of({"q": r.Slice(a, 0, 0, 6), "k": r.Slice(a, 0, 6, 12), "other": b})
     k = RNG.standard_normal((6, 5))
-    found = dict(inversion.restore(graph, params={"k": k}))
+    found = dict(inversion.restore_tensors(graph, params={"k": k}))
     np.testing.assert_array_equal(found["a"], np.concatenate([TENSORS["a"][:6], k.astype(np.float32)]))
     np.testing.assert_array_equal(found["b"], TENSORS["b"])
 
 
 def test_groups_hold_what_hangs_together() -> None:
     graph = graph_of({"x": b, "y": r.Concat((a, b)), "free": r.Full(1.0, (3,)), "z": t, "u": r.Slice(t, 0, 0, 2)})
-    assert inversion.groups(graph) == [(("x", "y"), ("b", "a")), (("z", "u"), ("t",))]
+    assert inversion.group_params(graph) == [(("x", "y"), ("b", "a")), (("z", "u"), ("t",))]
 
 
 REFUSED: dict[str, tuple[dict[str, r.Recipe], dict[str, np.ndarray]]] = {
@@ -185,5 +185,5 @@ REFUSED: dict[str, tuple[dict[str, r.Recipe], dict[str, np.ndarray]]] = {
 def test_what_cannot_be_restored_is_told(message: str, case: tuple[dict[str, r.Recipe], dict[str, np.ndarray]]) -> None:
     graph = graph_of(case[0])
     with pytest.raises(WeftError) as e:
-        list(inversion.restore(graph, params=case[1]))
+        list(inversion.restore_tensors(graph, params=case[1]))
     assert str(e.value).startswith(message)

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.compare.networks import compare
-from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.model.totals import totals
+from weft.backends.viz.compare.networks import compare_networks
+from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.model.totals import compute_totals
 from weft.backends.viz.web import diff
-from weft.backends.viz.web.pipeline_page import PipelineStep, steps_page
+from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 from weft.passes.report import Report
@@ -32,7 +32,7 @@ class ComparisonDrawing(Drawing):
     @cached_property
     def opened(self) -> set[str]:
         """Return the keys of the open parts; if no depth is set, these include parts with changes."""
-        return diff.opened(self.root, self.look.depth, self.look.parts)
+        return diff.select_open_parts(self.root, self.look.depth, self.look.parts)
 
 
 def difference(
@@ -46,24 +46,24 @@ def difference(
     models = [load_model(s) for s in (source, other)]
     networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
-    comparison = compare(*networks)
-    before, after = (totals(n, tokens) for n in networks)
-    data = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
-    sheet = diff.sheet(comparison, before, after)
-    return ComparisonDrawing(diff.side_by_side(comparison), sheet, look or PictureOptions(), data)
+    comparison = compare_networks(*networks)
+    before, after = (compute_totals(n, tokens) for n in networks)
+    data = {"kinds": diff.list_sign_kinds(), "difference": diff.convert_totals(comparison, before, after)}
+    sheet = diff.build_sheet(comparison, before, after)
+    return ComparisonDrawing(diff.join_pictures(comparison), sheet, look or PictureOptions(), data)
 
 
 class PipelineGraphs:
     """The graphs after every pass of a pipeline, to be drawn at the end; `hook` is for `run_passes`."""
 
     def __init__(self, model: Model) -> None:
-        self.start = network(model.graph)
+        self.start = build_network(model.graph)
         self.tokens = usual_tokens(model.graph)
         self.after: list[Network] = []
 
     def hook(self, ran: Ran) -> None:
         """Record the graph after a pass."""
-        self.after.append(network(ran.after))
+        self.after.append(build_network(ran.after))
 
     def page(self, report: Report) -> str:
         """Return the HTML page of the passes in `report`.
@@ -73,7 +73,7 @@ class PipelineGraphs:
         """
         if not report.records:
             raise WeftError("there are no passes to draw; name some with -p, or draw the model by weft viz")
-        return steps_page(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
+        return render_steps(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
 
 
 def check_page(out: Path) -> None:

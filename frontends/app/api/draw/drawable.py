@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.backends.runtime.compiled_folder import MANIFEST, read_manifest
 from weft.backends.target import TARGETS
-from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.onnx_files.onnx_network import join_networks, onnx_network
+from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.onnx_files.onnx_network import join_networks, read_onnx_network
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.storage.documents import Record, expand_home
@@ -32,12 +32,12 @@ def read_network(source: Any, trust: bool = False) -> Network:
     """
     path = _output_path(source)
     if path is None:
-        return network(load_source(source).graph)
+        return build_network(load_source(source).graph)
     if path.suffix == ".onnx":
-        return onnx_network(path)
+        return read_onnx_network(path)
     if (path / MANIFEST).is_file():
         return _read_compiled(path, trust)
-    return replace(onnx_network(path / MODEL), name=path.name)
+    return replace(read_onnx_network(path / MODEL), name=path.name)
 
 
 def load_model(source: Any) -> Model | None:
@@ -72,11 +72,11 @@ def _read_compiled(folder: Path, trust: bool) -> Network:
     spec = manifest.record("source", {}).text("spec", None)
     target = TARGETS.get(manifest.text("target", ""))
     if target is not None and not target.opset:
-        return network(_rebuild_graph(folder, manifest, trust))
+        return build_network(_rebuild_graph(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is incomplete; compile it again")
-    merged = join_networks([onnx_network(file) for file in files])
+    merged = join_networks([read_onnx_network(file) for file in files])
     return replace(merged, name=_name(spec)) if spec else merged
 
 

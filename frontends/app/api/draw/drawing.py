@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.svg import svg
-from weft.backends.viz.layout.coordinates import PlacedShape, layout
-from weft.backends.viz.layout.opening import select_open
+from weft.backends.viz.formats.svg import render_svg
+from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
+from weft.backends.viz.layout.open_parts import select_open
 from weft.backends.viz.layout.scene import Shape
-from weft.backends.viz.web.page import page
+from weft.backends.viz.web.page import render_page
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Drawing:
     @cached_property
     def placed(self) -> PlacedShape:
         """Return the shapes with their positions in the picture."""
-        return layout(self.root, self.opened)
+        return place_shapes(self.root, self.opened)
 
     def page(self) -> str:
         """Return the interactive page, as HTML."""
-        return page(self.root, self.opened, self.more)
+        return render_page(self.root, self.opened, self.more)
 
     def svg(self) -> str:
         """Return the picture, as SVG."""
-        return svg(self.root, self.opened, self.sheet, self.look.dark)
+        return render_svg(self.root, self.opened, self.sheet, self.look.dark)

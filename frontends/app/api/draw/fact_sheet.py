@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from weft.backends.block_weights import packed_bytes, quantized_layout
+from weft.backends.block_weights import count_packed_bytes, find_quantized_layout
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph
@@ -69,10 +69,13 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
 def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     """Yield rows (name, text) about quantized weights: their number and bits, and the bytes of all weights."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
-    layouts = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
+    layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
     if not layouts:
         return
-    packed, n_weights = sum(packed_bytes(p, layout) for p, layout in layouts.items()), sum(elements(p) for p in layouts)
+    packed, n_weights = (
+        sum(count_packed_bytes(p, layout) for p, layout in layouts.items()),
+        sum(elements(p) for p in layouts),
+    )
     rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in layouts)
     words = {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in layouts.values()}
     kinds = " and ".join(sorted(words))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.layout.scene import default_open, scene
-from weft.backends.viz.model.network import network
-from weft.backends.viz.web.gallery import Card, gallery
+from weft.backends.viz.layout.scene import build_scene, list_default_open
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.web.gallery import Card, render_gallery
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 
@@ -37,7 +37,7 @@ def write_gallery(
         cards.append(card(source))
     step("drawing", len(to_draw), len(to_draw))
     with whole_file(out, named_files(*to_draw)) as path:
-        path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
+        path.write_text(render_gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 
 
@@ -45,9 +45,13 @@ def card(source: Any) -> Card:
     """Return the gallery card of a source."""
     model = load_source(source)
     inspection = inspect(model)
-    root = scene(network(model.graph))
+    root = build_scene(build_network(model.graph))
     return Card(
-        fact_sheet(model, inspection), root, default_open(root), dict(_groups(inspection)), dict(_numbers(inspection))
+        fact_sheet(model, inspection),
+        root,
+        list_default_open(root),
+        dict(_groups(inspection)),
+        dict(_numbers(inspection)),
     )
 
 

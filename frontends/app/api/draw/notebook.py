@@ -25,9 +25,9 @@ class Picture:
         return f'<iframe title="{title}" srcdoc="{page}" style="{style}" loading="lazy"></iframe>'
 
     def __repr__(self) -> str:
-        from weft.backends.viz.formats.tree import plain_tree
+        from weft.backends.viz.formats.tree import render_plain_tree
 
-        return plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
+        return render_plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
 
 
 def show(source: SourceLike, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.formats.dot import dot
-from weft.backends.viz.formats.mermaid import mermaid
-from weft.backends.viz.formats.png import png
-from weft.backends.viz.formats.tree import plain_tree
-from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.formats.dot import render_dot
+from weft.backends.viz.formats.mermaid import render_mermaid
+from weft.backends.viz.formats.png import render_png
+from weft.backends.viz.formats.tree import render_plain_tree
+from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network
 from weft.ir.errors import WeftError, unknown
 from weft.ir.storage import whole_file
@@ -25,10 +25,10 @@ from .fact_sheet import fact_sheet, short_sheet
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
     ".html": lambda drawing: drawing.page(),
     ".svg": lambda drawing: drawing.svg(),
-    ".png": lambda drawing: png(drawing.svg(), drawing.look.scale),
-    ".mmd": lambda drawing: mermaid(drawing.placed, drawing.sheet),
-    ".dot": lambda drawing: dot(drawing.placed, drawing.sheet),
-    ".txt": lambda drawing: plain_tree(drawing.placed, drawing.sheet),
+    ".png": lambda drawing: render_png(drawing.svg(), drawing.look.scale),
+    ".mmd": lambda drawing: render_mermaid(drawing.placed, drawing.sheet),
+    ".dot": lambda drawing: render_dot(drawing.placed, drawing.sheet),
+    ".txt": lambda drawing: render_plain_tree(drawing.placed, drawing.sheet),
 }
 
 
@@ -78,4 +78,4 @@ def drawing(
     model = load_model(source)
     network: Network = read_network(source if model is None else model, trust)
     sheet = short_sheet(network) if model is None else fact_sheet(model)
-    return Drawing(scene(network), sheet, look or PictureOptions())
+    return Drawing(build_scene(network), sheet, look or PictureOptions())

@@ -26,4 +26,4 @@ def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, coun
     with scratch_folder() as folder:
         model.tokenizer(folder)
         tokenizer = Tokenizer(folder)
-    return {"text": prompt, **prompts.data(model.graph, tokenizer.encode(prompt), tokenizer.decode, step)}
+    return {"text": prompt, **prompts.run_prompt(model.graph, tokenizer.encode(prompt), tokenizer.decode, step)}

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weft.backends.viz.model.labels import label
-from weft.backends.viz.model.network import network
-from weft.backends.viz.model.outline import PicturePart, outline
-from weft.backends.viz.model.part_costs import facts
+from weft.backends.viz.model.labels import label_part
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.outline import PicturePart, build_outline
+from weft.backends.viz.model.part_costs import sum_costs
 from weft.ir import Graph
 
 
@@ -39,8 +39,8 @@ class PartCost:
 
 def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
     """Return the costs of `graph` for `tokens` tokens and `item` bytes per value: the entire model, then its parts."""
-    root = outline(network(graph))
-    totals = facts(root)
+    root = build_outline(build_network(graph))
+    totals = sum_costs(root)
     steps = bool(totals.cache or any(totals.state))
     return tuple(_cost(part, times, tokens, item, steps) for part, times in [(root, 1), *_list_parts(root, 1)])
 
@@ -55,6 +55,6 @@ def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, in
 
 
 def _cost(part: PicturePart, times: int, tokens: int, item: int, steps: bool) -> PartCost:
-    costs = facts(part).to_dict(tokens, item)
+    costs = sum_costs(part).to_dict(tokens, item)
     values: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in costs.items()}
-    return PartCost(part.path, label(part).title, times, **values)
+    return PartCost(part.path, label_part(part).title, times, **values)

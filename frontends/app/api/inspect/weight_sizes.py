@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft.backends.target import TARGETS
-from weft.backends.weights import bits_per_weight
+from weft.backends.weights import average_bits
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes
 from weft.passes.core.base import Pass
@@ -45,7 +45,7 @@ class WeightSizes:
     def bits(self) -> float | None:
         """Return the average bits per value of linear layers and experts, with scales and zero points; None without
         any."""
-        return bits_per_weight(self.kinds)
+        return average_bits(self.kinds)
 
     def json(self) -> dict[str, Any]:
         """Return all fields as JSON-compatible data."""

@@ -18,7 +18,7 @@ from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.device import choose_place
 from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.backends.target import TARGETS
-from weft.backends.weights import LAYERED, bits_per_weight
+from weft.backends.weights import LAYERED, average_bits
 from weft.ir.errors import WeftError
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import Record, open_regular
@@ -195,7 +195,7 @@ class _Candidate:
             return None
         kinds = self.manifest.record("weights").record("kinds")
         parts = {kind: kinds.record(kind) for kind in LAYERED if kind in kinds}
-        return bits_per_weight({k: {n: p.integer(n, least=0) for n in ("numbers", "bytes")} for k, p in parts.items()})
+        return average_bits({k: {n: p.integer(n, least=0) for n in ("numbers", "bytes")} for k, p in parts.items()})
 
     @property
     def layer_bits(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ from weft.ir.recipes.readers import Array, MemoryReader, SpilledTensors
 from weft.ir.types.block_layouts import pack_codes
 from weft.passes.fitting.matrices import Matrix, matrices
 
-from ....export.inversion import undo
+from ....export.inversion import undo_recipe
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FittedMatrices:
             for key, (matrix, part) in keys.items():
                 shape = (Part(matrix, part) if part else matrix).shape(self._reader)
                 sources[key] = np.broadcast_to(np.uint8(0), shape)
-            for key, values, mask in undo(recipe, arrays[name], MemoryReader(sources)):
+            for key, values, mask in undo_recipe(recipe, arrays[name], MemoryReader(sources)):
                 if key in keys:
                     matrix, part = keys[key]
                     previous = parts[matrix].get(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.viz.formats.chart import ChartModel, chart, check_chart
+from weft.backends.viz.formats.chart import ChartModel, check_chart, render_chart
 from weft.ir.errors import WeftError
 from weft.ir.storage import whole_file
 
@@ -27,7 +27,7 @@ def plot_evaluation(evaluation: Evaluation, out: str | Path, dark: bool = False)
     title = f"{Path(original.name).name or original.name} and its rewrites"
     about = f"{evaluation.tokens:,} tokens of {Path(evaluation.text).name}, in windows of {evaluation.context}"
     measure = "KL divergence from the original, in nats" if decodes else "1 − cosine to the original's embeddings"
-    picture = chart(out.suffix, title, about, measure, list(map(_build_candidate, evaluation.scores)), dark)
+    picture = render_chart(out.suffix, title, about, measure, list(map(_build_candidate, evaluation.scores)), dark)
     with whole_file(out) as path:
         path.write_bytes(picture)
 

@@ -117,7 +117,7 @@ def test_only_tokens_cross_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(device, "run_with_iobinding", noted, raising=False)
     decoder = OrtDecoder(
-        Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling, carried=facts.carried
+        Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling, carried=facts.states
     )
     decoder.contexts = DrawingOrtContext
     model = Generator(decoder)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from weft import WeftError
-from weft.backends.viz.layout.scene import Shape, scene
+from weft.backends.viz.layout.scene import Shape, build_scene
 from weft.backends.viz.model.network import Network
 from weft.frontends.app.api.draw.drawable import read_network
 
@@ -33,14 +33,14 @@ def titles(root: Shape) -> list[str]:
 
 
 def operations(network: Network) -> list[str]:
-    return [v.meant.op for v in network.vertices]
+    return [v.weft_op.op for v in network.vertices]
 
 
 def test_an_onnx_folder_looks_like_its_source(arch: Path) -> None:
     """Attention, feed-forward networks and layers are those of the source; caches add no boxes, only notes."""
     done("compile", arch, "-o", "out", "--target", "onnx")
     found = read_network("out")
-    root, source = scene(found), scene(read_network(arch))
+    root, source = build_scene(found), build_scene(read_network(arch))
     assert found.name == "arch"
     assert [s.key for s in root.inner if s.label.kind == "input"] == [
         "input_ids",
@@ -79,7 +79,7 @@ def test_a_torch_folder_is_drawn_by_its_source(arch: Path) -> None:
 
 def test_a_model_folder(arch: Path) -> None:
     done("opt", arch, "-p", "kv-cache", "-o", "smaller")
-    root, source = scene(read_network("smaller")), scene(read_network(arch))
+    root, source = build_scene(read_network("smaller")), build_scene(read_network(arch))
     assert titles(root) == titles(source)
     assert {s.key for s in root.inner} == {s.key for s in source.inner} | {"attention_mask"}
 

@@ -46,7 +46,7 @@ def theirs(model: Any, **asked: bool) -> Any:
 
 
 def ours(folder: Path) -> dict[str, Any]:
-    return prompts.data(load_source(folder).graph, IDS, text, lambda done, count: None)
+    return prompts.run_prompt(load_source(folder).graph, IDS, text, lambda done, count: None)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_encoders_look_both_ways_and_expect_nothing(save: Save) -> None:
 def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     graph = load_source(save("llama")[1]).graph
     with pytest.raises(WeftError, match="it has no tokens"):
-        prompts.check(graph, 0)
+        prompts.check_prompt(graph, 0)
     with pytest.raises(WeftError, match=r"the prompt has 65 tokens; .* is made for 64"):
-        prompts.check(graph, 65)
-    prompts.check(graph, 64)
+        prompts.check_prompt(graph, 65)
+    prompts.check_prompt(graph, 64)
     large = load_source(smollm2_gguf).graph
-    prompts.check(large, 104)
+    prompts.check_prompt(large, 104)
     with pytest.raises(WeftError, match="shows the 270 heads of at most 104: shorten it"):
-        prompts.check(large, 105)
+        prompts.check_prompt(large, 105)
     assert 270 * 104 * 105 // 2 <= prompts.MOST < 270 * 105 * 106 // 2
     with pytest.raises(WeftError, match=r"one text; .* also reads encoder_input_ids"):
-        prompts.check(load_source("t5-base").graph, 3)
+        prompts.check_prompt(load_source("t5-base").graph, 3)
     with pytest.raises(WeftError, match="has no trained weights, so its attention is random"):
         run_prompt(load_source("gpt2"), "hello")
     with pytest.raises(WeftError, match="has no tokenizer"):
@@ -124,7 +124,7 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
 
 
 def test_models_without_attention_have_no_limit_of_heads() -> None:
-    prompts.check(load_source("mamba-130m").graph, 900)
+    prompts.check_prompt(load_source("mamba-130m").graph, 900)
 
 
 @pytest.mark.parametrize("more", [["--vs", "gpt2"], ["-o", "x.svg"], ["-o", "-"]], ids=str)
@@ -148,12 +148,12 @@ def test_a_prompt_on_real_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
 def test_encoders_in_blocks_and_without_attention() -> None:
     attention, mixing = (Block(m, MLP(24)) for m in (Attention(2, sparse=BlockSparse(2)), FourierMixing()))
     graph = load_source(Encoder(99, 16, [attention, mixing])).graph
-    (layer,) = prompts.data(graph, IDS, text, lambda done, count: None)["layers"]
+    (layer,) = prompts.run_prompt(graph, IDS, text, lambda done, count: None)["layers"]
     block = np.arange(N) // 2
     ends = (block == 0) | (block == block[-1])
     seen = (abs(block[:, None] - block) < 2) | ends | ends[:, None]
     weights = unpacked(layer)
     assert (weights[:, ~seen] == 0).all() and (weights[:, seen] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=N / 255)
-    none = prompts.data(load_source(Encoder(99, 16, [mixing])).graph, IDS, text, lambda done, count: None)
+    none = prompts.run_prompt(load_source(Encoder(99, 16, [mixing])).graph, IDS, text, lambda done, count: None)
     assert none["layers"] == []

@@ -82,7 +82,7 @@ def test_every_kind_of_op_can_be_shown(name: str) -> None:
 
 def test_targets_are_listed_and_shown() -> None:
     from weft.backends.options import OptionKeywords
-    from weft.backends.target import TARGETS, all_options
+    from weft.backends.target import TARGETS, collect_options
 
     rows = {line.split()[0]: line for line in done("targets").stdout.splitlines()[2:]}
     assert [*rows] == [*TARGETS]
@@ -95,15 +95,15 @@ def test_targets_are_listed_and_shown() -> None:
     (one,) = json.loads(done("targets", "torch", "--json").stdout)
     assert one["options"]["cache_dtype"]["default"] == "" and one["dtypes"] == ["f32", "bf16", "f16"]
     assert "did you mean onnx" in refused("targets", "onx")
-    assert set(OptionKeywords.__annotations__) == set(all_options())
+    assert set(OptionKeywords.__annotations__) == set(collect_options())
 
 
 def test_options_of_targets_are_flags_of_compile() -> None:
-    from weft.backends.target import TARGETS, all_options
+    from weft.backends.target import TARGETS, collect_options
 
     text = " ".join(done("compile", "--help").stdout.split())
     assert f"The target: {', '.join(TARGETS)};" in text
-    for option, targets in all_options().values():
+    for option, targets in collect_options().values():
         assert f"{option.flag} " in text
         assert text.replace("- ", "-").count(f"(target{'s' * (len(targets) > 1)} {', '.join(targets)})")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.backends.viz.model.labels import detail
-from weft.backends.viz.model.network import network
+from weft.backends.viz.model.labels import describe_sizes
+from weft.backends.viz.model.network import build_network
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir.text.parser import parse_step
 from weft.passes.analysis.recurrences.formulas import formulas
@@ -52,7 +52,7 @@ def test_inspection_and_pictures_show_them() -> None:
     found = inspect(weft.load_source(EXAMPLE))
     shown = "memory' = keep · memory + (1 − keep) · new"
     assert any(f"scan({shown}; y = memory')" in op for block in found.blocks for op in block.ops)
-    shown_network = network(weft.load_source(EXAMPLE).graph)
+    shown_network = build_network(weft.load_source(EXAMPLE).graph)
     (first, *_) = (v for v in shown_network.vertices if v.op == "scan")
-    assert first.attrs["step"].splitlines() == [shown, "y = memory'"] and detail(first) == shown
+    assert first.attrs["step"].splitlines() == [shown, "y = memory'"] and describe_sizes(first) == shown
     assert first.roles == ("keep", "new")

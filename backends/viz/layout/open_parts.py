@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from weft.ir.errors import unknown
 
-from .scene import Shape, default_open
+from .scene import Shape, list_default_open
 
 
 def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
@@ -18,8 +18,8 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
     Raises:
         WeftError: if no part that can be opened has such a name.
     """
-    above = dict(_above(root, ()))
-    keys = default_open(root) if depth is None else {key for key, around in above.items() if len(around) <= depth}
+    above = dict(_list_containers(root, ()))
+    keys = list_default_open(root) if depth is None else {key for key, around in above.items() if len(around) <= depth}
     above.pop(root.key, None)  # always open
     for name in parts:
         matches = [key for key in above if f".{key}".endswith(f".{name}")]
@@ -29,9 +29,9 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
     return keys
 
 
-def _above(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_containers(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (key, keys of its containers) for `shape`, in the containers `keys`, and each part in it that can open."""
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:
-            yield from _above(inner, (*keys, shape.key))
+            yield from _list_containers(inner, (*keys, shape.key))
