@@ -11,9 +11,9 @@ from typing import Any
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe
 from weft.ir.types.dtypes import DType
-from weft.passes.fitting.matrices import Matrix, matrices
+from weft.passes.fitting.matrices import Matrix, find_matrices
 
-# Kinds of weights by their names in `matrices`. A tied table is an output head.
+# Kinds of weights by their names in `find_matrices`. A tied table is an output head.
 KINDS = {"linear": "linear maps", "experts": "experts", "head": "output head", "table": "embedding"}
 OTHER = "norms and others"
 LAYERED = (KINDS["linear"], KINDS["experts"])  # kinds that belong to layers
@@ -39,7 +39,7 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
     - "kinds": by kind of weight, {"numbers": its parameters, "bytes": its bytes with scales and zero points}
     - "layers": by layer, the average bits per parameter of its matrices
     """
-    by_param = matrices(graph)
+    by_param = find_matrices(graph)
     counts: dict[str, int] = {}
     layers: dict[str, list[int]] = {}
     for param in graph.params.values():

@@ -33,7 +33,7 @@ class Form:
     of: str = ""
 
 
-def make_forms(
+def derive_graphs(
     graph: Graph,
     forms: Mapping[str, Form],
     *,
@@ -53,11 +53,11 @@ def make_forms(
         folder = None if dump is None else Path(dump) / name
         graphs[name] = run_passes(graphs[form.of], form.pipeline, verify=verify, dump=folder, report=report)
     for side in (p for form in forms.values() for p in form.pipeline.passes if isinstance(p, EncoderSide)):
-        join_encoder_decoder(graphs[ENCODER], graphs[DECODER], side.at).connections()
+        join_encoder_decoder(graphs[ENCODER], graphs[DECODER], side.at).find_connections()
     return graphs
 
 
-def canonical(graph: Graph, without: tuple[str, ...] = ()) -> Graph:
+def canonicalize(graph: Graph, without: tuple[str, ...] = ()) -> Graph:
     """Return a copy of `graph` with fused ops expanded and linears unpacked, without duplicate or unused nodes.
 
     The outputs named in `without` are removed first.

@@ -31,7 +31,7 @@ class Package:
     graphs: Mapping[str, Graph]
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def connections(self) -> list[GraphConnection]:
+    def find_connections(self) -> list[GraphConnection]:
         """Return the connections between the graphs, by the order of the readers and of their inputs.
 
         Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.ir import Graph
 
-from .analysis.costs import DEFAULT_SIZES, cost, weight_bytes
+from .analysis.costs import DEFAULT_SIZES, compute_cost, count_weight_bytes
 from .core.base import Pass
 from .core.trace import Trace
 
@@ -25,9 +25,9 @@ class GraphCost:
     @classmethod
     def of(cls, graph: Graph) -> GraphCost:
         """Return the cost of `graph`: FLOPs at the default sizes (one sequence of 64 tokens), bytes of parameters."""
-        flops = cost(graph).flops
+        flops = compute_cost(graph).flops
         assert isinstance(flops, int)
-        return cls(flops, weight_bytes(graph))
+        return cls(flops, count_weight_bytes(graph))
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class PassRecord:
 
     phase, applied: the name of the phase and the pass; seconds: the time of the pass without hooks.
     nodes: the numbers of nodes before and after.
-    prices: the costs before and after; None unless the report is `priced`.
-    shown, difference: the evidence of the check, and the largest relative difference it measured; "" and None without.
+    costs: the costs before and after; None unless the report is `priced`.
+    evidence: a sentence that describes the check; "" if it did not run.
+    difference: the largest relative difference that the check measured; None without one.
     """
 
     phase: str
@@ -45,8 +46,8 @@ class PassRecord:
     seconds: float
     trace: Trace
     nodes: tuple[int, int]
-    prices: tuple[GraphCost, GraphCost] | None = None
-    shown: str = ""
+    costs: tuple[GraphCost, GraphCost] | None = None
+    evidence: str = ""
     difference: float | None = None
 
     @property
@@ -77,13 +78,13 @@ class PassRecord:
 
     def __str__(self) -> str:
         rewrites = f"{self.rewrites} rewrite{'s' * (self.rewrites != 1)}"
-        lines = [f"{self.applied}: {rewrites}, {_change(*self.nodes)} nodes, {self.seconds * 1e3:.1f} ms"]
-        if self.prices is not None:
-            before, after = self.prices
-            flops, weights = _change(before.flops, after.flops), _change(before.weights, after.weights)
+        lines = [f"{self.applied}: {rewrites}, {_format_change(*self.nodes)} nodes, {self.seconds * 1e3:.1f} ms"]
+        if self.costs is not None:
+            before, after = self.costs
+            flops, weights = _format_change(before.flops, after.flops), _format_change(before.weights, after.weights)
             lines.append(f"  {flops} FLOPs for {DEFAULT_SIZES['seq']} tokens, {weights} bytes of parameters")
-        if self.shown:
-            lines.append(f"  shown ({self.applied.effect}): {self.shown}")
+        if self.evidence:
+            lines.append(f"  shown ({self.applied.effect}): {self.evidence}")
         return "\n".join([*lines, *(f"  {line}" for line in self.summary)])
 
 
@@ -102,7 +103,7 @@ class Report:
         return "\n".join(map(str, self.records))
 
 
-def _change(before: int, after: int) -> str:
+def _format_change(before: int, after: int) -> str:
     return f"{before:,}" if before == after else f"{before:,} -> {after:,}"
 
 

@@ -98,7 +98,7 @@ def run_passes(
             if report is not None:
                 old_price, price = price, GraphCost.of(current) if priced else None
                 prices = (old_price, price) if old_price is not None and price is not None else None
-                evidence = applied.shows() if verify else ""
+                evidence = applied.describe_check() if verify else ""
                 record = PassRecord(
                     phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest
                 )

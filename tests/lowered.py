@@ -21,13 +21,13 @@ from weft.backends.torch.package.explain import HOPPER, Explanation
 from weft.frontends.app.api.modules import module_forms, step_forms
 from weft.ir import Graph
 from weft.passes import Report
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 
 
 def forms(graph: Graph, target: str, options: Options | None = None, report: Report | None = None) -> dict[str, Graph]:
     """The forms of `graph` that `target` is built from."""
     backend = TARGETS[target]
-    return make_forms(graph, backend.forms(graph, options or backend.options()), report=report)
+    return derive_graphs(graph, backend.forms(graph, options or backend.options()), report=report)
 
 
 def lower(graph: Graph) -> LoweredGraph:

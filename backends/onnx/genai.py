@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir.graph import Graph
 from weft.ir.op import StateKind, Trait
-from weft.passes.analysis.states import EMBEDDED, cache_records, state_records, taken_states
+from weft.passes.analysis.states import EMBEDDED, find_state_inputs, make_cache_records, make_state_records
 
 from ..target import Backend
 
@@ -19,12 +19,12 @@ def refusal(graph: Graph) -> str | None:
     """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, whose caches do not roll."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
-    states = list(taken_states(graph))
-    if state_records(states):
+    states = list(find_state_inputs(graph))
+    if make_state_records(states):
         return "its states of recurrences are those of a few model types only"
     if any(spec.kind is StateKind.INDEX for spec, _, _ in states):
         return "it has no caches of the keys by which queries choose others"
-    if any(layer["latent"] for layer in cache_records(states)):
+    if any(layer["latent"] for layer in make_cache_records(states)):
         return "it has no latent caches"
     parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}
     for spec, _, _ in states:
@@ -39,7 +39,7 @@ def config(
 
     `capture`: on a CUDA target, decoding may be captured as a CUDA graph. `filename` is the file of the ONNX model.
     """
-    meta, layers = graph.meta, cache_records(taken_states(graph))
+    meta, layers = graph.meta, make_cache_records(find_state_inputs(graph))
     attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}

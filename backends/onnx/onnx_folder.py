@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import find_switched
-from weft.passes.analysis.states import has_cache, max_source
+from weft.passes.analysis.states import has_cache, limit_source
 
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
 from ..target import MODEL, Backend
@@ -42,7 +42,7 @@ class OnnxFolder:
         if any(experts.chooses_wrong_experts(node, target) for node in graph.nodes):
             notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
         # Position tables of the encoder must cover the longest source, which may exceed `length`.
-        lengths = {export.ENCODER: max_source(graph, length)}
+        lengths = {export.ENCODER: limit_source(graph, length)}
         self._models = {
             file: export.build(forms[form], target, lengths.get(file, length))
             for form, file in FILES.items()

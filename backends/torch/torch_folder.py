@@ -13,7 +13,7 @@ from weft.ir.op import Growth, StateSpec
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import Report
-from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
+from weft.passes.analysis.states import find_caches, find_states, has_cache, make_manifest_records, name_states
 
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
 from ..safetensors import write_shards
@@ -93,12 +93,12 @@ def _float_bits(name: str) -> int:
 def _describe_states(graph: Graph) -> dict[str, Any]:
     """Return the records of the model's caches and states for the manifest."""
     cached = cached_nodes(graph)
-    return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
+    return make_manifest_records(graph, name_states(_states(node) for node in graph.nodes if node in cached))
 
 
 def _states(node: Node) -> tuple[StateSpec, ...]:
     """Return the caches or states of `node`; a windowed attention has a rolling cache unless it must keep all keys."""
     room = rolling_capacity(node)
     if room is None:
-        return caches(node) or states(node)
-    return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in caches(node))
+        return find_caches(node) or find_states(node)
+    return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in find_caches(node))

@@ -14,10 +14,10 @@ from weft.ir.graph import Graph, Param
 from weft.ir.recipes import RANDOM, Full, Scale, Source
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
-from weft.passes.analysis.projections import projections
-from weft.passes.edits.edit import reweigh
-from weft.passes.fitting.matrices import Matrix, matrices
-from weft.passes.forms import canonical
+from weft.passes.analysis.projections import find_projections
+from weft.passes.edits.edit import replace_weights
+from weft.passes.fitting.matrices import Matrix, find_matrices
+from weft.passes.forms import canonicalize
 
 from ..formats.weft.model_folder import exact
 from ..model import Model
@@ -68,12 +68,12 @@ def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]],
         WeftError: if none does, naming the nearest candidate and the first difference.
     """
     check_exportable(model.graph)
-    plain = canonical(model.graph, ("sentence_embedding",) if _is_pooled_by_modules(model.graph) else ())
+    plain = canonicalize(model.graph, ("sentence_embedding",) if _is_pooled_by_modules(model.graph) else ())
     fewest_faults, fault = (math.inf, math.inf), "weft knows no config that describes it"
     for graph in (plain, *_fold_scales(plain)):
         try:
             for candidate in candidates(graph):
-                reference = canonical(candidate.loaded.graph)
+                reference = canonicalize(candidate.loaded.graph)
                 result = match_graphs(graph, reference)
                 if not result.differences:
                     tensors = invert_match(reference, result, candidate)
@@ -97,7 +97,7 @@ def _is_pooled_by_modules(graph: Graph) -> bool:
 
 def _matrix_kinds(graph: Graph) -> dict[str, str]:
     """Return the kinds of the matrices of `graph`, by the checkpoint tensors that they read."""
-    read = [(param, matrix) for param, matrix in matrices(graph).items() if isinstance(matrix, Matrix)]
+    read = [(param, matrix) for param, matrix in find_matrices(graph).items() if isinstance(matrix, Matrix)]
     return {key: matrix.kind for param, matrix in read for key in param.recipe.sources()}
 
 
@@ -136,12 +136,12 @@ def _fold_scales(graph: Graph) -> Iterator[Graph]:
     changed = False
     for node in list(copy.nodes):
         scale = node.attrs.get("scale") if node.op is ops.attention else None
-        parts = projections(node) if scale is not None else "it has the usual scale"
-        if scale is None or isinstance(parts, str) or not parts.q.plain:
+        parts = find_projections(node) if scale is not None else "it has the usual scale"
+        if scale is None or isinstance(parts, str) or not parts.q.has_plain_path:
             continue
         factor, bias = scale * parts.head_dim**0.5, parts.q.bias
         scaled = None if bias is None else Scale(bias.recipe, factor)
-        reweigh(parts.q.linear, Scale(parts.q.weight.recipe, factor), scaled)
+        replace_weights(parts.q.linear, Scale(parts.q.weight.recipe, factor), scaled)
         node.attrs["scale"], changed = None, True
     if changed:
         yield copy

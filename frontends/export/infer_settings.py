@@ -11,8 +11,8 @@ from typing import Any
 from weft.ir import Graph, Node, Op, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.passes.analysis.projections import Projections, projections
-from weft.passes.analysis.rotary import recipe_of
+from weft.passes.analysis.projections import Projections, find_projections
+from weft.passes.analysis.rotary import get_frequencies
 
 from ..dsl import GatedMLP, MoE, RoPE
 from ..model import Model
@@ -74,7 +74,7 @@ def _find_attentions(graph: Graph) -> list[Projections]:
     layers = []
     for node in graph.nodes:
         if node.op is ops.attention:
-            parts = projections(node)
+            parts = find_projections(node)
             if isinstance(parts, str):
                 raise WeftError(f"the attention %{node.output.name} is not one that a config describes: {parts}")
             layers.append(parts)
@@ -85,7 +85,7 @@ def _find_attentions(graph: Graph) -> list[Projections]:
 
 def _infer_rope(node: Node) -> RoPE | None:
     """Return the settings of a rope node; None if its frequencies follow no known formula."""
-    recipe = recipe_of(node)
+    recipe = get_frequencies(node)
     if recipe is None:
         return None
     settings = recipe.settings | {"theta": recipe.theta}

@@ -9,12 +9,12 @@ from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost, Growth, StateSpec
 from weft.ir.types import sizes
 
-from .states import cache_owner, caches, specs, states
+from .states import find_cache_owner, find_caches, find_specs, find_states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 
 
-def learned(graph: Graph) -> list[Param]:
+def find_learned_params(graph: Graph) -> list[Param]:
     """Return the parameters with trained or initialized values.
 
     Excluded are tables computed by a formula (`Recipe.constant`) and the correction bias of a router (DeepSeek-V3),
@@ -28,49 +28,49 @@ def learned(graph: Graph) -> list[Param]:
     return [p for p in graph.params.values() if not p.recipe.constant and not corrects(p)]
 
 
-def elements(value: Value) -> int:
+def count_elements(value: Value) -> int:
     """Return the number of elements of a value whose shape has no named size."""
     return sizes.evaluate(value.type.elements, {})
 
 
-def parameter_count(graph: Graph) -> int:
-    """Return the total number of elements of the `learned` parameters."""
-    return sum(map(elements, learned(graph)))
+def count_parameters(graph: Graph) -> int:
+    """Return the total number of elements of the learned parameters (`find_learned_params`)."""
+    return sum(map(count_elements, find_learned_params(graph)))
 
 
-def active_count(graph: Graph) -> int:
+def count_active_parameters(graph: Graph) -> int:
     """Return the model's parameter count without the experts of every `moe` that a token is not routed to."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
             stacks = [v for v in (node.operand(name) for name in EXPERTS) if v is not None]
             experts = sizes.evaluate(stacks[0].shape[0], {})
-            idle += sum(elements(v) // experts for v in stacks) * (experts - node.attrs["active"])
-    return parameter_count(graph) - idle
+            idle += sum(count_elements(v) // experts for v in stacks) * (experts - node.attrs["active"])
+    return count_parameters(graph) - idle
 
 
-def cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
+def find_cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """Return (elements per cached token, window or None) of every node that owns a cache, in the order of `nodes`."""
     return [
         (_count_per_slot(parts), parts[0].window)
         for node in nodes
-        if (parts := caches(node)) and cache_owner(node) is node
+        if (parts := find_caches(node)) and find_cache_owner(node) is node
     ]
 
 
 def count_cross_cache(nodes: Iterable[Node]) -> int:
     """Count the elements per source token in the caches of cross-attentions."""
-    return sum(_count_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
+    return sum(_count_per_slot(s for s in find_specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
 
 def _count_per_slot(parts: Iterable[StateSpec]) -> int:
     return sum(sizes.evaluate(sizes.product(spec.per_slot), {}) for spec in parts)
 
 
-def state_bytes(nodes: Iterable[Node], item: int) -> int:
+def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
     """Return the bytes of all recurrent states of one sequence; `item` is the size in bytes of the model's dtype."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
-    all_specs = (spec for node in nodes for spec in states(node))
+    all_specs = (spec for node in nodes for spec in find_states(node))
     return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in all_specs)
 
 
@@ -78,7 +78,7 @@ DEFAULT_SIZES = {"batch": 1, "seq": 64, "past": 0}
 AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 16 kHz, of a spectrogram
 
 
-def cost(graph: Graph, **given: int) -> Cost:
+def compute_cost(graph: Graph, **given: int) -> Cost:
     """Return the FLOPs, bytes read and bytes written of one run of `graph`.
 
     `given` overrides the named sizes batch=1, seq=64, past=0, and one second of audio (samples=16000, frames=100).
@@ -95,7 +95,7 @@ def cost(graph: Graph, **given: int) -> Cost:
     return Cost(flops, read, written)
 
 
-def weight_bytes(graph: Graph) -> int:
+def count_weight_bytes(graph: Graph) -> int:
     """Return the bytes of all parameters in their declared dtypes."""
     bits = (sizes.evaluate(p.type.elements, {}) * p.type.dtype.bits for p in graph.params.values())
     # Divided at the end: a value of 4 bits takes half a byte.

@@ -14,7 +14,7 @@ from weft.ir.op import Trait
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes import Full
 
-from ..edits.edit import cuts_rows, only_params
+from ..edits.edit import are_params, is_feature_split
 from .projections import slice_rows
 
 
@@ -36,17 +36,17 @@ class Projection:
         assert x is not None
         return x
 
-    def alike(self, other: Projection) -> bool:
+    def has_same_input(self, other: Projection) -> bool:
         """Return whether both projections have the same input, op and attributes (hence the same fused norm)."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
-    def normed(self) -> bool:
+    def is_normed(self) -> bool:
         """Return whether `node` is a norm_linear."""
         return self.node.op is ops.norm_linear
 
     @property
-    def packed(self) -> bool:
+    def is_packed(self) -> bool:
         return self.value.producer is not self.node
 
     @property
@@ -73,7 +73,7 @@ class Projection:
         return self.bias or Full(0.0, (self.stop - self.start,))
 
     def _rows(self, param: Param) -> Recipe:
-        return slice_rows(param.recipe, self.start, self.stop, param.graph.reader) if self.packed else param.recipe
+        return slice_rows(param.recipe, self.start, self.stop, param.graph.reader) if self.is_packed else param.recipe
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def find_projection(value: Value) -> Projection | None:
     node, start = value.producer, 0
     if node is not None and node.op is ops.split:
         x = node.inputs[0]
-        if x is None or not cuts_rows(node):
+        if x is None or not is_feature_split(node):
             return None
         start, node = sum(node.attrs["sizes"][: value.index]), x.producer
     if node is None or node.op not in (ops.linear, ops.norm_linear):
         return None
-    if not only_params(node.inputs[1:]):
+    if not are_params(node.inputs[1:]):
         return None
     return Projection(node, value, start, start + value.width)
 
@@ -165,7 +165,7 @@ def is_only_reader(value: Value, reader: Node) -> bool:
     return not value.is_output and set(value.users) <= {reader}
 
 
-def activation_name(node: Node) -> str | None:
+def find_activation_name(node: Node) -> str | None:
     """Return the name in configs of the activation that `node` applies, such as ``gelu``; None for another op."""
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
@@ -183,11 +183,11 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
     if node is None or Trait.ELEMENTWISE not in node.op.traits or not node.inputs:
         return None
     x = node.inputs[0]
-    name = activation_name(node)
+    name = find_activation_name(node)
     if name is not None and x is not None:
         return name, x, (node,)
     inner = x.producer if x is not None else None
-    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _squares(node)):
+    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _is_square(node)):
         before = inner.inputs[0]
         return None if before is None or not is_only_reader(inner.output, node) else ("relu2", before, (node, inner))
     if node.op is not ops.mul:
@@ -207,7 +207,7 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
     return None
 
 
-def _squares(node: Node) -> bool:
+def _is_square(node: Node) -> bool:
     return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
@@ -243,18 +243,18 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:
-        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _first_operand(up.producer)
+        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _get_first_operand(up.producer)
     clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op is ops.clip]
     if clips:
         high = clips[-1].attrs["high"]
         if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
             return f"it clamps other than gate ≤ limit, |up| ≤ limit (%{clips[0].output.name})"
         limit, inside = high, [*inside, *clips]
-        gate, up = (_first_operand(c) for c in clips)
+        gate, up = (_get_first_operand(c) for c in clips)
     sides = find_projection(gate), find_projection(up)
     if sides[0] is None:
         return None
-    if sides[1] is None or not sides[0].alike(sides[1]):
+    if sides[1] is None or not sides[0].has_same_input(sides[1]):
         return f"%{up.name} and %{gate.name} are not projections of the same value"
     for inner in inside[1:]:
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
@@ -262,7 +262,7 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
     return GatedUnit(gate, up, name, limit, shift, tuple(inside))
 
 
-def _first_operand(node: Node) -> Value:
+def _get_first_operand(node: Node) -> Value:
     x = node.inputs[0]
     assert x is not None
     return x
@@ -282,7 +282,7 @@ def match_feed_forward(down: Node) -> FeedForward | str | None:
     if gate is not None:
         up, opened = find_projection(gate.up), find_projection(gate.gate)
         unit = gate.activation, gate.limit, gate.shift, gate.nodes
-        if up is None or opened is None or not up.alike(opened):
+        if up is None or opened is None or not up.has_same_input(opened):
             return None
     else:
         match = match_activation(hidden)

@@ -15,7 +15,7 @@ from weft.ir.interpreter import run_node
 from weft.ir.recipes.readers import Array
 from weft.ir.types.sizes import evaluate, names
 
-from ..edits.edit import only_params
+from ..edits.edit import are_params
 
 _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsqueeze, ops.squeeze)
 _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
@@ -32,7 +32,7 @@ def _bind_ones(*values: Value | None) -> dict[str, int]:
     return binding
 
 
-def _label(value: Value, labels: Array | None = None, first: int = 0) -> Array:
+def _make_labels(value: Value, labels: Array | None = None, first: int = 0) -> Array:
     """Return `labels`, one per feature of a token, broadcast to the shape of `value` [batch, seq, ...].
     Without `labels`, they are first, first + 1, …."""
     shape = value.type.concrete(_bind_ones(value))
@@ -40,24 +40,24 @@ def _label(value: Value, labels: Array | None = None, first: int = 0) -> Array:
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
 
 
-def _label_zero(value: Value) -> Array:
+def _make_zero_labels(value: Value) -> Array:
     """Return zeros, the label of untracked features, in the shape of `value`."""
     return np.zeros(value.type.concrete(_bind_ones(value)), int)
 
 
-def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
+def _propagate_labels(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
     The labels of other operands are 0. Return None if `node` may mix features."""
     if node.op in _STILL and operand == 0:
         return [labels]
-    if not _moves(node):
+    if not _is_move(node):
         return None
     return _run_on_labels(
-        node, [labels if i == operand else _label_zero(v) for i, v in enumerate(node.inputs) if v is not None]
+        node, [labels if i == operand else _make_zero_labels(v) for i, v in enumerate(node.inputs) if v is not None]
     )
 
 
-def _moves(node: Node) -> bool:
+def _is_move(node: Node) -> bool:
     """Return whether `node` only moves features within a token: all operands and the output begin with [batch, seq]."""
     operands = [v for v in node.inputs if v is not None]
     return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
@@ -83,11 +83,11 @@ def trace_sources(value: Value) -> dict[Value, Array]:
         nonlocal count
         if v not in labelled:
             node = v.producer
-            if node is not None and _moves(node):
+            if node is not None and _is_move(node):
                 moved = _run_on_labels(node, [labels(x) for x in node.inputs if x is not None])
                 labelled.update(zip(node.outputs, moved, strict=True))
             else:
-                starts[v], labelled[v] = count, _label(v, first=count + 1)
+                starts[v], labelled[v] = count, _make_labels(v, first=count + 1)
                 count = int(labelled[v].max())
         return labelled[v]
 
@@ -129,14 +129,14 @@ def trace_origin(value: Value) -> LinearOrigin | str:
         value = node.inputs[0]
     if node is None:
         return f"no linear makes %{value.name}"
-    if not only_params(node.inputs[1:]):
+    if not are_params(node.inputs[1:]):
         return f"the weight of %{node.output.name} is computed"
-    labels = _label(node.output)
+    labels = _make_labels(node.output)
     steps: list[tuple[Node, Array]] = []
     for reached in path[1:]:
         step = reached.producer
         assert step is not None
-        pushed = _push(step, 0, labels)
+        pushed = _propagate_labels(step, 0, labels)
         if pushed is None:
             return f"{step.op.name} (%{reached.name}) mixes its features"
         labels = pushed[reached.index]
@@ -162,7 +162,7 @@ def trace_destination(value: Value, token: Array) -> Destination | str:
     `token` has the labels of one token of `value`. Nodes on the path may move features, or treat all features alike;
     a norm of several rows of features needs the same labels, in any order, in each row.
     """
-    labels = _label(value, token)
+    labels = _make_labels(value, token)
     while True:
         if len(value.uses) != 1 or value.is_output:
             return f"%{value.name} is not read by one attention alone"
@@ -170,7 +170,7 @@ def trace_destination(value: Value, token: Array) -> Destination | str:
         if node.op is ops.attention and i < 2:
             heads = node.attrs["heads" if i == 0 else "kv_heads"]
             return Destination(node, "qk"[i], labels[0, 0].reshape(heads, -1))
-        pushed = _push(node, i, labels)
+        pushed = _propagate_labels(node, i, labels)
         groups = np.sort(labels.reshape(-1, labels.shape[-1]))
         # A norm averages each row: all rows must hold the same labels, in any order.
         uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()

@@ -83,7 +83,7 @@ def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
     return sources[0]
 
 
-def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
+def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
     """Rename layer i of `stack` to layer `number[i]` in scopes and in names of values and parameters, in place.
 
     Layers that are not keys of `number` keep theirs.
@@ -109,7 +109,7 @@ def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
     graph.params = {p.name: p for p in graph.params.values()}
 
 
-def unfuse(graph: Graph) -> bool:
+def expand_add_norms(graph: Graph) -> bool:
     """Expand every add_norm in place; return whether the graph had one.
 
     The new add gets the scope of the later layer that computes its operands: the add ends that layer.
@@ -131,7 +131,7 @@ Layers = str | int | tuple[int, ...]
 ROLES = ("local", "global")
 
 
-def self_attentions(graph: Graph, name: str) -> list[Node]:
+def find_self_attentions(graph: Graph, name: str) -> list[Node]:
     """Return the softmax attentions of `graph` with equal sequence lengths of queries and keys, in order.
 
     Raises:
@@ -156,7 +156,7 @@ def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
     Raises:
         WeftError: in the name of the pass `name`, if `layers` cannot be read or a layer does not exist.
     """
-    attentions = self_attentions(graph, name)
+    attentions = find_self_attentions(graph, name)
     try:
         return [attentions[i] for i in parse_layers(layers, len(attentions))]
     except WeftError as e:
@@ -173,7 +173,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
         WeftError: if it cannot be read, names a layer that does not exist, or selects none.
     """
     wanted = list[int]()
-    for i in _read(layers, count):
+    for i in _read_layers(layers, count):
         if not -count <= i < count:
             raise WeftError(f"there is no layer {i}; the graph has layers 0 to {count - 1}")
         wanted.append(i)
@@ -182,7 +182,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
     return sorted({i % count for i in wanted})
 
 
-def _read(layers: Layers, count: int) -> Iterable[int]:
+def _read_layers(layers: Layers, count: int) -> Iterable[int]:
     """Yield the layer numbers that `layers` selects; they may be negative or out of range.
     Ranges stay lazy: the caller stops at the first invalid number of a huge range."""
     if not isinstance(layers, str):
@@ -192,7 +192,7 @@ def _read(layers: Layers, count: int) -> Iterable[int]:
         return range(text == "odd", count, 1 if text == "all" else 2)
     if any(role in text for role in ROLES) or ":" in text:
         return [i for i, role in enumerate(expand_pattern(text, count)) if role == "local"]
-    return itertools.chain.from_iterable(_range(part.strip(), layers) for part in text.split(","))
+    return itertools.chain.from_iterable(_parse_range(part.strip(), layers) for part in text.split(","))
 
 
 def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
@@ -204,7 +204,7 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
         WeftError: if it cannot be read.
     """
     if isinstance(pattern, str):
-        period = _ratio(pattern, count)
+        period = _expand_ratio(pattern, count)
         if period is None:
             period = [role for part in pattern.split("+") for role in _expand_role(part, pattern, count)]
     else:
@@ -214,7 +214,7 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
     return list(itertools.islice(itertools.cycle(period), count))
 
 
-def _ratio(text: str, count: int) -> list[str] | None:
+def _expand_ratio(text: str, count: int) -> list[str] | None:
     """Expand "5:1" to 5 local roles and 1 global role, each at most `count` times; return None for other strings."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
     if match is None:
@@ -230,7 +230,7 @@ def _expand_role(part: str, pattern: str, count: int) -> list[str]:
     return [match[1]] * min(int(match[2] or 1), count)
 
 
-def _range(part: str, layers: str) -> range:
+def _parse_range(part: str, layers: str) -> range:
     """Parse "3" or "0-5" (both ends inclusive), one item of the string `layers`, into a range."""
     match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:

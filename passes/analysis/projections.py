@@ -1,6 +1,6 @@
 """The linears around an attention: the projections of q, k and v, and the output projection.
 
-`projections` finds them, also as pieces of a packed linear; `unpack_branch` splits a packed linear into one per piece.
+`find_projections` finds them, also as pieces of a packed linear; `unpack_branch` splits a packed linear.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Recipe, TensorReader, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
 
-from ..edits.edit import cuts_rows, derive_param, erase_unread, only_params, replace_uses
+from ..edits.edit import are_params, derive_param, erase_unused, is_feature_split, replace_uses
 
 TOKENWISE_TRAITS = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
 
@@ -30,13 +30,13 @@ class Branch:
     between: tuple[Node, ...]
 
     @property
-    def packed(self) -> bool:
+    def is_packed(self) -> bool:
         return self.start.producer is not self.linear
 
     @property
     def span(self) -> tuple[int, int]:
         """(first, last): rows first to last - 1 of the linear's weight compute `start`."""
-        pieces = self.start.producer.outputs if self.packed and self.start.producer else (self.start,)
+        pieces = self.start.producer.outputs if self.is_packed and self.start.producer else (self.start,)
         first = sum(piece.width for piece in pieces[: self.start.index])
         return first, first + self.start.width
 
@@ -63,7 +63,7 @@ class Branch:
         return next((n for n in self.between if n.op in (ops.rms_norm, ops.layer_norm)), None)
 
     @property
-    def plain(self) -> bool:
+    def has_plain_path(self) -> bool:
         """Return whether `between` has only ropes and reshapes, which are linear in each head's weight rows."""
         return all(n.op in (ops.rope, ops.reshape) for n in self.between)
 
@@ -98,17 +98,17 @@ class Projections:
         return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
 
 
-def projections(node: Node) -> Projections | str:
+def find_projections(node: Node) -> Projections | str:
     """Return the linears around the attention `node`; a reason (str) if one of them is missing or shared."""
     branches: dict[str, Branch | None] = {"v": None}
     for role in "qkv":
         if node.operand(role) is None:
             continue
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         branches[role] = branch
-    o = output_of(node)
+    o = find_output_linear(node)
     if isinstance(o, str):
         return o
     q, k = branches["q"], branches["k"]
@@ -116,7 +116,7 @@ def projections(node: Node) -> Projections | str:
     return Projections(node, q, k, branches["v"], o)
 
 
-def output_of(node: Node) -> Node | str:
+def find_output_linear(node: Node) -> Node | str:
     """Return the linear that is the only reader of the attention `node`; a reason (str) if there is none.
 
     Its weight and bias must be parameters.
@@ -127,12 +127,12 @@ def output_of(node: Node) -> Node | str:
         reader = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
         return f"the result is read by {reader}, not by one linear"
     (o,) = linears
-    if not only_params(o.inputs[1:]):
+    if not are_params(o.inputs[1:]):
         return f"the weight of the linear after it (%{o.output.name}) is computed"
     return o
 
 
-def branch_of(node: Node, role: str) -> Branch | str:
+def find_branch(node: Node, role: str) -> Branch | str:
     """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
 
     Other nodes must not read its values, its nodes must treat tokens independently, and weight and bias be parameters.
@@ -158,7 +158,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
             break
         x = node.inputs[0]
         if node.op is ops.split and x is not None and x.producer is not None and x.producer.op is ops.linear:
-            cut = cuts_rows(node) and len(x.users) == 1 and not x.is_output
+            cut = is_feature_split(node) and len(x.users) == 1 and not x.is_output
             if not cut:
                 return f"is a piece of %{x.name}, which cannot be taken apart"
             node = x.producer
@@ -171,7 +171,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
         at, value = node, x
     if node is None:
         return f"is %{value.name}, which no linear makes"
-    if not only_params(node.inputs[1:]):
+    if not are_params(node.inputs[1:]):
         return f"has a linear (%{node.output.name}) whose weight is computed"
     return Branch(node, value, tuple(between))
 
@@ -181,11 +181,11 @@ def unpack_branch(node: Node, role: str) -> Branch:
 
     `branch_of(node, role)` must be a `Branch`.
     """
-    branch = branch_of(node, role)
+    branch = find_branch(node, role)
     assert isinstance(branch, Branch)
-    if branch.packed and branch.start.producer is not None:
+    if branch.is_packed and branch.start.producer is not None:
         split_linear(branch.start.producer)
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         assert isinstance(branch, Branch)
     return branch
 
@@ -213,7 +213,7 @@ def split_linear(split: Node) -> list[Value]:
         replace_uses(piece, y)
         outputs.append(y)
         start = stop
-    erase_unread(graph, [split, linear])
+    erase_unused(graph, [split, linear])
     return outputs
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ..edits.absorb import WRITERS, AxisMap, absorb_output_map, find_computed_weight, moves_rows
+from ..edits.absorb import OUTPUT_WEIGHTS, AxisMap, absorb_output_map, find_computed_weight, is_row_move
 from ..edits.edit import backward_slice, derive_param, replace_param
 
 
@@ -34,7 +34,7 @@ class ResidualStream:
     obstacles: list[str] = field(default_factory=list)
 
 
-def streams(graph: Graph) -> list[ResidualStream]:
+def find_streams(graph: Graph) -> list[ResidualStream]:
     """Return the residual streams of `graph` that a norm reads, in the order of their first additions.
 
     A pre-norm decoder has one, a post-norm model several (each norm starts a new stream), and an encoder-decoder at
@@ -51,19 +51,19 @@ def streams(graph: Graph) -> list[ResidualStream]:
     return all_streams
 
 
-def residual_streams(graph: Graph, rule: str) -> list[ResidualStream]:
-    """Return `streams(graph)`, at least one.
+def require_streams(graph: Graph, rule: str) -> list[ResidualStream]:
+    """Return `find_streams(graph)`, at least one.
 
     Raises:
         WeftError: naming `rule`, if `graph` has none.
     """
-    all_streams = streams(graph)
+    all_streams = find_streams(graph)
     if not all_streams:
         raise WeftError(f"{rule}: graph {graph.name} has no residual stream: no norm reads a sum of two values")
     return all_streams
 
 
-def tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
+def find_tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
     """Yield the table of each `embedding` node that writes into `streams`; a shared table is yielded repeatedly."""
     for stream in streams:
         for writer in stream.writers:
@@ -72,7 +72,9 @@ def tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
                 yield table
 
 
-def require(streams: Sequence[ResidualStream], rule: str, obstacle: Callable[[ResidualStream], str | None]) -> None:
+def check_streams(
+    streams: Sequence[ResidualStream], rule: str, obstacle: Callable[[ResidualStream], str | None]
+) -> None:
     """Check that every one of `streams` can be mapped: neither `obstacle(stream)` nor `stream.obstacles` has a reason.
 
     Raises:
@@ -108,17 +110,17 @@ def _trace_stream(start: Value) -> ResidualStream:
             continue  # its other readers do not belong to this stream
         if node is None:
             stream.obstacles.append(f"%{value.name} is an input of the graph")
-        elif operands := find_carried(node, value):
-            visit(*(node.inputs[i] for i in operands), *(v for v in node.outputs if find_carried(node, v)))
+        elif operands := find_stream_operands(node, value):
+            visit(*(node.inputs[i] for i in operands), *(v for v in node.outputs if find_stream_operands(node, v)))
         else:
             stream.writers[node] = value
         if value.is_output:
             stream.obstacles.append(f"%{value.name} is an output of the graph")
         for reader, i in value.uses:
-            outputs = [v for v in reader.outputs if i in find_carried(reader, v)]
+            outputs = [v for v in reader.outputs if i in find_stream_operands(reader, v)]
             visit(*outputs)
             for out in outputs:
-                visit(*(reader.inputs[j] for j in find_carried(reader, out)))
+                visit(*(reader.inputs[j] for j in find_stream_operands(reader, out)))
             _add_reader(stream, value, reader, i, bool(outputs))
     return stream
 
@@ -134,7 +136,7 @@ def _add_reader(stream: ResidualStream, value: Value, reader: Node, index: int, 
         stream.obstacles.append(f"%{value.name} is read by {reader.op.name} (%{reader.output.name})")
 
 
-def find_carried(node: Node, output: Value) -> tuple[int, ...]:
+def find_stream_operands(node: Node, output: Value) -> tuple[int, ...]:
     """Return the indices of the operands whose rows `node` only adds, moves or scales to compute `output`.
 
     Return () if it does more, such as adding a constant.
@@ -154,11 +156,11 @@ def find_carried(node: Node, output: Value) -> tuple[int, ...]:
             factor = node.inputs[1 - wide[0]] if len(wide) == 1 else None
             return wide if factor is not None and factor.shape[-1:] in ((), (1,)) else ()
         case ops.concat:
-            return wide if moves_rows(node) else ()
-    return (0,) if moves_rows(node) and not isinstance(node.inputs[0], Param) else ()
+            return wide if is_row_move(node) else ()
+    return (0,) if is_row_move(node) and not isinstance(node.inputs[0], Param) else ()
 
 
-def unwritable(stream: ResidualStream, norms: bool = False) -> str | None:
+def explain_unmappable(stream: ResidualStream, norms: bool = False) -> str | None:
     """Return a reason (str) that names the first writer of `stream` whose weights cannot absorb a map; None if all can.
 
     Norms are refused as writers unless `norms`; added parameters are always accepted.
@@ -171,14 +173,14 @@ def unwritable(stream: ResidualStream, norms: bool = False) -> str | None:
             looked_up = x is not None and x.producer is not None and x.producer.op is ops.embedding
             cure = "; run fold-embedding-norm before" if looked_up else ""
             return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual{cure}"
-        if writer.op not in WRITERS:
+        if writer.op not in OUTPUT_WEIGHTS:
             return f"%{value.name} is made by {writer.op.name}"
         if why := find_computed_weight(writer):
             return why
     return None
 
 
-def write_mapped(
+def map_writers(
     streams: Sequence[ResidualStream],
     along: AxisMap,
     rows: Callable[[Value], Value] | None = None,
@@ -195,7 +197,7 @@ def write_mapped(
     for stream in streams:
         for writer, value in stream.writers.items():
             if isinstance(writer, Param):
-                _add_mapped(stream, writer, along)
+                _map_added_param(stream, writer, along)
             elif writer not in mapped_after:
                 absorb_output_map(writer, along)
             elif rows is not None:
@@ -213,11 +215,11 @@ def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
     return table is None or all(n in writers for n in table.users)
 
 
-def _add_mapped(stream: ResidualStream, param: Param, along: AxisMap) -> None:
+def _map_added_param(stream: ResidualStream, param: Param, along: AxisMap) -> None:
     """Replace `param` by its map `along` in the additions of `stream`; its other readers keep `param`."""
     rank = len(param.shape)
     new = derive_param(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:
-        if any(v in stream.values and i in find_carried(node, v) for v in node.outputs):
+        if any(v in stream.values and i in find_stream_operands(node, v) for v in node.outputs):
             node.set_input(i, new)
     replace_param(param, new)

@@ -20,12 +20,12 @@ from ..core.trace import Trace
 from ..edits.edit import derive_param, replace_param
 from .projections import TOKENWISE_TRAITS
 
-HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
-_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.frequencies` knows
+MAX_THETA, MAX_FACTOR = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
+_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.compute_frequencies` knows
 _KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features of a head together also
 
 
-def rotations(attention: Node) -> list[Node]:
+def find_ropes(attention: Node) -> list[Node]:
     """Return all `rope` nodes on the paths back from operands 0 and 1 (q and k) of `attention`, each once.
 
     The search stops at linears, and at ops that do not keep the features of a head together.
@@ -43,7 +43,7 @@ def rotations(attention: Node) -> list[Node]:
     return list(ropes)
 
 
-def rotation_of(value: Value | None) -> Node | None:
+def get_rope(value: Value | None) -> Node | None:
     """Return the `rope` node that computes `value`; None if another node, or none, computes it."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is ops.rope else None
@@ -64,13 +64,13 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
     return None
 
 
-def match_rotations(attention: Node) -> tuple[Node, Node] | str:
+def match_ropes(attention: Node) -> tuple[Node, Node] | str:
     """Return the rope nodes of q and k in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
 
     Return a reason (str) unless both have the same angles, the heads of `attention`, and the positions at which its
     cache is written (if it has this operand).
     """
-    q, k = (rotation_of(attention.operand(name)) for name in "qk")
+    q, k = (get_rope(attention.operand(name)) for name in "qk")
     if (reason := explain_difference(q, k)) is not None:
         return reason
     if q is None or k is None:
@@ -84,13 +84,13 @@ def match_rotations(attention: Node) -> tuple[Node, Node] | str:
     return q, k
 
 
-def recipe_of(rope: Node) -> RopeFrequencies | None:
+def get_frequencies(rope: Node) -> RopeFrequencies | None:
     """Return the recipe of the frequencies of the node `rope`; None if they are computed or another recipe."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
 
-def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
+def find_or_add_frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
     """Return a parameter of `graph` with `recipe`; add ``rope.frequencies`` f32 [recipe.dim / 2] if there is none."""
     for param in reversed(graph.params.values()):  # the layer before has just added it
         if param.recipe == recipe:
@@ -125,11 +125,11 @@ class ScalingArguments:
     high_freq: float = RopeScaling.high_freq
     truncate: bool = RopeScaling.truncate
 
-    def context(self, graph: Graph) -> int:
+    def find_context(self, graph: Graph) -> int:
         """Return the context length before scaling: `original`, or the one of `graph`; 0 if both are missing."""
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
-    def scaled(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
+    def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
         """Return `recipe` with `scaling`, and those of `factor`, `original` and the fields of `self` that it uses."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
@@ -140,13 +140,13 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     """Raise a WeftError that names the pass `name` if a setting of `recipe` is missing or out of range."""
     if recipe.dim < 2 or recipe.dim % 2:
         raise WeftError(f"{name}: {recipe.dim} features of a head do not form pairs; choose an even rotary_dim")
-    if not 1 < recipe.theta <= HIGHEST:
-        raise WeftError(f"{name}: theta={recipe.theta} must be above 1, and at most {HIGHEST:g}")
+    if not 1 < recipe.theta <= MAX_THETA:
+        raise WeftError(f"{name}: theta={recipe.theta} must be above 1, and at most {MAX_THETA:g}")
     for field in ("factor", "beta_fast", "beta_slow", "low_freq", "high_freq"):
         if not (getattr(recipe, field) > 0 and math.isfinite(getattr(recipe, field))):
             raise WeftError(f"{name}: {field}={getattr(recipe, field)} must be positive")
-    if not 1 <= recipe.factor <= FARTHEST:
-        raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {FARTHEST:g}")
+    if not 1 <= recipe.factor <= MAX_FACTOR:
+        raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {MAX_FACTOR:g}")
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
     if "original" in recipe.used and recipe.original < 1:
@@ -155,7 +155,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
 
-def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
+def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
     """Return a NumPy reference rotate(x, positions, …, heads=) of the node `rope`, based on `oracle.rotate_pairs`.
 
     `settings` are interleaved and amplitude. The frequencies are the float32 values of the parameter of `rope`.
@@ -165,7 +165,7 @@ def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Call
     """
     param = rope.inputs[2]
     assert isinstance(param, Param)
-    exact = oracle.frequencies(recipe.dim, recipe.theta, **recipe.settings)
+    exact = oracle.compute_frequencies(recipe.dim, recipe.theta, **recipe.settings)
     stored = param.recipe.evaluate(param.graph.reader).astype(np.float64)
     error = float(np.max(np.abs(stored / exact - 1)))
     if not error < 1e-6:
@@ -177,7 +177,7 @@ def reference_rope(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Call
     return rotate
 
 
-def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
+def find_exclusive_ropes(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
     """Return the `rope` nodes of the attentions `layers`, each with the recipe of its frequencies.
 
     A node is left out and refused in `trace` (for the pass `name`) if an attention outside `layers` reads it also, or
@@ -186,11 +186,11 @@ def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) 
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
         if Trait.ATTENTION in attention.op.traits:
-            for rope in rotations(attention):
+            for rope in find_ropes(attention):
                 readers.setdefault(rope, set()).add(attention)
     recipes = {}
-    for rope in dict.fromkeys(rope for attention in layers for rope in rotations(attention)):
-        recipe = recipe_of(rope)
+    for rope in dict.fromkeys(rope for attention in layers for rope in find_ropes(attention)):
+        recipe = get_frequencies(rope)
         if not readers[rope] <= set(layers):
             trace.refuse(name, rope.output.name, "layers that were not chosen read it too")
         elif recipe is None or recipe.scaling not in _SCALINGS:

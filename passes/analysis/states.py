@@ -25,44 +25,44 @@ SOURCE = ("encoder_input_ids", *SOUND, "encoder_attention_mask")  # inputs that 
 NamedState = tuple[StateSpec, str, str]  # with the names of the input and the output of the graph
 
 
-def tokens_of(graph: Graph) -> Value | None:
+def find_tokens(graph: Graph) -> Value | None:
     """Return the graph input ``input_ids`` [batch, seq], else ``inputs_embeds`` [batch, seq, dim], else None."""
     return graph.inputs.get("input_ids") or graph.inputs.get(EMBEDDED)
 
 
-def specs(node: Node) -> tuple[StateSpec, ...]:
+def find_specs(node: Node) -> tuple[StateSpec, ...]:
     """Return the specs of all caches and states that the op of `node` can have, with or without operands for them."""
     return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
 
 
-def states(node: Node) -> tuple[StateSpec, ...]:
+def find_states(node: Node) -> tuple[StateSpec, ...]:
     """Return the states of constant size of `node`, a recurrence, in the order of its outputs; () for other nodes."""
-    return tuple(filter(_is_constant, specs(node)))
+    return tuple(filter(_is_constant, find_specs(node)))
 
 
-def caches(node: Node) -> tuple[StateSpec, ...]:
+def find_caches(node: Node) -> tuple[StateSpec, ...]:
     """Return the caches of `node` that hold keys of its own sequence (self-attention, index); () for other nodes."""
-    return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
+    return tuple(s for s in find_specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
-def cache_owner(node: Node) -> Node:
+def find_cache_owner(node: Node) -> Node:
     """Return the first attention, in graph order, of those that share the cache of `node`; `node` if it shares none."""
-    return cache_sharers(node)[0]
+    return find_cache_sharers(node)[0]
 
 
-def cache_sharers(node: Node) -> list[Node]:
+def find_cache_sharers(node: Node) -> list[Node]:
     """Return the attentions with the same keys and values as `node`, which share one cache; in order, with `node`.
 
     An attention with a window shares none: its own cache may roll.
     """
-    key = _cache_key(node)
-    sharers = set() if key is None else {n for n in node.required("k").users if _cache_key(n) == key}
+    key = _make_cache_key(node)
+    sharers = set() if key is None else {n for n in node.required("k").users if _make_cache_key(n) == key}
     return [node] if len(sharers) < 2 else [n for n in node.graph.nodes if n in sharers]
 
 
-def _cache_key(node: Node) -> tuple[object, ...] | None:
+def _make_cache_key(node: Node) -> tuple[object, ...] | None:
     """Return a key that is equal for attentions that share a cache; None for a node that cannot share one."""
-    cache_specs = caches(node)
+    cache_specs = find_caches(node)
     if not cache_specs or any(spec.window is not None or spec.growth is not Growth.TEXT for spec in cache_specs):
         return None
     named = {o.name for o in node.op.operands}
@@ -70,14 +70,14 @@ def _cache_key(node: Node) -> tuple[object, ...] | None:
     return node.op, cache_specs, *(node.operand(name) if name in named else None for name in read)
 
 
-def sum_operands(node: Node) -> set[int]:
+def find_sum_operands(node: Node) -> set[int]:
     """Return the indices of the operands of `node` that are states summed over all tokens; these stay in f32."""
-    return {node.op.operand_index(s.taken, node.attrs) for s in states(node) if s.kind.accumulates}
+    return {node.op.operand_index(s.taken, node.attrs) for s in find_states(node) if s.kind.accumulates}
 
 
 def has_state(node: Node) -> bool:
     """Return whether `node` has an operand for a cache or a state of earlier tokens."""
-    return any(node.operand(s.taken) is not None for s in (*caches(node), *states(node)))
+    return any(node.operand(s.taken) is not None for s in (*find_caches(node), *find_states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
@@ -95,9 +95,9 @@ def add_state_io(graph: Graph, node: Node, numbers: Counter[str], given: dict[st
         WeftError: if `node` has a key mask and a state, from which masked keys cannot be removed.
     """
     is_masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
-    if is_masked and states(node):
+    if is_masked and find_states(node):
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
-    named = _name_states((*caches(node), *states(node)), numbers)
+    named = _name_node_states((*find_caches(node), *find_states(node)), numbers)
     pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in named}
     for (_, _, name), present in zip(named, rebuild_node(node, {**given, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
@@ -111,28 +111,28 @@ _CACHE, _INDEX, _STATE = (
 )
 
 
-def _name_states(specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
-    """Return the `specs` of one node with their input and output names, and count the node in `numbers`.
+def _name_node_states(node_specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
+    """Return the `node_specs` of one node with their input and output names, and count the node in `numbers`.
     `numbers` maps a kind (prefix of the input name, such as ``past_index``) to the number of earlier nodes."""
-    first = specs[0]
+    first = node_specs[0]
     past, present = _STATE if _is_constant(first) else _INDEX if first.kind is StateKind.INDEX else _CACHE
     number = numbers[past]
     numbers[past] += 1
-    return [(spec, f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}") for spec in specs]
+    return [(spec, f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}") for spec in node_specs]
 
 
 def _is_constant(spec: StateSpec) -> bool:
     return spec.growth is Growth.CONSTANT
 
 
-def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
+def name_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
     """Yield every state of `nodes` (one non-empty tuple of specs per node) with the names that kv-cache gives it."""
     numbers = Counter[str]()
     for node_specs in nodes:
-        yield from _name_states(node_specs, numbers)
+        yield from _name_node_states(node_specs, numbers)
 
 
-def taken_states(graph: Graph) -> Iterator[NamedState]:
+def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
     """Yield (spec, input name, output name) of each input of `graph` that is a cache or state, in the inputs' order.
 
     The spec of a shared cache is that of the node that returns it; the output name is "" if none does.
@@ -141,7 +141,9 @@ def taken_states(graph: Graph) -> Iterator[NamedState]:
         candidates = list[NamedState]()
         for node, operand in value.uses:
             matching = [
-                s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken, node.attrs) == operand
+                s
+                for s in (*find_caches(node), *find_states(node))
+                if node.op.operand_index(s.taken, node.attrs) == operand
             ]
             for spec in matching[:1]:
                 output = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
@@ -149,7 +151,7 @@ def taken_states(graph: Graph) -> Iterator[NamedState]:
         yield from sorted(candidates, key=lambda state: not state[2])[:1]
 
 
-def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
+def make_cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """Return a record per cache of an attention, in order:
 
     layer: the number of the cache, from 0; kv_heads and head_dim: its sizes.
@@ -174,13 +176,13 @@ def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     ]
 
 
-def state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
+def make_state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """Return a record per state of constant size: the `name` of its input and its `shape` without the batch axis."""
     return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _is_constant(spec)]
 
 
-def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
-    """Return the manifest's records: `cache` (`cache_records`), `states` (`state_records`), and `carried`.
+def make_manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
+    """Return the manifest's entries `cache` (`make_cache_records`), `states` (`make_state_records`) and `carried`.
 
     The list `carried` has a record per state given, then per tensor that cross-attention caches:
     input, output: its names in the graph; absent for cross-attention.
@@ -196,11 +198,15 @@ def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, A
 
     carried = list(carried)
     records = [record(spec, input=name, output=present) for spec, name, present in carried]
-    cross = [record(spec) for node in graph.nodes for spec in specs(node) if spec.growth is Growth.SOURCE]
-    return {"cache": cache_records(carried), "states": state_records(carried), "carried": records + cross}
+    cross = [record(spec) for node in graph.nodes for spec in find_specs(node) if spec.growth is Growth.SOURCE]
+    return {
+        "cache": make_cache_records(carried),
+        "states": make_state_records(carried),
+        "carried": records + cross,
+    }
 
 
-def max_source(graph: Graph, length: int) -> int:
+def limit_source(graph: Graph, length: int) -> int:
     """Return the maximum source length of an encoder-decoder that is compiled for outputs of `length` tokens.
 
     It is the larger of `length` and the metadata's source_context, limited by max_source_positions.

@@ -71,16 +71,16 @@ class Argument(Attr):
         if typing.get_origin(self.type) is Literal:
             if value in typing.get_args(self.type):
                 return value
-            raise WeftError(f"{self.name}={_show(value)} is none of {', '.join(typing.get_args(self.type))}")
+            raise WeftError(f"{self.name}={_format_value(value)} is none of {', '.join(typing.get_args(self.type))}")
         if DType in (self.type, *typing.get_args(self.type)) and isinstance(value, str):
             return dtypes.parse(value)
         try:
             return super().check(value, op)
         except WeftError:
-            raise WeftError(f"{self.name}={_show(value)} is not of type {self.type_text}") from None
+            raise WeftError(f"{self.name}={_format_value(value)} is not of type {self.type_text}") from None
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "none" if value is None else json.dumps(value) if isinstance(value, (str, bool)) else str(value)
 
 
@@ -121,11 +121,11 @@ class Pass:
         """
         if self.effect != "exact":
             raise TypeError(f"the {self.effect} pass {self.name} defines no check")
-        inputs = equivalence.inputs(before)
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+        inputs = equivalence.make_inputs(before)
+        equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
     @classmethod
-    def shows(cls) -> str:
+    def describe_check(cls) -> str:
         """Return the evidence that a successful check gives: the first paragraph of the docstring of `check`."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 

@@ -95,7 +95,7 @@ class RandomReader:
 class EquivalenceCheck:
     """A comparison of graphs on random weights and inputs from one `seed`.
 
-    `largest` is the largest relative difference that `same` has measured so far; None before its first call.
+    `largest` is the largest relative difference that `check_close` has measured so far; None before its first call.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -107,7 +107,7 @@ class EquivalenceCheck:
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run `graph` with random weights on `inputs` (by name); return its outputs by name."""
-        return interpret(self.stage(graph), inputs)
+        return interpret(self.randomize_weights(graph), inputs)
 
     def run_as(
         self, graph: Graph, inputs: Mapping[str, Array], meanings: Mapping[str, Callable[..., Any]]
@@ -116,7 +116,7 @@ class EquivalenceCheck:
 
         `meanings` maps the name of a node's first output to a function of its operands and attributes.
         """
-        staged = self.stage(graph)
+        staged = self.randomize_weights(graph)
         for node in staged.nodes:
             if node.output.name in meanings:
                 # A copy: all graphs share their ops.
@@ -124,7 +124,7 @@ class EquivalenceCheck:
                 node.op.reference = meanings[node.output.name]
         return interpret(staged, inputs)
 
-    def stage(self, graph: Graph) -> Graph:
+    def randomize_weights(self, graph: Graph) -> Graph:
         """Return a copy of `graph` with random weights; the same tensor has the same values in every copy."""
         staged = graph.clone()
         for p in staged.params.values():
@@ -154,7 +154,7 @@ class EquivalenceCheck:
             for part in recipe.parts:
                 self._record_sign(part, -sign if flips else sign)
 
-    def inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
+    def make_inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
         """Return random inputs by name; named sizes are those `given`, or else batch=3, seq=5, and 4 for others.
 
         Token ids are below the number of rows of the smallest table they index. Masks are ones followed by zeros;
@@ -172,7 +172,7 @@ class EquivalenceCheck:
             binding.setdefault("capacity", binding["total"] + 2)
         for name in free_sizes(graph):
             binding.setdefault(name, 4)
-        _lengthen(graph, binding)
+        _double_lengths(graph, binding)
         valid = rng.integers(1, seq + 1, batch)
         # One row is full, so that the last tokens are compared too.
         valid[0] = seq
@@ -188,14 +188,14 @@ class EquivalenceCheck:
             elif value.type.dtype in CODES.values():
                 arrays[name] = rng.integers(-8, 8, shape)
             elif value.type.dtype.is_int:
-                arrays[name] = rng.integers(0, _limit(value), shape)
+                arrays[name] = rng.integers(0, _find_id_bound(value), shape)
             elif value.type.dtype == dtypes.bool_:
                 arrays[name] = rng.random(shape) < 0.6
             else:
                 arrays[name] = rng.standard_normal(shape)
         return arrays
 
-    def same(self, expected: Mapping[str, Array], actual: Mapping[str, Array], bound: float) -> None:
+    def check_close(self, expected: Mapping[str, Array], actual: Mapping[str, Array], bound: float) -> None:
         """Check that outputs agree in names, shapes and values; store the largest difference in `largest`.
 
         Values may differ by at most `bound`, relative to the largest expected magnitude of each output.
@@ -209,7 +209,7 @@ class EquivalenceCheck:
             b = actual[name]
             if a.shape != b.shape:
                 raise WeftError(f"output {name} had shape {list(a.shape)} and has {list(b.shape)}")
-            error = difference(a, b)
+            error = measure_difference(a, b)
             self.largest = max(self.largest or 0.0, error)
             # Not `error > bound`: NaN has to fail.
             if not error <= bound:
@@ -218,7 +218,7 @@ class EquivalenceCheck:
                 )
 
 
-def difference(expected: Array, actual: Array) -> float:
+def measure_difference(expected: Array, actual: Array) -> float:
     """Return max |expected - actual| / max |expected|; 0 for equal or empty arrays, NaN if NaNs differ in position."""
     if not expected.size:
         return 0.0
@@ -229,7 +229,7 @@ def difference(expected: Array, actual: Array) -> float:
     return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), np.finfo(np.float64).tiny))
 
 
-def _lengthen(graph: Graph, binding: dict[str, int]) -> None:
+def _double_lengths(graph: Graph, binding: dict[str, int]) -> None:
     """Double samples and frames in `binding`, in place, until every conv1d of `graph` returns at least 5 frames."""
     lengths = [name for name in ("samples", "frames") if name in binding]
     frame_counts = [node.output.shape[1] for node in graph.nodes if node.op is ops.conv1d] if lengths else []
@@ -237,7 +237,7 @@ def _lengthen(graph: Graph, binding: dict[str, int]) -> None:
         binding.update((name, 2 * binding[name]) for name in lengths)
 
 
-def _limit(ids: Value) -> int:
+def _find_id_bound(ids: Value) -> int:
     """Return the exclusive upper bound of `ids`: the size of the smallest axis that they index; 2 if there is none."""
     rows = []
     for node, i in ids.uses:

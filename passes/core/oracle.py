@@ -81,12 +81,12 @@ def rotate_pairs(
     return y.reshape(x.shape)
 
 
-def rope_amplitude(scaling: str, factor: float) -> float:
+def compute_amplitude(scaling: str, factor: float) -> float:
     """Return the amplitude of rotated queries and keys: 0.1·ln(factor) + 1 for yarn (√(1/t), Peng 2023), else 1."""
     return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
 
 
-def frequencies(
+def compute_frequencies(
     dim: int,
     theta: float,
     *,

@@ -42,7 +42,7 @@ class ResultStore:
                 raise WeftError(f"no folder {self._folder} for results of quantize can be made: {e.strerror}") from e
 
     @property
-    def keeps(self) -> bool:
+    def is_active(self) -> bool:
         """True if the store has a folder."""
         return self._folder is not None
 

@@ -137,13 +137,13 @@ class _PipelineParser(Lexer):
             if token.kind == "string":
                 return json_at(token.text, 0)[0]
             if token.kind == "number":
-                return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _finite(token.text)
+                return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _parse_float(token.text)
         except (ValueError, WeftError) as e:
             self.fail(f"{token.text[:20]} cannot be read: {e}", token.at)
         return _CONSTANTS.get(token.text, token.text)
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     """Parse `text` as a float.
 
     Raises:

@@ -50,7 +50,7 @@ class Trace:
     near: dict[str, Miss] = field(default_factory=dict)
     progress: Callable[[int, int], None] = field(default=lambda done, total: None, repr=False, compare=False)
 
-    def fired(self, rule: str, at: str) -> None:
+    def record_rewrite(self, rule: str, at: str) -> None:
         """Count one rewrite by `rule` at the value named `at`."""
         self.rewrites[rule] += 1
         self.lines.append(f"{rule}: rewrote %{at}")
@@ -64,7 +64,7 @@ class Trace:
         """Add a line for the user, such as a value left unchanged with the reason."""
         self.lines.append(text)
 
-    def missed(self, rule: str, miss: Miss | None) -> None:
+    def record_miss(self, rule: str, miss: Miss | None) -> None:
         """Record that `rule` never fired; `miss` is its nearest miss, or None without any."""
         self.misses += [miss] if miss else []
         self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))

@@ -18,14 +18,14 @@ from .edit import derive_bias, derive_param, rebuild_node, replace_param
 AxisMap = Callable[[Recipe, int, int], Recipe]  # of a recipe, the axis to map, and the rank
 Use = tuple[Node, int]
 # By op, its weight operands with their biases; each weight multiplies along its last axis.
-_READERS = {
+_INPUT_WEIGHTS = {
     ops.linear: {"weight": "bias"},
     ops.norm_linear: {"weight": "bias"},
     ops.moe: {"up": "up_bias", "gate": "gate_bias"},
 }
 # By op, the operands that a map of its result is absorbed into, and their axis of outputs, counted from the last.
 _AFFINE = {"weight": 1, "bias": 1}
-WRITERS = {
+OUTPUT_WEIGHTS = {
     ops.linear: {"weight": 2, "bias": 1},
     ops.norm_linear: {"weight": 2, "bias": 1},
     ops.moe: {"down": 2, "down_bias": 1},
@@ -36,17 +36,17 @@ WRITERS = {
 }
 
 
-def scale_map(factor: float | Recipe) -> AxisMap:
+def make_scale_map(factor: float | Recipe) -> AxisMap:
     """Return the map v → v · factor; `factor` is a number, or a vector (a recipe) multiplied elementwise."""
     return lambda recipe, axis, rank: Scale(recipe, factor, axis)
 
 
-def centre_map(recipe: Recipe, axis: int, rank: int) -> Recipe:
+def subtract_mean(recipe: Recipe, axis: int, rank: int) -> Recipe:
     """Return `recipe` with the mean of every vector along `axis` subtracted; the function is an `AxisMap`."""
     return Centre(recipe, axis)
 
 
-def matrix_map(matrix: Recipe) -> AxisMap:
+def make_matrix_map(matrix: Recipe) -> AxisMap:
     """Return the map v → v M for a square `matrix` M."""
 
     def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
@@ -63,12 +63,12 @@ def matrix_map(matrix: Recipe) -> AxisMap:
     return along
 
 
-def is_layer(norm: Node) -> bool:
+def is_layer_norm(norm: Node) -> bool:
     """Return whether `norm` is a layer norm: layer_norm, or a fused op with the attribute kind="layer"."""
     return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer"
 
 
-def moves_rows(node: Node) -> bool:
+def is_row_move(node: Node) -> bool:
     """Return whether `node` only moves rows (last axis): each row of its result is a row of its first operand.
 
     For concat, a row of any operand. Casts between floats count as moves.
@@ -108,7 +108,7 @@ def find_readers(value: Value) -> list[Use] | str:
             return f"%{v.name} is an output of the graph"
         for node, i in v.uses:
             # A concat has rows of other values too, so a map of `value` cannot be followed through it.
-            if i == 0 and node.op is not ops.concat and moves_rows(node):
+            if i == 0 and node.op is not ops.concat and is_row_move(node):
                 waiting += node.outputs
             else:
                 uses.append((node, i))
@@ -137,9 +137,9 @@ def find_computed_weight(node: Node) -> str | None:
     return None
 
 
-def weights_read_with(node: Node) -> Iterator[Param]:
+def find_input_weights(node: Node) -> Iterator[Param]:
     """Yield the parameters of `node` (linear, norm_linear or moe) that multiply its first operand, without down."""
-    for name in _READERS[node.op]:
+    for name in _INPUT_WEIGHTS[node.op]:
         weight = node.operand(name)
         if isinstance(weight, Param):
             yield weight
@@ -152,7 +152,7 @@ def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = N
     the bias. The caller replaces operand y by x. Return `node`, or its replacement if a bias had to be added.
     """
     recipes: dict[str, Recipe] = {}
-    for name, bias in _READERS[node.op].items():
+    for name, bias in _INPUT_WEIGHTS[node.op].items():
         weight, old_bias = node.operand(name), node.operand(bias)
         if not isinstance(weight, Param):
             continue
@@ -168,10 +168,10 @@ def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = N
 def absorb_output_map(node: Node, along: AxisMap) -> None:
     """Absorb the map `along` of the result of `node` into its weights and biases, in place.
 
-    `node` is a linear, norm_linear, moe, embedding, or a norm with a weight. Norms absorb only scales (`scale_map`).
+    `node` is a linear, norm_linear, moe, embedding, or a norm with a weight. Norms absorb only `make_scale_map`.
     """
     recipes = {}
-    for name, axis in WRITERS[node.op].items():
+    for name, axis in OUTPUT_WEIGHTS[node.op].items():
         param = node.operand(name)
         if isinstance(param, Param):
             rank = len(param.shape)
@@ -198,6 +198,6 @@ def _derive_operand(node: Node, name: str, recipe: Recipe) -> Param:
     old = node.operand(name)
     if isinstance(old, Param):
         return derive_param(old, recipe)
-    weight = node.operand(next(w for w, b in _READERS[node.op].items() if b == name))
+    weight = node.operand(next(w for w, b in _INPUT_WEIGHTS[node.op].items() if b == name))
     assert isinstance(weight, Param)
     return derive_bias(weight, recipe)

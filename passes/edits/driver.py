@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Value
 
 from ..core.trace import Miss, Trace
-from .edit import backward_slice, erase_unread, replace_uses
+from .edit import backward_slice, erase_unused, replace_uses
 from .pattern import Match, Pattern
 
 
@@ -54,31 +54,31 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
                     continue
                 # Read the name first: the rewrite gives it to the replacement.
                 match, name = rule.pattern.match(node), node.output.name
-                miss = _rewrite(graph, rule, match, node) if isinstance(match, Match) else match
+                miss = _rewrite_match(graph, rule, match, node) if isinstance(match, Match) else match
                 if miss is not None:
                     best = nearest[rule.name]
                     nearest[rule.name] = miss if best is None or miss.depth > best.depth else best
                     if name not in trace.near or miss.depth > trace.near[name].depth:
                         trace.near[name] = miss
                     continue
-                trace.fired(rule.name, name)
+                trace.record_rewrite(rule.name, name)
                 fired[rule.name] += 1
                 total, changed = total + 1, True
                 if total > bound:
                     raise RuntimeError(f"rule {rule.name} keeps firing on its own results")
     for name, count in fired.items():
         if not count:
-            trace.missed(name, nearest[name])
+            trace.record_miss(name, nearest[name])
     return total
 
 
-def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
+def _rewrite_match(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
     """Replace `match` by the result of `rule` and return None; return a Miss if the rule refuses, or if no position is
     after all operands and before all readers of the new nodes."""
     at = f"{root.op.name} (%{root.output.name})"
     # A full match is nearer than any miss inside the pattern, whose bonus is at most 0.5.
     depth = len(match.nodes) + 0.75
-    anchor = _anchor(graph, match, root)
+    anchor = _find_anchor(graph, match, root)
     if isinstance(anchor, str):
         return Miss(depth, at, anchor)
     size, scope = len(graph), root.scope
@@ -99,11 +99,11 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
             raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
         # A value that existed before keeps its own name.
         replace_uses(old, value, rename=value not in bound)
-    erase_unread(graph, match.nodes.values())
+    erase_unused(graph, match.nodes.values())
     return None
 
 
-def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
+def _find_anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     """Return the node before which the replacement is inserted; a reason (str) if an operand is computed too late."""
     inside = set(match.nodes.values())
     readers = {n for v in match.exposed for n in v.users if n not in inside}

@@ -19,7 +19,7 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
         old.name, new.name = new.name, old.name
 
 
-def erase_unread(graph: Graph, nodes: Iterable[Node]) -> None:
+def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
     """Erase those of `nodes` without readers, repeatedly (readers among them first), and parameters only they read."""
     waiting = list(nodes)
     progress = True
@@ -32,11 +32,11 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> None:
                 if not node.erased:
                     operands = node.inputs
                     graph.erase(node)
-                    drop_params(graph, operands)
+                    erase_unused_params(graph, operands)
                     progress = True
 
 
-def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
+def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
     """Erase the parameters among `values` that have no readers."""
     for v in dict.fromkeys(values):
         if isinstance(v, Param) and graph.params.get(v.name) is v and not v.uses and not v.is_output:
@@ -68,7 +68,7 @@ def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param
     return derive_param(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
-def joint_name(params: Sequence[Param], name: str) -> str:
+def add_common_prefix(params: Sequence[Param], name: str) -> str:
     """Return `name` prefixed by the longest dotted prefix that the names of all `params` share."""
     shared: list[str] = []
     for parts in zip(*(param.name.split(".") for param in params), strict=False):
@@ -100,7 +100,7 @@ def replace_param(old: Value | None, new: Value | None) -> None:
     graph.erase_param(old)
 
 
-def rename(param: Param, old: Value) -> None:
+def swap_names(param: Param, old: Value) -> None:
     """Swap the names of `param` and of `old`, a value that is not a parameter."""
     graph = param.graph
     del graph.params[param.name]
@@ -135,7 +135,7 @@ def rename_all(
         graph.add_output(outputs[name], value)
 
 
-def reweigh(
+def replace_weights(
     linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
 ) -> Node:
     """Replace `linear` by one with the recipes `weight` [rows, in] and `bias` [rows]; return the new node.
@@ -180,12 +180,12 @@ def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None,
     return replacement
 
 
-def only_params(values: Iterable[Value | None]) -> bool:
+def are_params(values: Iterable[Value | None]) -> bool:
     """Return whether all `values` are parameters or absent."""
     return all(v is None or isinstance(v, Param) for v in values)
 
 
-def cuts_rows(split: Node) -> bool:
+def is_feature_split(split: Node) -> bool:
     """Return whether the node `split` splits the last axis of its operand."""
     x = split.inputs[0]
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)

@@ -54,7 +54,7 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
     for old, new in zip(node.outputs, expansion, strict=True):
         replace_uses(old, new, rename=new not in operands)
     graph.erase(node)
-    trace.fired(f"expand {name}", at)
+    trace.record_rewrite(f"expand {name}", at)
     trace.note(f"expanded {name} at %{at}: {why}")
     for child in new_nodes:
         _legalize(graph, child, accepts, trace, (*within, node))

@@ -177,7 +177,7 @@ class Pattern:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         hints = typing.get_type_hints(fn) if hasattr(fn, "__annotations__") else {}
-        self.variables = [_variable(name, hints.get(name, Value)) for name in inspect.signature(fn).parameters]
+        self.variables = [_make_variable(name, hints.get(name, Value)) for name in inspect.signature(fn).parameters]
         traced = fn(*self.variables)
         results = traced if isinstance(traced, tuple) else (traced,)
         results = tuple(r.term if isinstance(r, Binding) else r for r in results)
@@ -188,7 +188,7 @@ class Pattern:
 
     def match(self, node: Node) -> Match | Miss:
         """Return the first match with `node` as the root; without any, the miss with the most matched nodes."""
-        attempt = _Attempt()
+        attempt = _Search()
         start = Match()
         for state in attempt.apply(self.root, node, start, ()):
             state.exposed = tuple(state.nodes[r.apply].outputs[r.index] for r in self.results)
@@ -215,12 +215,12 @@ class Pattern:
         return None
 
 
-def _variable(name: str, hint: Any) -> Variable:
+def _make_variable(name: str, hint: Any) -> Variable:
     options = typing.get_args(hint) or (hint,)
     return Variable(name, Param in options and Value not in options, type(None) in options)
 
 
-class _Attempt:
+class _Search:
     """A backtracking search for a match; `deepest` is the miss with the most matched nodes so far."""
 
     def __init__(self) -> None:
@@ -327,12 +327,12 @@ class _Attempt:
             elif expected != value:
                 self.miss(state, node, f"{name}={spell(value)}, not {spell(expected)}")
                 return
-        for operands in _orders(pattern, node):
-            goals = tuple((*pair, node, _role(node.op, i)) for i, pair in enumerate(operands))
+        for operands in _list_operand_orders(pattern, node):
+            goals = tuple((*pair, node, _find_operand_name(node.op, i)) for i, pair in enumerate(operands))
             yield from self.solve(goals + rest, state)
 
 
-def _orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[Term | None, Value | None]]]:
+def _list_operand_orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[Term | None, Value | None]]]:
     # Nodes drop absent operands at the end, so either side may be shorter.
     pairs = list(itertools.zip_longest(pattern.operands, node.inputs))
     yield pairs
@@ -341,6 +341,6 @@ def _orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[Term | None, 
         yield list(zip(pattern.operands, reversed(node.inputs), strict=True))
 
 
-def _role(op: Op, index: int) -> str:
+def _find_operand_name(op: Op, index: int) -> str:
     # Operands beyond the signature belong to its last operand, which is variadic.
     return op.operands[min(index, len(op.operands) - 1)].name

@@ -14,7 +14,7 @@ def find_sums(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def summands(total: Node) -> list[Value]:
+def find_summands(total: Node) -> list[Value]:
     """Return the summands of the sum that ends at `total`, without those of another type, which broadcast.
 
     An inner sum with other readers counts as one summand.
@@ -23,11 +23,11 @@ def summands(total: Node) -> list[Value]:
     for v in total.inputs[:2]:
         assert v is not None
         inner = v.producer is not None and v.producer.op is ops.add and _is_inner(v.producer)
-        values += summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
+        values += find_summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
     return values
 
 
-def is_fixed(value: Value) -> bool:
+def has_add_norm_reader(value: Value) -> bool:
     """Return whether the summand `value` must stay: an add_norm, which always adds two values, reads it."""
     return any(n.op is ops.add_norm for n in value.users)
 

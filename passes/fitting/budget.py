@@ -21,8 +21,8 @@ from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout
 
 from .calibration import Activations
-from .matrices import Matrix, matrices
-from .quantizing import Progress, reweigh
+from .matrices import Matrix, find_matrices
+from .quantizing import Progress, replace_recipe
 
 TOKENS = 256  # on which outputs are compared; few suffice, as divergences average over the vocabulary
 BISECTIONS = 60
@@ -37,7 +37,7 @@ class LayoutChoice:
     cost: float
 
 
-def within_budget(
+def choose_layouts(
     graph: Graph,
     texts: Sequence[Array],
     units: Sequence[Sequence[Matrix]],
@@ -54,7 +54,9 @@ def within_budget(
         WeftError: if the matrices need more bits even in their smallest layouts.
     """
     total = sum(matrix.elements for unit in units for matrix in unit)
-    least = sum(min(sum(_bits(matrix, layout) for matrix in unit) for layout in layouts) for unit in units) / total
+    least = (
+        sum(min(sum(_count_bits(matrix, layout) for matrix in unit) for layout in layouts) for unit in units) / total
+    )
     if least > budget:
         raise WeftError(
             f"quantize: budget={budget:g} is less than the {math.ceil(1000 * least) / 1000:g} bits that a weight takes "
@@ -64,20 +66,23 @@ def within_budget(
     probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
     measured = _measure_costs(graph, _take_first(texts), units, layouts, probe, progress)
     tables = [
-        [LayoutChoice(layout, sum(_bits(matrix, layout) for matrix in unit), cost) for layout, cost in costs.items()]
+        [
+            LayoutChoice(layout, sum(_count_bits(matrix, layout) for matrix in unit), cost)
+            for layout, cost in costs.items()
+        ]
         for unit, costs in zip(units, measured, strict=True)
     ]
-    chosen = knapsack(tables, budget * total)
+    chosen = solve_knapsack(tables, budget * total)
     return {matrix: choice.layout for unit, choice in zip(units, chosen, strict=True) for matrix in unit}
 
 
-def _bits(matrix: Matrix, layout: BlockLayout) -> float:
+def _count_bits(matrix: Matrix, layout: BlockLayout) -> float:
     """Return the bits of `matrix` in `layout`, with rows padded to whole groups."""
     width = int(matrix.param.shape[-1])
     return matrix.elements // width * (-(-width // layout.group) * layout.group) * layout.bits_per_weight
 
 
-def knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
+def solve_knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
     """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
 
     `capacity` must fit the smallest entries. A price for bits is bisected; the remaining bits are spent greedily on the
@@ -149,7 +154,7 @@ def _measure_costs(
         errors = dict.fromkeys(layouts, 0.0)
         for matrix in copies[index]:
             weight = matrix.param.recipe.evaluate(graph.reader)
-            sizes = _input_squares(activations, matrix)
+            sizes = _compute_input_squares(activations, matrix)
             for layout in layouts:
                 values = layout.dequantize(round_rows(weight, layout, (matrix.param.name,)))
                 values = values[..., : weight.shape[-1]]
@@ -158,7 +163,7 @@ def _measure_costs(
                     rounded[matrix.param] = values
             done += matrix.elements
         with activations.replace_weights(rounded):
-            cost = divergence(exact, activations(output), logits="logits" in graph.outputs)
+            cost = measure_divergence(exact, activations(output), logits="logits" in graph.outputs)
         scale = cost / errors[probe] if errors[probe] else 0.0
         costs[index] = {layout: scale * error for layout, error in errors.items()}
     progress(total, total)
@@ -168,16 +173,16 @@ def _measure_costs(
 def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
     """Evaluate the recipes of all matrices of `graph` once, to a temporary file; return the matrices by name."""
     reader = graph.reader = SpilledTensors(graph.reader)
-    for name, matrix in [(param.name, matrix) for param, matrix in matrices(graph).items()]:
+    for name, matrix in [(param.name, matrix) for param, matrix in find_matrices(graph).items()]:
         param = graph.params[name]
         if isinstance(matrix, Matrix) and not isinstance(param.recipe, Source):
             key = reader.fresh(name)
             reader.put(key, param.recipe.evaluate(reader).astype(np.float32, copy=False))
-            reweigh(param, Source(key))
-    return {param.name: matrix for param, matrix in matrices(graph).items() if isinstance(matrix, Matrix)}
+            replace_recipe(param, Source(key))
+    return {param.name: matrix for param, matrix in find_matrices(graph).items() if isinstance(matrix, Matrix)}
 
 
-def _input_squares(activations: Activations, matrix: Matrix) -> Array:
+def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
     """Return the mean squares f32 [in] of the inputs of the first reader of `matrix`; ones for the down of experts."""
     node = matrix.readers[0]
     if node.op is ops.moe and matrix.param is node.operand("down"):
@@ -192,7 +197,7 @@ def _input_squares(activations: Activations, matrix: Matrix) -> Array:
     return sizes
 
 
-def divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
+def measure_divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
     """Return how far `changed` differs from `exact`, two lists of arrays [..., n] (one per batch).
 
     For `logits`, the mean over positions of KL(p ‖ q) = Σ p ln(p/q); otherwise |exact - changed|² / |exact|².
@@ -216,7 +221,7 @@ def _log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def report(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
+def report_layouts(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
     """Return a line per layout (bits per weight, share of the weights, names of matrices), and one for the average."""
     by_layout: dict[BlockLayout, list[Matrix]] = {}
     for matrix, layout in plan.items():
@@ -227,5 +232,5 @@ def report(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
         share = sum(matrix.elements for matrix in members) / total
         names = ", ".join(matrix.param.name for matrix in members)
         lines.append(f"{layout} ({layout.bits_per_weight:.3g} bits a weight), {share:.1%} of the weights: {names}")
-    bits = sum(_bits(matrix, layout) for matrix, layout in plan.items()) / total
+    bits = sum(_count_bits(matrix, layout) for matrix, layout in plan.items()) / total
     return [*lines, f"{bits:.3f} bits a weight on average"]

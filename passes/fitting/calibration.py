@@ -25,10 +25,10 @@ from ..core.trace import Trace
 
 MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
 WINDOW = 128  # tokens per sequence of a plain text
-TOGETHER = 512  # tokens per batch
-DRAWN = 64  # tokens per random sequence, without a tokenizer
+BATCH_TOKENS = 512  # tokens per batch
+RANDOM_LENGTH = 64  # tokens per random sequence, without a tokenizer
 SPAN = 16  # tokens read per token wanted, from which they are sampled at even distances
-HELD = 1 << 26  # elements of weights in memory at once, unless one node needs more
+MAX_ELEMENTS = 1 << 26  # elements of weights in memory at once, unless one node needs more
 CHARACTERS = 32  # read from a plain text per token wanted: more than any text has per token
 
 
@@ -43,7 +43,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         WeftError: if the file cannot be read, is empty, has ids outside the vocabulary, or needs a missing tokenizer.
     """
     rows = _read_rows(graph, expand_home(path), CHARACTERS * (limit + 1))
-    vocab = vocabulary(graph)
+    vocab = find_vocabulary_size(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
     for row in rows:
@@ -58,13 +58,13 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     if not by_length:
         raise WeftError(f"the calibration text {path} has no tokens")
     return [
-        np.array(texts[i : i + max(1, TOGETHER // length)], np.int64)
+        np.array(texts[i : i + max(1, BATCH_TOKENS // length)], np.int64)
         for length, texts in by_length.items()
-        for i in range(0, len(texts), max(1, TOGETHER // length))
+        for i in range(0, len(texts), max(1, BATCH_TOKENS // length))
     ]
 
 
-def sampled_tokens(
+def sample_tokens(
     graph: Graph, path: str | None, limit: int, least: int, name: str, what: str, trace: Trace
 ) -> list[Array]:
     """Return batches of ids [batch, length] as `read_tokens` does, about `limit` tokens, sampled evenly from the file.
@@ -80,8 +80,10 @@ def sampled_tokens(
             f"{name}: warning: {what} are fitted to random tokens: the model has no tokenizer to read a text with; "
             "give calibration= a .npy or .json file of token ids"
         )
-        length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_position_tables(graph))
-        return [np.random.default_rng(0).integers(0, vocabulary(graph), (max(1, TOGETHER // length), length))]
+        length = min(RANDOM_LENGTH, graph.meta.get("max_positions") or RANDOM_LENGTH, *_find_position_limits(graph))
+        return [
+            np.random.default_rng(0).integers(0, find_vocabulary_size(graph), (max(1, BATCH_TOKENS // length), length))
+        ]
     texts = read_tokens(graph, path or str(MIXTURE), SPAN * limit)
     if (count := sum(ids.size for ids in texts)) < min(least, limit):
         raise WeftError(
@@ -100,14 +102,14 @@ def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
     rows = [row for ids in texts for row in ids][::every]
     lengths = sorted({len(row) for row in rows})
     return [
-        np.stack(same[i : i + max(1, TOGETHER // length)])
+        np.stack(same[i : i + max(1, BATCH_TOKENS // length)])
         for length in lengths
         for same in [[row for row in rows if len(row) == length]]
-        for i in range(0, len(same), max(1, TOGETHER // length))
+        for i in range(0, len(same), max(1, BATCH_TOKENS // length))
     ]
 
 
-def _position_tables(graph: Graph) -> list[int]:
+def _find_position_limits(graph: Graph) -> list[int]:
     """Return the number of rows of each embedding table that the graph input position_ids indexes."""
     at = graph.inputs.get("position_ids")
     tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
@@ -147,7 +149,7 @@ def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:
     return rows
 
 
-def vocabulary(graph: Graph) -> int:
+def find_vocabulary_size(graph: Graph) -> int:
     """Return the vocabulary size: the rows of the smallest table indexed by token ids; 2³¹ without a table."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
@@ -157,7 +159,7 @@ def vocabulary(graph: Graph) -> int:
     return min((t for t in tables if isinstance(t, int)), default=2**31)
 
 
-def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
+def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
     """Return all inputs of `graph`, by name, for sequences `ids` [batch, length] without padding, from position 0.
 
     Raises:
@@ -187,14 +189,14 @@ class Activations:
     """Values of `graph` on the batches `texts` (ids [batch, length]); a value is a list with one array per batch.
 
     Values are computed on request and dropped after their last reader; nodes that read a requested value may be changed
-    before the next request. Memory is needed for the requested values, the values read later, and `HELD` elements of
-    weights. Weights are cast to `dtype` unless None; activations are float32 unless an operand is float64.
+    before the next request. Memory is needed for the requested values, the values read later, and `MAX_ELEMENTS`
+    elements of weights. Weights are cast to `dtype` unless None; activations are float32 unless an operand is float64.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
         self.graph = graph
         self._dtype = dtype
-        fed = [feeds(graph, ids) for ids in texts]
+        fed = [make_inputs(graph, ids) for ids in texts]
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for inputs, binding in zip(fed, self._bindings, strict=True):
             for name, value in graph.inputs.items():
@@ -204,7 +206,7 @@ class Activations:
         self._replaced: Mapping[Value, Array] = {}
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def discard_after(self) -> Iterator[None]:
         """Return a context after which the stored activations are those from before it.
 
         The caller may then edit nodes whose outputs were computed inside.
@@ -218,15 +220,15 @@ class Activations:
         """Return a context in which parameters have the values `weights`; activations computed in it are discarded."""
         self._replaced = weights
         try:
-            with self.aside():
+            with self.discard_after():
                 yield
         finally:
             self._replaced = {}
 
     @contextlib.contextmanager
-    def assumed(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
+    def assume_values(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
         """Return a context in which `values` replace computed values; activations computed in it are discarded."""
-        with self.aside():
+        with self.discard_after():
             self._known.update(values)
             yield
 
@@ -234,15 +236,15 @@ class Activations:
         """Compute `value`; return one array per batch."""
         missing = self._missing_nodes(value)
         self._done.difference_update(missing)  # dropped values are computed again
-        for nodes in _batches(missing):
-            if _looks_up(nodes[0]):
+        for nodes in _group_nodes(missing):
+            if _is_lookup(nodes[0]):
                 ids, table = nodes[0].inputs
                 assert ids is not None and isinstance(table, Param)
                 self._known[nodes[0].output] = self._look_up(self._known[ids], table.recipe)
             else:
                 self._run(nodes, value)
             self._done.update(nodes)
-            for v in {v for node in nodes for v in _operands(node)}:
+            for v in {v for node in nodes for v in _list_operands(node)}:
                 # Graph inputs stay: no node can compute them again.
                 if v.producer is not None and self._done.issuperset(v.users):
                     self._known.pop(v, None)
@@ -259,7 +261,7 @@ class Activations:
                 stack.pop()
                 continue
             assert node is not None
-            missing = [v for v in _operands(node) if v not in self._known and v.producer not in nodes]
+            missing = [v for v in _list_operands(node) if v not in self._known and v.producer not in nodes]
             stack += missing
             if not missing:
                 nodes[node] = None
@@ -276,7 +278,7 @@ class Activations:
         }
         done = self._done.union(nodes)
         stored = [v for v in outputs if v is value or not done.issuperset(v.users)]
-        last = {v: node for node in nodes for v in _operands(node)}
+        last = {v: node for node in nodes for v in _list_operands(node)}
         results: dict[Value, list[Array]] = {v: [] for v in stored}
         for i, binding in enumerate(self._bindings):
             here: dict[Value, Array] = {}
@@ -289,7 +291,7 @@ class Activations:
                 wide = any(array is not None and array.dtype == np.float64 for array in operands)
                 for out, array in zip(node.outputs, run_node(node.op, operands, node.attrs, binding), strict=True):
                     here[out] = array if wide or array.dtype != np.float64 else array.astype(np.float32)
-                for v in _operands(node):
+                for v in _list_operands(node):
                     if last[v] is node and v not in results:
                         here.pop(v, None)
             for v, arrays in results.items():
@@ -315,23 +317,23 @@ class Activations:
         return rows
 
 
-def _operands(node: Node) -> list[Value]:
+def _list_operands(node: Node) -> list[Value]:
     """Return the inputs of `node` that are not parameters."""
     return [v for v in node.inputs if v is not None and not isinstance(v, Param)]
 
 
-def _looks_up(node: Node) -> bool:
+def _is_lookup(node: Node) -> bool:
     """Return whether `node` is an embedding of a parameter, which is read block by block (`_look_up`)."""
     return node.op is ops.embedding and isinstance(node.inputs[1], Param)
 
 
-def _batches(nodes: Iterable[Node]) -> Iterator[list[Node]]:
-    """Split `nodes` into consecutive groups with at most `HELD` elements of weights, or one node; lookups are alone."""
+def _group_nodes(nodes: Iterable[Node]) -> Iterator[list[Node]]:
+    """Split `nodes` into consecutive groups of at most `MAX_ELEMENTS` weight elements, or of one node; a lookup is alone."""
     batch: list[Node] = []
     total = 0
     for node in nodes:
         size = sum(math.prod(v.shape) for v in node.inputs if isinstance(v, Param))
-        if batch and (total + size > HELD or _looks_up(node) or _looks_up(batch[0])):
+        if batch and (total + size > MAX_ELEMENTS or _is_lookup(node) or _is_lookup(batch[0])):
             yield batch
             batch, total = [], 0
         batch.append(node)

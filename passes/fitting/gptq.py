@@ -11,8 +11,8 @@ input k that the later inputs do not explain. Rows of W are independent. Groups 
 input variance, and so are the columns of a group: the most important columns are rounded first, while later columns can
 still compensate for their errors.
 
-If earlier weights are rounded, x has changed already. `correction` moves W part of the way to the matrix whose products
-with the changed x are nearest to those of W with the original x. (GPTAQ, Li 2025, arXiv 2504.02692, moves it all the
+If earlier weights are rounded, x has changed already. `compute_correction` moves W part of the way to the matrix whose
+products with the changed x are nearest to those of W with the original x. (GPTAQ, Li 2025, arXiv 2504.02692, moves it all the
 way, which overfits a small number of tokens.)
 """
 
@@ -28,13 +28,13 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 RIDGE = 0.01  # added to the moment, relative to its mean: directions that the text hardly has keep a weight
 SHRINK = tuple(1 - 0.03 * i for i in range(12))  # of the range of a group, tried for its scale
-AIM = 0.25  # share of the way to the original outputs: corrects errors of earlier layers; more overfits
+CORRECTION = 0.25  # share of the way to the original outputs: corrects errors of earlier layers; more overfits
 COLUMNS = 512  # of a moment that are factored at once
-WIDE = 4096  # inputs from which on moments are factored in f32, to save memory
+F32_INPUTS = 4096  # inputs from which on moments are factored in f32, to save memory
 
 
 @dataclass(frozen=True)
-class Feedback:
+class MomentFactors:
     """The factors of H = (U + I) D (U + I)ᵀ, a regularized moment whose inputs are permuted by `order` [in].
 
     `unit` is U f32 [in, in], `left` is D f32 [in], `diagonal` f32 [in] is the diagonal of H.
@@ -46,7 +46,7 @@ class Feedback:
     diagonal: Array
 
 
-def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
+def factor_moment(moment: Array, group: int, ridge: float = RIDGE) -> MomentFactors:
     """Factor `moment` [n, n] after padding its inputs with zeros to a multiple of `group`, and ordering them by size.
 
     `ridge` times the mean of the diagonal is added to the diagonal.
@@ -56,17 +56,17 @@ def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
     mean = float(np.trace(moment)) / width or 1.0
     full = np.pad(moment, (0, count - width)) if count > width else moment
     order = _order_by_size(full.diagonal(), group)
-    full = full[np.ix_(order, order)].astype(np.float32 if count > WIDE else np.float64, copy=False)
+    full = full[np.ix_(order, order)].astype(np.float32 if count > F32_INPUTS else np.float64, copy=False)
     full[np.diag_indices(count)] += ridge * mean
     diagonal = full.diagonal().astype(np.float32)
-    factor(full)
+    factor_cholesky(full)
     scale: Array = np.ascontiguousarray(full.diagonal())
     full /= scale
     full[np.diag_indices(count)] = 0
-    return Feedback(order, full.astype(np.float32, copy=False), np.square(scale).astype(np.float32), diagonal)
+    return MomentFactors(order, full.astype(np.float32, copy=False), np.square(scale).astype(np.float32), diagonal)
 
 
-def factor(moment: Array) -> None:
+def factor_cholesky(moment: Array) -> None:
     """Overwrite the positive definite `moment` [n, n] with the upper triangular R for which R Rᵀ = `moment`."""
     for last in range(len(moment), 0, -COLUMNS):
         first = max(0, last - COLUMNS)
@@ -90,20 +90,20 @@ def _order_by_size(sizes: Array, group: int) -> Array:
     return order
 
 
-def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
+def compute_correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
     """Return the matrix C [in, in] for which W C lies between W and the least-squares fit of W x₀ on x.
 
     x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. The
-    fraction of the way is `AIM`; `ridge` regularizes `moment`, relative to its mean diagonal.
+    fraction of the way is `CORRECTION`; `ridge` regularizes `moment`, relative to its mean diagonal.
     """
     mean = float(np.trace(moment)) / len(moment) or 1.0
     unit = np.eye(len(moment), dtype=np.float32)
     away = np.linalg.solve(moment + np.float32(ridge * mean) * unit, (crossed - moment).T).T
-    moved: Array = unit + np.float32(AIM) * away
+    moved: Array = unit + np.float32(CORRECTION) * away
     return moved
 
 
-def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
+def quantize_gptq(weight: Array, factors: MomentFactors, layout: BlockLayout) -> Blocks:
     """Round `weight` f32 [out, in] to `layout` with error feedback by `factors`; return its blocks."""
     rows, group = len(weight), layout.group
     columns = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous

@@ -20,7 +20,7 @@ from weft.ir.recipes.readers import Array
 RIDGE = 1e-4  # added to second moments, relative to their mean: directions that calibration hardly saw keep a weight
 
 
-def whiten(moment: Array) -> tuple[Array, Array]:
+def compute_whitening(moment: Array) -> tuple[Array, Array]:
     """Return L and L⁻¹ [n, n] with L Lᵀ = `moment` [n, n] plus `RIDGE` times its mean diagonal."""
     n = len(moment)
     scale = np.trace(moment) / n or 1.0
@@ -31,36 +31,38 @@ def whiten(moment: Array) -> tuple[Array, Array]:
     return vectors * root, (vectors / root).T
 
 
-def _root(product: Array) -> Array:
+def _compute_root(product: Array) -> Array:
     """Return R [n, n] with R Rᵀ = `product` [n, n], which is positive semidefinite."""
     values, vectors = np.linalg.eigh(product)
     root: Array = vectors * np.sqrt(np.maximum(values, 0))
     return root
 
 
-def shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
+def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
     """Return one map B [d, n], with orthonormal rows, for all `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
 
     They minimize the sum over m of E[eᵀ P_m e] for e = W_m x − A_m B x, where x has the second `moment` [n, n].
     `products` are P_m [d, d]: for values, Oᵀ O summed over the heads that read m; for keys, E[q qᵀ].
     """
     d = len(members[0])
-    root, inverse = whiten(moment)
+    root, inverse = compute_whitening(moment)
     white = [w @ root for w in members]
-    weighed = np.concatenate([_root(p).T @ w for w, p in zip(white, products, strict=True)])  # far fewer rows than n
+    weighed = np.concatenate(
+        [_compute_root(p).T @ w for w, p in zip(white, products, strict=True)]
+    )  # far fewer rows than n
     top = np.linalg.svd(weighed, full_matrices=False)[2][:d]  # [d, n], orthonormal, the largest first
     # QR moves the lengths of B's rows into the A_m, so that the rows of B are orthonormal.
     basis, mixed = np.linalg.qr((top @ inverse).T)
     return basis.T, [w @ top.T @ mixed.T for w in white]
 
 
-def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
+def fit_shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
     """Return one map B [pairs, n] for all `members` W [members, pairs, n], and factors a [members, pairs], a_m B ≈ W_m.
 
     Arrays are complex: a row is a pair of RoPE as a complex number, and only complex factors commute with the rotation.
     `energies` [members, pairs] are E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ].
     """
-    root, inverse = whiten(moment)
+    root, inverse = compute_whitening(moment)
     white = members @ root  # [m, pairs, n]
     strong = np.moveaxis(white * np.sqrt(energies)[..., None], 1, 0)  # [pairs, m, n]
     # The Gram matrix over members is used because members are few and n is large: [m, m], not [n, n].
@@ -103,7 +105,7 @@ def merge_keys(
     complex_q, complex_k = q[:, real] + 1j * q[:, imaginary], k[:, real] + 1j * k[:, imaginary]
     energies = np.einsum("hpn,nm,hpm->hp", complex_q, q_moment, complex_q.conj(), optimize=True).real * spread[:, None]
     for g, members in enumerate(np.split(np.arange(len(k)), groups)):
-        basis, factors = shared_pairs(energies[readers[members]].sum(1), complex_k[members], k_moments[g])
+        basis, factors = fit_shared_pairs(energies[readers[members]].sum(1), complex_k[members], k_moments[g])
         new_k[g, real], new_k[g, imaginary] = basis.real, basis.imag
         for m, factor in zip(members, factors, strict=True):
             # q · conj(a b) = (q · conj(a)) · conj(b): the factor of a key moves to its queries.
@@ -113,7 +115,7 @@ def merge_keys(
             continue
         unrotated = [np.sqrt(spread[readers[m], None, None]) * q[readers[m]][:, rest] for m in members]
         products = [(s @ q_moment @ s.swapaxes(1, 2)).sum(0) for s in unrotated]
-        rows, maps = shared_rows(products, [k[m, rest] for m in members], k_moments[g])
+        rows, maps = fit_shared_rows(products, [k[m, rest] for m in members], k_moments[g])
         new_k[g, rest] = rows
         for m, a in zip(members, maps, strict=True):
             new_q[np.ix_(readers[m], rest)] = a.T @ q[readers[m]][:, rest]
@@ -129,7 +131,7 @@ def merge_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array
     new_v, new_o = np.empty((groups, *v.shape[1:])), np.empty_like(o)
     for g, members in enumerate(np.split(np.arange(len(v)), groups)):
         products = [(o[readers[m]].swapaxes(1, 2) @ o[readers[m]]).sum(0) for m in members]
-        new_v[g], maps = shared_rows(products, [v[m] for m in members], moments[g])
+        new_v[g], maps = fit_shared_rows(products, [v[m] for m in members], moments[g])
         for m, a in zip(members, maps, strict=True):
             new_o[readers[m]] = o[readers[m]] @ a
     return new_v, new_o

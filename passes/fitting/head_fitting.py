@@ -15,10 +15,10 @@ from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, SpilledTensors
 
-from ..analysis.projections import Branch, branch_of, output_of
+from ..analysis.projections import Branch, find_branch, find_output_linear
 from .calibration import Activations
 from .head_conversion import Rotation, merge_keys, merge_values
-from .head_moments import moments
+from .head_moments import compute_moments
 
 CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, that count as much as its old weight
 
@@ -27,12 +27,12 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 class Fit:
     """New linears of an attention: `linears` maps a role (q, k, v, o) to weight and bias.
 
-    `reasons` state why roles are missing; `settled` is True once `make_up` has refitted the output linear.
+    `reasons` state why roles are missing; `is_refitted` is True once `refit_output` has refitted the output linear.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
     reasons: list[str]
-    settled: bool = False
+    is_refitted: bool = False
 
 
 class Fitter:
@@ -44,7 +44,7 @@ class Fitter:
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
         self._reader = graph.reader = SpilledTensors(graph.reader)
-        # Cloned before any change: `make_up` restores the outputs of this graph.
+        # Cloned before any change: `refit_output` restores the outputs of this graph.
         before = graph.clone()
         self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
         self._before = Activations(before, texts) if texts else None
@@ -52,27 +52,32 @@ class Fitter:
         self._fits: dict[tuple[object, ...], Fit] = {}
 
     def fit(self, node: Node, groups: int) -> Fit:
-        """Return new linears with `groups` KV heads for the attention `node`; `branch_of` must find its k and v."""
-        q, k, v = (branch_of(node, role) for role in "qkv")
-        o = output_of(node)
+        """Return new linears with `groups` KV heads for the attention `node`; `find_branch` must find its k and v."""
+        q, k, v = (find_branch(node, role) for role in "qkv")
+        o = find_output_linear(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
-        key = (_identity(q), _identity(k), _identity(v), o.operand("weight") if isinstance(o, Node) else o)
+        key = (
+            _make_branch_key(q),
+            _make_branch_key(k),
+            _make_branch_key(v),
+            o.operand("weight") if isinstance(o, Node) else o,
+        )
         if key in self._fits:
             return self._fits[key]
         fit = self._fits[key] = Fit({}, [])
         if self._now is None:
-            activation_moments = moments(self._twins[node], groups, self._before)
+            activation_moments = compute_moments(self._twins[node], groups, self._before)
         else:
-            activation_moments = moments(node, groups, self._now)
+            activation_moments = compute_moments(node, groups, self._now)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-        if isinstance(rotation := _rotation(q, k), str):
+        if isinstance(rotation := _find_rotation(q, k), str):
             fit.reasons.append(f"keys: {rotation}")
         elif isinstance(q, Branch):
             old_q, old_k = self._map(q, heads), self._map(k, kv_heads)
             inputs = _crop_moment(activation_moments.q, old_q), _crop_moment(activation_moments.k, old_k)
             new_q, new_k = merge_keys(old_q, old_k, groups, *inputs, activation_moments.spread, rotation)
             fit.linears |= {"q": self._store_maps(node, q, "q", new_q), "k": self._store_maps(node, k, "k", new_k)}
-        if opaque := o if isinstance(o, str) else _opaque(v):
+        if opaque := o if isinstance(o, str) else _explain_obstacle(v):
             fit.reasons.append(f"values: {opaque}")
         elif isinstance(o, Node):
             weight = self._evaluate(o.operand("weight"))
@@ -85,21 +90,21 @@ class Fitter:
             )
         return fit
 
-    def make_up(self, was: Node, node: Node, fit: Fit) -> None:
+    def refit_output(self, was: Node, node: Node, fit: Fit) -> None:
         """Refit the output linear after the attention `node` so that it gives the output it had with attention `was`.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Each `fit` is refitted once (`settled`); never without texts or a sequential fitter.
+        the present weight. Each `fit` is refitted once (`is_refitted`); never without texts or a sequential fitter.
         """
-        old, new = output_of(self._twins[was]), output_of(node)
-        if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
+        old, new = find_output_linear(self._twins[was]), find_output_linear(node)
+        if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
             return
-        fit.settled = True
+        fit.is_refitted = True
         weight = self._evaluate(new.operand("weight"))
         gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
         inputs = self._now(node.output)
-        # `aside`: the weight of this linear changes below, so its outputs must not be cached.
-        with self._now.aside():
+        # `discard_after`: the weight of this linear changes below, so its outputs must not be cached.
+        with self._now.discard_after():
             outputs = self._now(new.output)
         for y, now, before in zip(inputs, outputs, self._before(old.output), strict=True):
             y, lost = y.reshape(-1, y.shape[-1]), (before - now).reshape(-1, len(weight))
@@ -138,7 +143,7 @@ class Fitter:
         return Source(key)
 
 
-def _identity(branch: Branch | str) -> object:
+def _make_branch_key(branch: Branch | str) -> object:
     """Return a key that is equal for branches with the same weight, bias and rows; of a reason (str), itself."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
@@ -149,11 +154,11 @@ def _crop_moment(moment: Array, maps: Array) -> Array:
     return moment[..., :n, :n]
 
 
-def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
+def _find_rotation(q: Branch | str, k: Branch) -> Rotation | str:
     """Return the rotation that queries and keys share; a reason (str) if they cannot be fitted."""
     if isinstance(q, str):
         return q
-    if why := _opaque(q) or _opaque(k):
+    if why := _explain_obstacle(q) or _explain_obstacle(k):
         return why
     if q.rope is None or k.rope is None:
         # `is`: both are None, and nothing rotates.
@@ -165,9 +170,9 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
     return Rotation(0 if q.rope.inputs[2] is None else q.rope.inputs[2].width, q.rope.attrs["interleaved"])
 
 
-def _opaque(branch: Branch) -> str:
+def _explain_obstacle(branch: Branch) -> str:
     """Return a reason that names the node between linear and attention that prevents a new basis of heads, or ""."""
-    if branch.plain:
+    if branch.has_plain_path:
         return ""
     node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))
     return f"{node.op.name} (%{node.output.name}) stands between the linear and the attention"

@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Value
 from weft.ir.interpreter import run_node
 from weft.ir.recipes.readers import Array
 
-from ..analysis.projections import Branch, branch_of
+from ..analysis.projections import Branch, find_branch
 from .calibration import Activations
 
 
@@ -33,13 +33,13 @@ class Moments:
     spread: Array
 
 
-def moments(node: Node, groups: int, activations: Activations | None) -> Moments:
+def compute_moments(node: Node, groups: int, activations: Activations | None) -> Moments:
     """Return the moments of the attention `node` for `groups` KV heads, on the sequences of `activations`.
 
     k and v must come from linears. Without `activations`, all moments are identities, and `spread` is 1.
     """
     heads = int(node.attrs["heads"])
-    branches = [branch_of(node, role) for role in "qkv"]
+    branches = [find_branch(node, role) for role in "qkv"]
     q, k, v = (b.linear.inputs[0] if isinstance(b, Branch) else None for b in branches)
     assert k is not None and v is not None
     if activations is None:
@@ -47,40 +47,40 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
         white_k, white_v = (np.stack([eye] * groups) for eye in eyes[1:])
         return Moments(eyes[0], white_k, white_v, np.ones(heads))
     values = {x: activations(x) for x in (q, k, v) if x is not None}
-    with activations.aside():
+    with activations.discard_after():
         values |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
     tokens, averaged = dict[Value, Array](), dict[Value, Array]()
     attended: Array = np.zeros(())
     spread = np.zeros(heads)
     for i in range(len(values[k])):
         batch = {x: arrays[i] for x, arrays in values.items()}
-        p = attention_weights(node, batch)
+        p = compute_attention_weights(node, batch)
         # p (1 − p) is the derivative of a softmax weight by its own score.
         spread += (p * (1 - p)).sum((0, 2, 3))
         for x in {x for x in (q, k, v) if x is not None}:
-            ones = _with_one(batch[x])
-            tokens[x] = tokens.get(x, 0) + _squares(ones.reshape(-1, ones.shape[-1]))
+            ones = _append_one(batch[x])
+            tokens[x] = tokens.get(x, 0) + _sum_squares(ones.reshape(-1, ones.shape[-1]))
             if x in (k, v):
-                averaged[x] = averaged.get(x, 0) + _squares(_by_group(p @ ones[:, None], groups))
+                averaged[x] = averaged.get(x, 0) + _sum_squares(_group_heads(p @ ones[:, None], groups))
             if x is k:
                 mass = (
                     p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]
                 )  # the attention that each key gets
-                # √mass, because `_squares` multiplies each vector with itself.
-                attended = attended + _squares(_by_group(np.sqrt(mass) * ones[:, None], groups))
+                # √mass, because `_sum_squares` multiplies each vector with itself.
+                attended = attended + _sum_squares(_group_heads(np.sqrt(mass) * ones[:, None], groups))
     queries = np.eye(1) if q is None else _normalize_trace(tokens[q])
     scale = spread.mean() or 1.0
     return Moments(
         queries,
         # E[x xᵀ] − E[x] E[x]ᵀ under the attention: how keys differ from the mean key.
-        _mean(tokens[k], attended - averaged[k]),
-        _mean(tokens[v], averaged[v]),
+        _average_moments(tokens[k], attended - averaged[k]),
+        _average_moments(tokens[v], averaged[v]),
         # The floor keeps a weight for heads that attend to a single key.
         spread / scale + 1e-3,
     )
 
 
-def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
+def compute_attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
     """Return the attention weights of `node`, [batch, heads, seq, keys], from the values `known` of its operands."""
     operands = [known[v] if v is not None and v in known else _evaluate(v) for v in node.inputs]
     q, k = operands[:2]
@@ -98,16 +98,16 @@ def _evaluate(value: Value | None) -> Array | None:
     return value.recipe.evaluate(value.graph.reader) if isinstance(value, Param) else None
 
 
-def _with_one(x: Array) -> Array:
+def _append_one(x: Array) -> Array:
     return np.concatenate([x, np.ones((*x.shape[:-1], 1), x.dtype)], -1)
 
 
-def _by_group(x: Array, groups: int) -> Array:
+def _group_heads(x: Array, groups: int) -> Array:
     """Return `x` [batch, heads, seq, n] as [groups, batch · heads/groups · seq, n]."""
     return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
 
 
-def _squares(x: Array) -> Array:
+def _sum_squares(x: Array) -> Array:
     """Return Σ x xᵀ, float64 [..., n, n], over the vectors of `x` [..., vectors, n]."""
     # float64: these are summed over the whole text.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
@@ -119,6 +119,6 @@ def _normalize_trace(moment: Array) -> Array:
     return np.asarray(moment * (moment.shape[-1] / np.where(trace > 0, trace, 1)))
 
 
-def _mean(one: Array, groups: Array) -> Array:
+def _average_moments(one: Array, groups: Array) -> Array:
     """Return the mean of `one` [n, n] and each of `groups` [groups, n, n], all scaled to trace n."""
     return (_normalize_trace(one) + _normalize_trace(groups)) / 2

@@ -40,7 +40,7 @@ class Matrix:
         return count
 
 
-def matrices(graph: Graph) -> dict[Param, Matrix | str]:
+def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
     """Return, for every parameter that linears, experts or embeddings read, its `Matrix`, or a reason (str) against it.
 
     Parameters computed by a formula are left out. Weights of routers are refused: rounding would change their choices.
@@ -50,15 +50,15 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
     slots = find_switched(graph.reader)
     for param in graph.params.values():
         readers = sorted(param.users, key=lambda node: order[node])
-        if not any(_reads(node, param) for node in readers) or param.recipe.constant:
+        if not any(_is_weight_of(node, param) for node in readers) or param.recipe.constant:
             continue
-        if any(_routes(node) for node in readers):
+        if any(_is_router(node) for node in readers):
             result[param] = "it is the weight of a router"
         elif slots is not None and slots.reads_slots(param.recipe.sources()):
             result[param] = "it belongs to an adapter that is chosen when the model runs"
         elif param.is_output:
             result[param] = "it is an output of the graph"
-        elif other_reader := next((node for node in readers if not _reads(node, param)), None):
+        elif other_reader := next((node for node in readers if not _is_weight_of(node, param)), None):
             result[param] = f"{other_reader.op.name} (%{other_reader.output.name}) also reads it"
         elif not all(isinstance(size, int) for size in param.shape):
             result[param] = "its shape is not fixed"
@@ -67,7 +67,7 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
     return result
 
 
-def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
+def group_matrices(found: Iterable[Matrix]) -> list[list[Matrix]]:
     """Group the matrices that must have the same layout: those of q, k and v of one input, which may be packed later.
 
     Every other matrix is a group by itself.
@@ -79,14 +79,14 @@ def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
             continue
         node = matrix.readers[0]
         members = [matrix.param]
-        if _feeds_attention(node) and (x := node.inputs[0]) is not None:
-            products = [product for product in x.users if product.op is node.op and _feeds_attention(product)]
+        if _is_attention_projection(node) and (x := node.inputs[0]) is not None:
+            products = [product for product in x.users if product.op is node.op and _is_attention_projection(product)]
             members = [weight for product in products if isinstance(weight := product.operand("weight"), Param)]
         grouped.append([by_param.pop(param) for param in dict.fromkeys(members) if param in by_param])
     return grouped
 
 
-def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
+def compute_tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
     """Return the f32 scales that multiply the block scales of nvfp4: a tuple of 1, or one per matrix of a stack.
 
     Matrices that multiply the same value share their scale: runtimes compute q, k and v, or gate and up, by one
@@ -95,10 +95,10 @@ def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
     Raises:
         WeftError: if a weight is not finite.
     """
-    largest = {matrix: _largest(matrix.param) for matrix in found}
+    largest = {matrix: _find_largest(matrix.param) for matrix in found}
     by_input: dict[object, list[Matrix]] = {}
     for matrix in largest:
-        by_input.setdefault(_input_key(matrix), []).append(matrix)
+        by_input.setdefault(_make_input_key(matrix), []).append(matrix)
     scales: dict[Matrix, tuple[float, ...]] = {}
     for members in by_input.values():
         largest_shared = np.maximum.reduce([largest[matrix] for matrix in members])
@@ -106,7 +106,7 @@ def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
     return scales
 
 
-def _input_key(matrix: Matrix) -> object:
+def _make_input_key(matrix: Matrix) -> object:
     """Return a key that is equal for matrices that one product may compute; tables and heads get unique keys."""
     node = matrix.readers[0]
     if matrix.kind == "experts":
@@ -116,7 +116,7 @@ def _input_key(matrix: Matrix) -> object:
     return node.op, node.inputs[0]
 
 
-def _largest(param: Param) -> Array:
+def _find_largest(param: Param) -> Array:
     """Return the largest magnitude of the matrix `param`, f32 [1], or of each matrix in a stack, f32 [n].
 
     Raises:
@@ -132,7 +132,7 @@ def _largest(param: Param) -> Array:
     return largest if stacked else largest.max(keepdims=True)
 
 
-def _feeds_attention(node: Node) -> bool:
+def _is_attention_projection(node: Node) -> bool:
     """Return whether `node` is a linear whose output reaches one attention by tokenwise ops (rotations, norms) only."""
     if node.op not in (ops.linear, ops.norm_linear):
         return False
@@ -147,14 +147,14 @@ def _feeds_attention(node: Node) -> bool:
     return False
 
 
-def matches_name(param: Param, patterns: Iterable[str]) -> bool:
+def has_matching_name(param: Param, patterns: Iterable[str]) -> bool:
     """Return whether the name of `param`, or one of its parts between dots, matches a glob of `patterns`."""
     return any(
         fnmatchcase(param.name, p) or any(fnmatchcase(part, p) for part in param.name.split(".")) for p in patterns
     )
 
 
-def _reads(node: Node, param: Param) -> bool:
+def _is_weight_of(node: Node, param: Param) -> bool:
     names = OPERANDS.get(node.op, EXPERTS if node.op is ops.moe else ())
     return sum(v is param for v in node.inputs) == sum(node.operand(name) is param for name in names)
 
@@ -163,12 +163,12 @@ def _find_kind(param: Param, readers: list[Node]) -> str:
     if any(node.op is ops.moe for node in readers):
         return "experts"
     logits = param.graph.outputs.get("logits")
-    if logits is not None and any(node.op is not ops.embedding and _leads_to(node.output, logits) for node in readers):
+    if logits is not None and any(node.op is not ops.embedding and _has_path(node.output, logits) for node in readers):
         return "head"
     return "table" if any(node.op is ops.embedding for node in readers) else "linear"
 
 
-def _leads_to(value: Value, goal: Value) -> bool:
+def _has_path(value: Value, goal: Value) -> bool:
     """Return whether a chain of only readers (elementwise ops, views, copies, linears) leads from `value` to `goal`."""
     while value is not goal:
         users = value.users
@@ -181,7 +181,7 @@ def _leads_to(value: Value, goal: Value) -> bool:
     return True
 
 
-def _routes(node: Node) -> bool:
+def _is_router(node: Node) -> bool:
     """Return whether an op that chooses experts reads an output of `node`, after fewer than `STEPS` elementwise ops."""
     values = set(node.outputs)
     for _ in range(STEPS):

@@ -32,11 +32,11 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, off
 from ..core.resume import ResultStore
 from ..edits.edit import derive_param, replace_param
 from .calibration import Activations
-from .gptq import AIM, RIDGE, SHRINK, Feedback, correction, feedback, gptq
+from .gptq import CORRECTION, RIDGE, SHRINK, MomentFactors, compute_correction, factor_moment, quantize_gptq
 from .matrices import Matrix
 
-FOLLOWED = 1 << 29  # weights of a model up to which GPTQ aims at its original activations, computed by a second run
-POOLED = 0.1  # share of all tokens in the moment of an expert, which may get few tokens
+MAX_FOLLOWED = 1 << 29  # weights of a model up to which GPTQ aims at its original activations, computed by a second run
+POOLED_SHARE = 0.1  # share of all tokens in the moment of an expert, which may get few tokens
 ROWS = 2048  # activations that are multiplied at once, and
 COLUMNS = 1024  # of their moment
 NUMBERS = 1 << 23  # elements of a weight that are rounded at once
@@ -55,16 +55,16 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
     Layouts with sums get the offsets of HQQ; `scales` are the `tensor_scales` of nvfp4, empty for other layouts.
     """
     if layout.small_floats:
-        reweigh(param, ToFloat4(param.recipe, str(layout), scales))
+        replace_recipe(param, ToFloat4(param.recipe, str(layout), scales))
         return
     if layout.floats:
-        reweigh(param, ToFloat8(param.recipe))
+        replace_recipe(param, ToFloat8(param.recipe))
         return
     search = "hqq" if layout.sums else ""
-    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search))
+    replace_recipe(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search))
 
 
-def stored_layout(param: Param) -> BlockLayout | None:
+def find_stored_layout(param: Param) -> BlockLayout | None:
     """Return the layout of integer blocks in which the checkpoint stores `param`, else None.
 
     Floats that all lie on the grid of one of `GRIDS`, as after dequantization, count as stored in it.
@@ -76,17 +76,17 @@ def stored_layout(param: Param) -> BlockLayout | None:
     return layout if isinstance(layout, BlockLayout) and not layout.floats else None
 
 
-def stored_bits(layout: BlockLayout | None) -> float:
+def count_stored_bits(layout: BlockLayout | None) -> float:
     """Return the bits per weight that `layout` takes in a file, scales included; 16 for None."""
     return 16.0 if layout is None else 8 * layout.dtype.block_bytes / layout.dtype.block
 
 
-def keep_stored(param: Param, layout: BlockLayout) -> None:
-    """Replace `param` by a parameter whose recipe reads the stored codes; `layout` is its `stored_layout`."""
-    reweigh(param, as_stored(param.recipe, param.graph.reader, layout))
+def read_stored_codes(param: Param, layout: BlockLayout) -> None:
+    """Replace `param` by a parameter whose recipe reads the stored codes; `layout` is its `find_stored_layout`."""
+    replace_recipe(param, as_stored(param.recipe, param.graph.reader, layout))
 
 
-def round_once(param: Param, layout: BlockLayout, search: str) -> None:
+def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
     """Round `param` to the nearest codes of `layout`, with scales from the algorithm `search`, and replace it by them.
 
     The codes are stored because targets read weights several times, and a search takes longer than all reads.
@@ -98,10 +98,10 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
     parts = [recipe.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
     if rest:
         parts = [Blocks(b.codes[0], b.scales[0], None, None if b.zeros is None else b.zeros[0]) for b in parts]
-    store(param, parts if rest else [concat_blocks(parts)], layout)
+    store_blocks(param, parts if rest else [concat_blocks(parts)], layout)
 
 
-def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
+def store_blocks(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
     """Replace `param` by `blocks` of `layout` (one per matrix of a stack), which are written to disk."""
     graph = param.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
@@ -127,17 +127,17 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
         scale=layout.unit.name,
         sums=layout.sums,
     )
-    reweigh(param, new)
+    replace_recipe(param, new)
 
 
-def reweigh(param: Param, recipe: Recipe) -> None:
+def replace_recipe(param: Param, recipe: Recipe) -> None:
     """Replace `param` by a parameter with `recipe`, under the same name."""
     new = derive_param(param, recipe)
     param.replace_uses(new)
     replace_param(param, new)
 
 
-def fit(
+def fit_gptq(
     graph: Graph,
     texts: Sequence[Array],
     plan: Mapping[Matrix, BlockLayout],
@@ -152,8 +152,8 @@ def fit(
     """
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
-    original = _Original(graph, texts) if total <= FOLLOWED else None
-    finished = ResultStore(resume, texts, RIDGE, SHRINK, AIM if original else 0, POOLED)
+    original = _OriginalActivations(graph, texts) if total <= MAX_FOLLOWED else None
+    finished = ResultStore(resume, texts, RIDGE, SHRINK, CORRECTION if original else 0, POOLED_SHARE)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
         if matrix.kind == "table":
@@ -161,12 +161,12 @@ def fit(
     for node in list(graph.nodes):
         if node.erased or node.op not in (ops.linear, ops.norm_linear, ops.moe):
             continue
-        for group in _expert_weights(node) if node.op is ops.moe else (_shared_inputs(node),):
+        for group in _list_expert_weights(node) if node.op is ops.moe else (_find_input_sharers(node),):
             chosen = [waiting.pop(param) for param in group if param in waiting]
             if not chosen:
                 continue
             progress(done, total)
-            keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.keeps else {}
+            keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.is_active else {}
             blocks = {m: result for m, key in keys.items() if (result := finished.load(key)) is not None}
             layouts = {m: plan[m] for m in chosen if m not in blocks}
             if not layouts:
@@ -179,14 +179,14 @@ def fit(
                 if matrix in keys:
                     finished.save(keys[matrix], result)
             for matrix, result in (blocks | fitted).items():
-                store(matrix.param, result, plan[matrix])
+                store_blocks(matrix.param, result, plan[matrix])
             for matrix in chosen:
                 done += matrix.elements
                 yield matrix.param.name
     progress(total, total)
 
 
-class _Original:
+class _OriginalActivations:
     """Values of a graph as they were before its weights change, looked up by the values of the changing graph."""
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
@@ -199,27 +199,27 @@ class _Original:
     def __call__(self, value: Value) -> list[Array]:
         return self._activations(self._twins[value])
 
-    def aside(self) -> AbstractContextManager[None]:
+    def discard_after(self) -> AbstractContextManager[None]:
         """Return a context after which the activations computed inside it are discarded."""
-        return self._activations.aside()
+        return self._activations.discard_after()
 
 
-def _shared_inputs(node: Node) -> list[Param]:
+def _find_input_sharers(node: Node) -> list[Param]:
     """Return the weights of all nodes with the op, input and norm of `node`, including its own: they share a moment."""
     x = node.required("x")
-    same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _norm(n) == _norm(node)]
+    same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _make_norm_key(n) == _make_norm_key(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
 
 
-def _norm(node: Node) -> tuple[object, ...]:
+def _make_norm_key(node: Node) -> tuple[object, ...]:
     return (node.attrs["kind"], node.attrs["eps"]) if node.op is ops.norm_linear else ()
 
 
 def _fit_products(
-    activations: Activations, original: _Original | None, layouts: Mapping[Matrix, BlockLayout]
+    activations: Activations, original: _OriginalActivations | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Round the matrices of `layouts`, which multiply the same value; return the blocks of each, a list of one.
-    With `original`, weights are first moved towards the original outputs (`correction`)."""
+    With `original`, weights are first moved towards the original outputs (`compute_correction`)."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
@@ -227,20 +227,20 @@ def _fit_products(
     blocks: dict[Matrix, list[Blocks]] = {}
     for matrices in by_readers.values():
         first, *other_readers = (n for n in matrices[0].readers if n.op is not ops.embedding)
-        second, crossed = _moments_of(activations, original, first)
+        second, crossed = _compute_moments(activations, original, first)
         for node in other_readers:
-            with activations.aside(), original.aside() if original else contextlib.nullcontext():
-                moments = _moments_of(activations, original, node)
+            with activations.discard_after(), original.discard_after() if original else contextlib.nullcontext():
+                moments = _compute_moments(activations, original, node)
             second += moments[0]
             crossed = None if crossed is None or moments[1] is None else crossed + moments[1]
-        corrected = None if crossed is None else correction(second, crossed)
+        corrected = None if crossed is None else compute_correction(second, crossed)
         del crossed
         by_group: dict[int, list[Matrix]] = {}
         for matrix in matrices:
             by_group.setdefault(layouts[matrix].group, []).append(matrix)
         while by_group:
             group, members = by_group.popitem()
-            factors = feedback(second, group)
+            factors = factor_moment(second, group)
             if not by_group:
                 del second  # moments of wide inputs are large
             for matrix in members:
@@ -249,12 +249,16 @@ def _fit_products(
     return blocks
 
 
-def _moments_of(activations: Activations, original: _Original | None, node: Node) -> tuple[Array, Array | None]:
+def _compute_moments(
+    activations: Activations, original: _OriginalActivations | None, node: Node
+) -> tuple[Array, Array | None]:
     """Return Σ x xᵀ [in, in] of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀.
     The second is None without `original`."""
     x = node.required("x")
     changed = _apply_norm(node, activations(x))
-    return moment(changed), None if original is None else moment(_apply_norm(node, original(x)), changed)
+    return compute_moment(changed), None if original is None else compute_moment(
+        _apply_norm(node, original(x)), changed
+    )
 
 
 def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
@@ -265,7 +269,7 @@ def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
     return [np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts]
 
 
-def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
+def compute_moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
     """Return Σ x yᵀ, f32 [n, n], over the rows x of `parts` [..., n] and y of `others` (None: `parts` again)."""
     flat = [part.reshape(-1, part.shape[-1]) for part in parts]
     other_rows = flat if others is None else [part.reshape(-1, part.shape[-1]) for part in others]
@@ -285,18 +289,18 @@ def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Arr
     return total
 
 
-def _round_matrix(matrix: Matrix, corrected: Array | None, factors: Feedback, layout: BlockLayout) -> Blocks:
+def _round_matrix(matrix: Matrix, corrected: Array | None, factors: MomentFactors, layout: BlockLayout) -> Blocks:
     """Return the GPTQ blocks of a matrix [out, in], read some rows at a time and multiplied by `corrected` [in, in]
     unless None."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
     blocks = []
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
         weight = rows.astype(np.float32, copy=False)
-        blocks.append(gptq(weight if corrected is None else weight @ corrected, factors, layout))
+        blocks.append(quantize_gptq(weight if corrected is None else weight @ corrected, factors, layout))
     return blocks[0] if len(blocks) == 1 else concat_blocks(blocks)
 
 
-def _expert_weights(node: Node) -> list[list[Param]]:
+def _list_expert_weights(node: Node) -> list[list[Param]]:
     """Return the parameters of the moe `node` in the order of use: [[gate, up], [down]], without computed ones."""
     operands = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
     return [[v for v in values if isinstance(v, Param)] for values in operands]
@@ -306,12 +310,12 @@ def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
-    The moment of an expert is that of its own tokens, mixed for gate and up with `POOLED` of that of all tokens."""
+    The moment of an expert is that of its own tokens, for gate and up mixed with `POOLED_SHARE` of that of all."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
     combine = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("combine"))])
     down = node.operand("down") in [matrix.param for matrix in layouts]
-    pooled = None if down else moment([x]) / len(x)
+    pooled = None if down else compute_moment([x]) / len(x)
     blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
     attrs = {name: node.attrs[name] for name in ("activation", "limit", "shift")}
     for expert in range(combine.shape[1]):
@@ -327,14 +331,18 @@ def _fit_experts(
             biases = read("up_bias"), read("gate_bias")
             # An expert without tokens is rounded for the first tokens of all.
             routed = expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
-            second = moment([routed])
+            second = compute_moment([routed])
         else:
             assert pooled is not None
-            second = pooled if not len(routed) else (1 - POOLED) * moment([routed]) / len(routed) + POOLED * pooled
-        factors: dict[int, Feedback] = {}
+            second = (
+                pooled
+                if not len(routed)
+                else (1 - POOLED_SHARE) * compute_moment([routed]) / len(routed) + POOLED_SHARE * pooled
+            )
+        factors: dict[int, MomentFactors] = {}
         for matrix, layout in layouts.items():
             if layout.group not in factors:
-                factors[layout.group] = feedback(second, layout.group)
+                factors[layout.group] = factor_moment(second, layout.group)
             weight = matrix.param.recipe.read(reader, expert, expert + 1)[0]
-            blocks[matrix].append(gptq(weight, factors[layout.group], layout))
+            blocks[matrix].append(quantize_gptq(weight, factors[layout.group], layout))
     return blocks

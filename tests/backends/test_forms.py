@@ -12,7 +12,7 @@ from weft.ir import WeftError
 from weft.ir.op import OPS
 from weft.ir.testing import one_node
 from weft.passes import run_passes
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 
 from ..passes.zoo import ZOO
 from ..sampling import ALL, by_turns, each
@@ -33,7 +33,7 @@ def test_building_changes_no_graph(name: str, target: str) -> None:
     given, length = str(graph), int(graph.meta.get("context") or 32)
     try:
         rewritten = run_passes(graph, backend.pipeline(graph, dtype, max_length=length))
-        forms = make_forms(rewritten, backend.forms(rewritten, options))
+        forms = derive_graphs(rewritten, backend.forms(rewritten, options))
         texts = {form: str(made) for form, made in forms.items()}
         backend.build(forms, dtype, length, options, [])
     except WeftError:

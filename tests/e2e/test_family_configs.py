@@ -14,7 +14,7 @@ import transformers
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, build
 from weft.ir import WeftError
-from weft.passes.analysis.costs import parameter_count
+from weft.passes.analysis.costs import count_parameters
 
 from ..sampling import each
 from .families import ROWS
@@ -101,7 +101,7 @@ def test_published_configs(name: str) -> None:
     found = family.read(published, keys, name)
     rewritten = transformers.AutoConfig.for_model(model_type, **published).to_json_string(use_diff=False)
     assert found == family.read(json.loads(rewritten), keys, name)
-    assert parameter_count(build(found).graph()) == parameters
+    assert count_parameters(build(found).graph()) == parameters
 
 
 FUSED = ["mixtral", "qwen2-moe-mixed", "qwen3-moe", "olmoe", "granitemoe", "granite-hybrid", "deepseek-v3", "jamba"]

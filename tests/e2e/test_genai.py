@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft.ir.op import StateKind
-from weft.passes.analysis.states import taken_states
+from weft.passes.analysis.states import find_state_inputs
 
 from ..sampling import each
 from .families import LENGTH, VARIED, VOCAB, reference
@@ -44,7 +44,7 @@ def test_genai_generates_what_transformers_does(name: str, target: str, tmp_path
     row = VARIED[name]
     model = row.save(tmp_path / "hf")
     report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, max_length=LENGTH)
-    kinds = {spec.kind for spec, _, _ in taken_states(report.graph)}
+    kinds = {spec.kind for spec, _, _ in find_state_inputs(report.graph)}
     known = kinds == {StateKind.KV} and row.family not in UNLIKE  # neither latent caches nor states of recurrences
     assert (tmp_path / "out" / "genai_config.json").is_file() == known
     assert any("onnxruntime-genai cannot run this model" in note for note in report.notes) != known

@@ -11,7 +11,7 @@ import transformers
 
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, build
-from weft.passes.analysis.costs import parameter_count
+from weft.passes.analysis.costs import count_parameters
 
 from ..sampling import each
 from .seq2seq import SEQ2SEQ
@@ -68,7 +68,7 @@ PUBLISHED: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
 def test_published_configs_have_their_parameters(name: str) -> None:
     model_type, parameters, untied, config = PUBLISHED[name]
     keys = frozenset({"lm_head.weight"} if untied else ())
-    assert parameter_count(build(FAMILIES[model_type].read(config, keys, "config.json")).graph()) == parameters
+    assert count_parameters(build(FAMILIES[model_type].read(config, keys, "config.json")).graph()) == parameters
 
 
 @pytest.mark.parametrize("name", each(2, SEQ2SEQ))

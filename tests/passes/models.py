@@ -9,7 +9,7 @@ from weft.ir.recipes import Normal
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 
@@ -103,10 +103,10 @@ def count(graph: Graph, op: str) -> int:
 def worst(before: Graph, after: Graph, seed: int = 0) -> float:
     """The largest relative difference between the outputs of two graphs of one interface, on equal random numbers."""
     equivalence = EquivalenceCheck(seed)
-    inputs = equivalence.inputs(before)
+    inputs = equivalence.make_inputs(before)
     a, b = equivalence.run(before, inputs), equivalence.run(after, inputs)
     assert list(a) == list(b)
-    return max(difference(a[name], b[name]) for name in a)
+    return max(measure_difference(a[name], b[name]) for name in a)
 
 
 def applied(text: str, graph: Graph, trace: Trace | None = None) -> Graph:

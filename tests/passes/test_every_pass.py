@@ -22,7 +22,7 @@ import pytest
 
 from weft.ir import Graph, WeftError, interpret, ops, parse, verify
 from weft.passes import Pass, Trace, all_passes, parse_pipeline, run_passes
-from weft.passes.analysis.costs import cost
+from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EquivalenceCheck, RandomReader
 from weft.passes.library.cleanup.dce import Dce
 from weft.passes.runner import refuse_fused
@@ -89,13 +89,13 @@ class Before(EquivalenceCheck):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self.graph, self.text, self.cost = graph, str(graph), cost(graph)
+        self.graph, self.text, self.cost = graph, str(graph), compute_cost(graph)
         self.staged: dict[int, tuple[Graph, Graph, dict[str, np.ndarray]]] = {}  # by id: the graph, staged, weights
         self.ran: dict[object, dict[str, np.ndarray]] = {}  # outputs by the id of the graph and the inputs
         self.drawn: dict[object, np.ndarray] = {}  # weights by what they depend on
 
-    def stage(self, graph: Graph) -> Graph:
-        staged = super().stage(graph)
+    def randomize_weights(self, graph: Graph) -> Graph:
+        staged = super().randomize_weights(graph)
         reader = staged.reader
         assert isinstance(reader, RandomReader)
         draw = reader.draw
@@ -111,7 +111,7 @@ class Before(EquivalenceCheck):
 
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         if id(graph) not in self.staged:
-            staged = self.stage(graph)
+            staged = self.randomize_weights(graph)
             weights = {name: p.recipe.evaluate(staged.reader) for name, p in staged.params.items()}
             self.staged[id(graph)] = graph, staged, weights
         _, staged, weights = self.staged[id(graph)]
@@ -142,7 +142,7 @@ def rewrites(applied: Pass, before: Before) -> int:
     if applied.effect == "exact":
         Pass.check(applied, before.graph, after, before)
     if not applied.tradeoff:
-        now = cost(after)
+        now = compute_cost(after)
         assert now.flops <= before.cost.flops, f"costs {now.flops} FLOPs instead of {before.cost.flops}"
         moved = [c.read + c.written for c in (before.cost, now)]
         assert moved[1] <= moved[0], f"moves {moved[1]} bytes instead of {moved[0]}"
@@ -214,7 +214,7 @@ def clumsy(by: float, trade: str = "", *, counts: bool = True, once: bool = Fals
             assert product.producer is not None
             norm.output.replace_uses(product, keep=[product.producer])
             if counts:
-                trace.fired(self.name, norm.output.name)
+                trace.record_rewrite(self.name, norm.output.name)
 
     return Clumsy()
 

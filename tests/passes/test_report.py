@@ -30,19 +30,19 @@ def test_prices_are_flops_and_bytes_before_and_after() -> None:
     """Of 64 tokens: 2·6·4 FLOPs and 6 additions each; f32[6, 4], and f16[5, 3] that nothing reads."""
     (record,) = report_of(parse(GRAPH), "dce", priced=True).records
     flops = 64 * (2 * 6 * 4 + 6)
-    assert record.prices == (GraphCost(flops, 6 * 4 * 4 + 5 * 3 * 2), GraphCost(flops, 6 * 4 * 4))
+    assert record.costs == (GraphCost(flops, 6 * 4 * 4 + 5 * 3 * 2), GraphCost(flops, 6 * 4 * 4))
     assert f"  {flops:,} FLOPs for 64 tokens, 126 -> 96 bytes of parameters" in str(record).splitlines()
     assert str(record).startswith("dce: 1 rewrite, 2 nodes, ")
 
 
 def test_without_being_asked_nothing_is_priced_or_shown() -> None:
     (record,) = report_of(parse(GRAPH), "dce").records
-    assert record.prices is None and record.shown == "" and "FLOPs" not in str(record)
+    assert record.costs is None and record.evidence == "" and "FLOPs" not in str(record)
 
 
 def test_what_a_check_has_shown_is_told() -> None:
     exact, lossy = report_of(parse(GRAPH), "dce, cast{dtype=f16}", verify=True).records
-    assert exact.shown.startswith("Outputs before and after agree to 1e-12")
+    assert exact.evidence.startswith("Outputs before and after agree to 1e-12")
     assert "  shown (exact): Outputs before" in str(exact)
     assert "  shown (lossy): Exact arithmetic knows no dtypes" in str(lossy)
 
@@ -65,9 +65,9 @@ def test_the_nearest_is_a_refusal_else_the_deepest_miss_else_the_last_line() -> 
     assert trace.nearest == ""
     trace.note("a note")
     assert trace.nearest == "a note"
-    trace.missed("rule", None)
-    trace.missed("rule", Miss(2, "add (%far)", "reason"))
-    trace.missed("other", Miss(1, "add (%near)", "why"))
+    trace.record_miss("rule", None)
+    trace.record_miss("rule", Miss(2, "add (%far)", "reason"))
+    trace.record_miss("other", Miss(1, "add (%near)", "why"))
     assert trace.nearest == "nearest miss at add (%far): reason"
     trace.refuse("rule", "site", "because")
     trace.refuse("rule", "later", "because")
@@ -86,7 +86,7 @@ def test_warnings_are_found_among_the_lines() -> None:
 def test_lines_that_differ_in_the_layer_only_are_counted() -> None:
     (record,) = report_of(parse(GRAPH), "dce").records
     for layer in range(3):
-        record.trace.fired("rule", f"layers.{layer}.attn.q2.1")
+        record.trace.record_rewrite("rule", f"layers.{layer}.attn.q2.1")
         record.trace.refuse("rule", f"layers.{layer}.attn.q2.{layer}", "because")
     assert str(record).splitlines()[2:] == [
         "  rule: rewrote %layers.0.attn.q2.1 (× 3)",

@@ -29,4 +29,4 @@ def test_graphs_are_sound_and_tiny(name: str) -> None:
     assert parse(str(graph)) == graph
     assert len(graph) < 200
     equivalence = EquivalenceCheck()
-    assert equivalence.run(graph, equivalence.inputs(graph))
+    assert equivalence.run(graph, equivalence.make_inputs(graph))

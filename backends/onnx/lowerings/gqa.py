@@ -9,8 +9,8 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.rotary import match_rotations
-from weft.passes.analysis.states import caches
+from weft.passes.analysis.rotary import match_ropes
+from weft.passes.analysis.states import find_caches
 
 from ...target import Backend
 from ..lowering import contrib, lowering
@@ -34,7 +34,7 @@ class _Operands:
 
 def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     """Return the RoPE nodes of q and k of the attention `node` if the kernel can absorb both, else None."""
-    ropes = match_rotations(node)
+    ropes = match_ropes(node)
     if isinstance(ropes, str):
         return None
     q, frequencies = ropes[0], ropes[0].operand("frequencies")
@@ -174,7 +174,7 @@ def _add_repeated_outputs(e: OnnxEmitter, node: Node, results: list[Out]) -> Non
 
     The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
     """
-    for spec, out in zip(caches(node), results, strict=True):
+    for spec, out in zip(find_caches(node), results, strict=True):
         past = node.required(spec.taken)
         output = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
         if output.is_output:

@@ -10,7 +10,7 @@ from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute
 from weft.ir.recipes.frequencies import RopeTable
 from weft.ir.types.dtypes import DType
-from weft.passes.analysis.feed_forward import activation_name
+from weft.passes.analysis.feed_forward import find_activation_name
 
 from ...target import Backend
 from ..lowering import contrib, lowering
@@ -121,12 +121,12 @@ def _gelu_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gelu, when=_gelu_refusal)
 def Gelu(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
+    return activation(e, e[node.required("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
+    return activation(e, e[node.required("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}

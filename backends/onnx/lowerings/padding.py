@@ -14,8 +14,8 @@ import onnx_ir as onnx
 from weft.ir.graph import Node, Value
 from weft.ir.op import Growth
 from weft.ir.types import sizes
-from weft.passes.analysis.states import has_cache, taken_states
-from weft.passes.analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
+from weft.passes.analysis.states import find_state_inputs, has_cache
+from weft.passes.analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 
 from ..onnx_emitter import ONNX_DTYPES, Emitted, OnnxEmitter
 from .attention_mask import first_position
@@ -30,7 +30,7 @@ def lower(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     by them, valid tokens first, and per-token outputs are restored to the original order. If padding would enter a
     state, or overwrite a token in a rolling cache, the logits of the batch row are NaN.
     """
-    graph, tokens = e.graph, token_axes(e.graph)
+    graph, tokens = e.graph, find_token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
         e.lower(chosen)
         return
@@ -41,11 +41,11 @@ def lower(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 40)), indices)
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
     for value in graph.inputs.values():
-        if carries(value, tokens):
+        if has_token_axes(value, tokens):
             x = e[value]
             ids = value.type.rank == 2
             e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
-    outputs = [value for value in graph.outputs.values() if carries(value, tokens)]
+    outputs = [value for value in graph.outputs.values() if has_token_axes(value, tokens)]
     inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
     heads = dict(head for value in outputs if (head := _output_head(value, tokens, chosen)))
     e.lower({**chosen, **{node: _restore_order(chosen[node], x, inverse_order) for node, x in heads.items()}})
@@ -75,7 +75,7 @@ def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> t
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:
-        rows = tokenwise(node, tokens) or ()
+        rows = find_token_operands(node, tokens) or ()
         if node not in chosen or len(rows) != 1 or (x := node.inputs[rows[0]]) is None or len(x.users) != 1:
             break
         head, value, readers = (node, x), x, 1
@@ -103,7 +103,7 @@ def _padding_limit(e: OnnxEmitter) -> onnx.Value | None:
     cache, or 0 with a recurrent state; None if padding is always harmless."""
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
-        for spec, name, _ in taken_states(e.graph)
+        for spec, name, _ in find_state_inputs(e.graph)
         if not spec.growth.rewinds
     ]
     return e.size(functools.reduce(sizes.minimum, limits)) if limits else None

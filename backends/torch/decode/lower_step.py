@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.op import OPS
-from weft.passes.analysis.states import specs
+from weft.passes.analysis.states import find_specs
 from weft.passes.edits.legalization import Accepts
 
 from ..codegen.structure import Loop, Method, ModuleCall, structure
@@ -95,7 +95,7 @@ def _nesting(method: Method) -> object:
             nested.append(_nesting(item.callee))
         else:
             assert item.node is not None
-            nested.append((item.node.scope, *(spec.part for spec in specs(item.node))))
+            nested.append((item.node.scope, *(spec.part for spec in find_specs(item.node))))
     single = len(nested) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
     return nested[0] if single else tuple(nested)
 

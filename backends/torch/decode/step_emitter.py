@@ -15,7 +15,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.types.block_layouts import BlockLayout
-from weft.passes.analysis.states import cache_owner, caches
+from weft.passes.analysis.states import find_cache_owner, find_caches
 
 from ..program.block_params import find_layout
 from ..program.emitter import Emitter, local_name
@@ -58,7 +58,9 @@ class StepEmitter(Emitter):
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)
         self.program.functions, self.reads_prompts = dict(functions), reads_prompts
-        self._keepers = [*dict.fromkeys(cache_owner(n) if caches(n) else n for n in graph.nodes if n in cached)]
+        self._keepers = [
+            *dict.fromkeys(find_cache_owner(n) if find_caches(n) else n for n in graph.nodes if n in cached)
+        ]
         self.choices: list[Implementation] = []
         self.kernels: dict[str, str] = {}  # generated for this model: source by name
         self.shared_caches: dict[Node, Var] = {}  # caches that several attentions read

@@ -7,7 +7,7 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.op import Trait
-from weft.passes.analysis.states import caches
+from weft.passes.analysis.states import find_caches
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -125,7 +125,7 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """Emit the cache write of the new keys and values `k`, `v`; return all keys and values [batch, kv_heads, keys,
     width] that `mask` covers. Without a cache at run time they are `k` and `v`. Values are None if `v` is."""
-    kv_heads = caches(node)[0].type.shape[1]
+    kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required("k").width // kv_heads]
     if v is not None:

@@ -13,11 +13,11 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
-from weft.passes.analysis.recurrences.affine import affine
-from weft.passes.analysis.recurrences.delta import parallel_delta
-from weft.passes.analysis.recurrences.linear import Linear, linear_parts
-from weft.passes.analysis.recurrences.outer import Outer, ParallelForm, parallel_form
-from weft.passes.analysis.states import specs
+from weft.passes.analysis.recurrences.affine import find_affine_form
+from weft.passes.analysis.recurrences.delta import find_delta_form
+from weft.passes.analysis.recurrences.linear import LinearPart, find_linear_parts
+from weft.passes.analysis.recurrences.outer import OuterProductState, ParallelForm, derive_parallel_form
+from weft.passes.analysis.states import find_specs
 from weft.passes.library.cleanup.cse import Cse
 
 from ..codegen.method_writer import Writer
@@ -43,19 +43,19 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     values = [v for v in node.inputs if v is not None]
     call = FunctionCall("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
+    starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in find_specs(node)]
     function = step_function(e, step)
     call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
-    if (form := affine(step)) is not None:
-        chunks = parallel_form(step, form)
-        sizes = [spec.row for spec in specs(node) if chunks.outer[spec.part] is None]
+    if (form := find_affine_form(step)) is not None:
+        chunks = derive_parallel_form(step, form)
+        sizes = [spec.row for spec in find_specs(node) if chunks.outer[spec.part] is None]
         elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
         call.arguments += [f"many={_many(e, step, chunks, function)}", f"size={max(16, LARGEST // max(elements, 1))}"]
-    elif (delta := parallel_delta(step)) is not None:
+    elif (delta := find_delta_form(step)) is not None:
         call.arguments += [f"many={_many(e, step, delta, function)}", f"size={LARGEST}"]
-    elif (parts := linear_parts(step)) is not None:
+    elif (parts := find_linear_parts(step)) is not None:
         call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
     return carried(e, node, call, len(step.outputs))
 
@@ -152,7 +152,7 @@ def _many(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
     return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
 
 
-def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
+def _matrices(e: Emitter, parts: Mapping[str, LinearPart], function: str) -> str:
     """Return a `partial` of `matrix_steps` that runs `function` on many tokens, each of which multiplies its states by
     matrices; `parts` has the linear part of each state's step."""
     doc = "Return the state {} after the linear part of one step of a recurrence, given"
@@ -192,7 +192,7 @@ def _by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str])
     return f"by_token({function}, {tuple_text(by_row)}{f', {tuple_text(shared)}' if shared else ''})"
 
 
-def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -> list[str]:
+def _state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
     """Return the line that computes the state `name` after all tokens from the variable `old`, and the reads of `outer`
     products by each token, or (`outer` None) the states after each token."""
     a = gates.get(f"a.{name}")

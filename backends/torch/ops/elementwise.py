@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.feed_forward import activation_name
+from weft.passes.analysis.feed_forward import find_activation_name
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -101,7 +101,7 @@ def _swish(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
-    return e.emit(activation(activation_name(node) or ""), node.required("x"), replaces=0)
+    return e.emit(activation(find_activation_name(node) or ""), node.required("x"), replaces=0)
 
 
 @lowering(ops.elu)

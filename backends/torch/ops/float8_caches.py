@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Full, Recipe, Reshape
 from weft.ir.recipes.cache_scales import HeadScales
 from weft.ir.types import TensorType, dtypes
-from weft.passes.analysis.projections import Branch, branch_of, slice_rows
+from weft.passes.analysis.projections import Branch, find_branch, slice_rows
 
 from ..program.emitter import Emitter
 from ..program.stateful_nodes import cached_nodes
@@ -40,7 +40,7 @@ def can_be_float8(node: Node) -> bool:
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:
     """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1 ("": none)."""
-    heads, branch = _heads(node), branch_of(node, role)
+    heads, branch = _heads(node), find_branch(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
     width = node.required(role).width // heads
@@ -77,7 +77,7 @@ def attentions(graph: Graph) -> list[Node]:
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
     """Return the recipe of the rows of `packed`, a weight or bias that may be packed, that `branch` uses."""
-    return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.packed else packed.recipe
+    return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.is_packed else packed.recipe
 
 
 def _recipe_of(node: Node, operand: str) -> tuple[Recipe, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 from weft.ir.op import StateSpec
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import find_states
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -29,7 +29,7 @@ def carried(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple
     def text(past: str) -> str:
         return str(call).replace(PAST, past)
 
-    parts = states(node)
+    parts = find_states(node)
     states_in = [call.place(v) for spec in parts if (v := node.operand(spec.taken)) is not None]
     names = [v.name.rpartition(".")[2] for v in node.outputs]
 

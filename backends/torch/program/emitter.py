@@ -13,7 +13,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import OPS, Trait
 from weft.ir.types import Shape
 from weft.ir.types.sizes import Poly, Size, SizeCall, sym
-from weft.passes.analysis.states import cache_owner
+from weft.passes.analysis.states import find_cache_owner
 
 from .constants import formula
 from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
@@ -108,7 +108,7 @@ class Emitter:
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
         """Return all keys and values that `node` attends to. `make` emits them once per shared cache."""
-        first = cache_owner(node)
+        first = find_cache_owner(node)
         if first not in self._keys:
             self._keys[first] = make()
         return self._keys[first]

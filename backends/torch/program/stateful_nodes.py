@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.ir import WeftError, ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.passes.analysis.states import EMBEDDED, SOURCE, caches, has_cache, states, tokens_of
-from weft.passes.analysis.tokens.scores import bias_makers
+from weft.passes.analysis.states import EMBEDDED, SOURCE, find_caches, find_states, find_tokens, has_cache
+from weft.passes.analysis.tokens.scores import find_bias_nodes
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
@@ -16,12 +16,12 @@ def cached_nodes(graph: Graph) -> set[Node]:
     """
     if not _generates(graph) or find_choosing(graph) is not None:
         return set()
-    return {n for n in graph.nodes if caches(n) or states(n)}
+    return {n for n in graph.nodes if find_caches(n) or find_states(n)}
 
 
 def _generates(graph: Graph) -> bool:
     kind = graph.meta.get("kind") in ("decoder", "encoder-decoder")
-    return kind and not has_cache(graph) and tokens_of(graph) is not None
+    return kind and not has_cache(graph) and find_tokens(graph) is not None
 
 
 def find_choosing(graph: Graph) -> Node | None:
@@ -29,10 +29,10 @@ def find_choosing(graph: Graph) -> Node | None:
 
     None if there is no such node, or if the graph is not a decoder without cache operands.
     """
-    tokens = tokens_of(graph)
+    tokens = find_tokens(graph)
     if tokens is None or not _generates(graph):
         return None
-    nodes = (n for n in graph.nodes if caches(n) or states(n))
+    nodes = (n for n in graph.nodes if find_caches(n) or find_states(n))
     return next((n for n in nodes if n.inputs[0] is not None and n.inputs[0].shape[1] != tokens.shape[1]), None)
 
 
@@ -53,7 +53,7 @@ def check_writes(graph: Graph) -> None:
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
     """Return the nodes that compute the attention biases of `cached`: their iotas run over keys, not over tokens."""
     biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
-    return set(bias_makers(graph, biases)) if biases else set()
+    return set(find_bias_nodes(graph, biases)) if biases else set()
 
 
 def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.states import tokens_of
+from weft.passes.analysis.states import find_tokens
 
 from .emitter import Emitter
 from .stateful_nodes import encoder_inputs
@@ -15,7 +15,7 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 def begin(e: Emitter) -> None:
     """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
-    tokens = tokens_of(e.graph)
+    tokens = find_tokens(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
         return
@@ -39,7 +39,7 @@ def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
-    cache, tokens = e.give("cache", "None", "Cache | None"), tokens_of(e.graph)
+    cache, tokens = e.give("cache", "None", "Cache | None"), find_tokens(e.graph)
     assert tokens is not None
     text = "if {0} is not None: {0}.advance({1}.shape[1])"
     return [Statement(text, (cache, e[tokens]), (), ""), *statements]
@@ -114,7 +114,7 @@ def key_positions(e: Emitter) -> Var:
 
 def _fill_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
     """Return the expression and operands of `positions`; at run time None means the positions that follow the cache."""
-    tokens = tokens_of(e.graph)
+    tokens = find_tokens(e.graph)
     assert tokens is not None
     if e.start is None:
         arange = "torch.arange({1}.shape[1], device={1}.device)[None]"

@@ -17,8 +17,8 @@ from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.ir.types.block_layouts import BlockLayout
-from weft.passes.analysis.costs import cache_sizes, elements, learned
-from weft.passes.analysis.recurrences.formulas import formulas
+from weft.passes.analysis.costs import count_elements, find_cache_sizes, find_learned_params
+from weft.passes.analysis.recurrences.formulas import write_formulas
 
 from ...block_weights import count_packed_bytes, find_quantized_layout
 from .marks import Mark
@@ -129,7 +129,7 @@ class Network:
 
 def build_network(graph: Graph) -> Network:
     """Convert a weft graph to a network to draw."""
-    uncounted, cache = {p: elements(p) for p in learned(graph)}, dict[Any, dict[str, Any]]()
+    uncounted, cache = {p: count_elements(p) for p in find_learned_params(graph)}, dict[Any, dict[str, Any]]()
     return Network(
         graph.name,
         tuple(_make_vertex(node, uncounted, cache) for node in graph.nodes),
@@ -148,7 +148,7 @@ def _describe_origin(origin: Origin) -> tuple[str, str | None]:
 
 def _derive_costs(node: Node) -> dict[str, Any]:
     """Return the fields of a vertex that depend only on the attributes of `node` and the types of its operands."""
-    work, cache = _adjust_packed(node, compute_work(node)), next(iter(cache_sizes([node])), None)
+    work, cache = _adjust_packed(node, compute_work(node)), next(iter(find_cache_sizes([node])), None)
     return {
         "cost": node.op.node_cost(node),
         "cache": cache,
@@ -164,7 +164,7 @@ def _adjust_packed(node: Node, work: Work) -> Work:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:
         if (layout := find_quantized_layout(param)) is not None:
-            work += Work(0, -elements(param), 0, count_packed_bytes(param, layout))
+            work += Work(0, -count_elements(param), 0, count_packed_bytes(param, layout))
     return work
 
 
@@ -186,7 +186,7 @@ def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[
         tuple(v.name for v in node.outputs),
         tuple(role for v, role in operands if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
-        {k: "\n".join(formulas(a)) if isinstance(a, Step) else spell(a) for k, a in attrs.items()},
+        {k: "\n".join(write_formulas(a)) if isinstance(a, Step) else spell(a) for k, a in attrs.items()},
         tuple(_make_weight(v, uncounted.pop(v, 0)) for v, _ in operands if isinstance(v, Param)),
         view=Trait.VIEW in node.op.traits,
         **costs,

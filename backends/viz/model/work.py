@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from weft.ir import Node
 from weft.ir.types import TensorType, dtypes, sizes
 from weft.ir.types.sizes import Atom, Monomial, Poly, Size
-from weft.passes.analysis.costs import cache_sizes, state_bytes
-from weft.passes.analysis.states import cache_owner, has_state
+from weft.passes.analysis.costs import count_state_bytes, find_cache_sizes
+from weft.passes.analysis.states import find_cache_owner, has_state
 
 TOKENS = "seq"  # the size that grows by one with every token
 MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # interchangeable dtypes of a model
@@ -77,8 +77,8 @@ def compute_step_work(work: Work, node: Node) -> Work:
     if has_state(node):
         return total  # a cache or a state is among its operands
     length, batch = sizes.sym(TOKENS), sizes.sym("batch")
-    first = cache_owner(node)
-    for width, window in cache_sizes([first]):
+    first = find_cache_owner(node)
+    for width, window in find_cache_sizes([first]):
         keys = length if window is None else sizes.minimum(window, length)
         total += Work(0, keys * width * batch, batch * width if first is node else 0)
     elements, fixed = measure_state(node)
@@ -87,8 +87,8 @@ def compute_step_work(work: Work, node: Node) -> Work:
 
 def measure_state(node: Node) -> tuple[int, int]:
     """Return the size of a recurrence's state: elements in the model's dtype, and bytes in other dtypes."""
-    fixed = state_bytes([node], 0)
-    return state_bytes([node], 1) - fixed, fixed
+    fixed = count_state_bytes([node], 0)
+    return count_state_bytes([node], 1) - fixed, fixed
 
 
 def _divide_by_tokens(size: Size) -> Size:

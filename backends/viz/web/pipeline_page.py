@@ -58,7 +58,7 @@ def _convert_record(record: PassRecord) -> dict[str, Any]:
         "about": applied.documentation().summary.replace("`", ""),
         "arguments": {name: spell(value) for name, value in arguments.items()},
         "effect": applied.effect,
-        "shown": record.shown,
+        "shown": record.evidence,
         "difference": record.difference,
         "idle": record.idle.removeprefix(f"{applied} rewrote nothing: "),
         "rewrites": record.rewrites,

@@ -21,8 +21,8 @@ from weft.ir.graph.verifier import verify as verify_graph
 from weft.ir.storage import MANIFEST, check_free, seal, whole_folder
 from weft.ir.storage.documents import expand_home
 from weft.passes import Report, lookup, run_passes
-from weft.passes.analysis.states import caches
-from weft.passes.forms import make_forms
+from weft.passes.analysis.states import find_caches
+from weft.passes.forms import derive_graphs
 from weft.passes.library.target.rope_length import RopeLength
 
 from ...formats.weft.manifest import hashing, record
@@ -119,7 +119,7 @@ def compile(
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
-    if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
+    if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(find_caches, model.graph.nodes)):
         raise make_no_effect_error(
             f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values"
         )
@@ -132,7 +132,7 @@ def compile(
             progress(name, done, total)
 
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
-    forms = make_forms(graph, backend.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
+    forms = derive_graphs(graph, backend.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
     warnings = [line for record in report.records for line in record.warnings]
     notes += warnings
     _check_table(graph, length, max_length is None, notes)

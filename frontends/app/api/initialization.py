@@ -9,8 +9,8 @@ from typing import Literal
 from weft.ir import Graph, Node, ops
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Normal
-from weft.passes.analysis.residual import residual_streams, streams
-from weft.passes.fitting.matrices import Matrix, matrices
+from weft.passes.analysis.residual import find_streams, require_streams
+from weft.passes.fitting.matrices import Matrix, find_matrices
 
 from ...dsl.build import STD
 from ...model import Model, SourceLike
@@ -82,7 +82,7 @@ def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
 
 
 def _matrices(graph: Graph) -> list[Matrix]:
-    return [matrix for matrix in matrices(graph).values() if isinstance(matrix, Matrix)]
+    return [matrix for matrix in find_matrices(graph).values() if isinstance(matrix, Matrix)]
 
 
 def _normal_matrices(graph: Graph) -> list[Matrix]:
@@ -103,12 +103,12 @@ def _width_ratio(graph: Graph, width: int) -> float:
             f"{graph.name}: {tied.param.name} is both looked up and the head's weight, which muP treats differently: "
             "set tie_embeddings=False"
         )
-    return residual_streams(graph, "muP")[0].width / width
+    return require_streams(graph, "muP")[0].width / width
 
 
 def _residual_writers(graph: Graph) -> set[str]:
     """Return the names of the matrices whose products are added to a residual stream, except tables."""
-    nodes = [node for stream in streams(graph) for node in stream.writers if isinstance(node, Node)]
+    nodes = [node for stream in find_streams(graph) for node in stream.writers if isinstance(node, Node)]
     names = {ops.linear: "weight", ops.moe: "down"}
     written = (node.operand(names[node.op]) for node in nodes if node.op in names)
     return {value.name for value in written if value is not None}

@@ -17,7 +17,7 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.blocks import Kept
 from weft.ir.recipes.readers import MemoryReader
 from weft.passes import Pipeline, default_pipeline, run_passes
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 
 from ...model import SourceLike
 from .rewrite import pipeline_text
@@ -115,13 +115,13 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
 def module_forms(graph: Graph) -> dict[str, Graph]:
     """Return graphs by form: "" is `graph`, "model" its legalized copy, from which target torch writes a module."""
     target = TARGETS["torch"]
-    return make_forms(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
+    return derive_graphs(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
 
 def step_forms(graph: Graph) -> dict[str, Graph]:
     """Return the graphs of `module_forms`, and as "step" the fused graph of a decode step."""
     target = TARGETS["torch"]
-    return make_forms(graph, target.forms(graph, target.choose({})))
+    return derive_graphs(graph, target.forms(graph, target.choose({})))
 
 
 def simplify_trainable(graph: Graph) -> Graph:

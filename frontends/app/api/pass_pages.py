@@ -59,7 +59,7 @@ def page(pass_type: type[Pass]) -> str:
         f"# {pass_type.name}",
         parts.summary,
         f"**{pass_type.effect.capitalize()}**: {PROMISES[pass_type.effect]}. "
-        f"`--verify` shows: {_sentence(pass_type.shows())}",
+        f"`--verify` shows: {_sentence(pass_type.describe_check())}",
         parts.text,
         parts.condition and f"**Condition**: {_sentence(parts.condition)}",
         pass_type.tradeoff and f"**Trade-off**: {_sentence(pass_type.tradeoff)}",

@@ -9,7 +9,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import lookup, parse_pipeline, run_passes
 from weft.passes.analysis.states import has_cache
-from weft.passes.fitting.calibration import MIXTURE, feeds, read_tokens
+from weft.passes.fitting.calibration import MIXTURE, make_inputs, read_tokens
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
@@ -59,7 +59,7 @@ def _can_read_text(graph: Graph) -> bool:
     """Return whether the only inputs of `graph` are token ids (and positions), which a tokenizer provides for a
     text."""
     with contextlib.suppress(WeftError):
-        return not has_cache(graph) and all(feeds(graph, ids) for ids in read_tokens(graph, str(MIXTURE), FEW))
+        return not has_cache(graph) and all(make_inputs(graph, ids) for ids in read_tokens(graph, str(MIXTURE), FEW))
     return False
 
 

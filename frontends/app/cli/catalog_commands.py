@@ -213,15 +213,15 @@ def presets_command(name: str | None) -> None:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    from weft.passes.analysis.costs import active_count, cache_sizes, state_bytes
+    from weft.passes.analysis.costs import count_active_parameters, count_state_bytes, find_cache_sizes
 
     from ... import PRESETS
 
     preset = PRESETS[name]
     graph = preset.model().graph()
-    active, context = active_count(graph), graph.meta["context"]
-    per_token = 2 * sum(width for width, _ in cache_sizes(graph.nodes))
-    state = state_bytes(graph.nodes, 2)
+    active, context = count_active_parameters(graph), graph.meta["context"]
+    per_token = 2 * sum(width for width, _ in find_cache_sizes(graph.nodes))
+    state = count_state_bytes(graph.nodes, 2)
     return (
         name,
         count(preset.parameters),

@@ -141,8 +141,8 @@ def report_passes(report: Report, passes: str, trace: bool) -> None:
             note(line)
         if record.idle and record.applied.name in names:
             note(record.idle)
-        elif record.shown:
-            note(f"{record.applied} ({record.applied.effect}): {record.shown}")
+        elif record.evidence:
+            note(f"{record.applied} ({record.applied.effect}): {record.evidence}")
 
 
 def _is_folder(out: str) -> bool:

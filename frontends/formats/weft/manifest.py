@@ -15,8 +15,8 @@ from weft.ir.graph import Graph
 from weft.ir.op import Trait
 from weft.ir.storage import PROVENANCE as PROVENANCE
 from weft.ir.storage.documents import expand_home
-from weft.passes.analysis.costs import parameter_count
-from weft.passes.analysis.states import SOUND, manifest_records, max_source, taken_states
+from weft.passes.analysis.costs import count_parameters
+from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, make_manifest_records
 
 from ...model import Model
 
@@ -41,7 +41,7 @@ def record(
         "target": target.name,
         "dtype": dtype,
         "vocab": meta.get("vocab"),
-        "parameters": parameter_count(graph),
+        "parameters": count_parameters(graph),
         "max_length": length,
         "logits": None if logits is None or "task" in meta else "last" if logits.shape[1] == 1 else "all",
         "eos_token_ids": meta.get("eos_token_ids", []),
@@ -54,7 +54,7 @@ def record(
             for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_FACTS)
             if name in meta
         },
-        **manifest_records(graph, taken_states(graph)),
+        **make_manifest_records(graph, find_state_inputs(graph)),
         **_padding_entries(graph),
         "pipeline": pipeline,
         "left_out": [part.record() for part in model.left_out],
@@ -101,7 +101,7 @@ def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
     begin = graph.meta.get("begin_tokens")
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
-        "max_source_length": max_source(graph, length),
+        "max_source_length": limit_source(graph, length),
         **_sound_entry(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},

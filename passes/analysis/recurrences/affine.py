@@ -15,11 +15,11 @@ from weft.ir.op import Op
 from weft.ir.types import Shape
 from weft.ir.types.dtypes import f32
 
-from .rows import keeps_rows
+from .rows import is_rowwise
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class AffineValue:
     """A value equal to a ⊙ state + b, reshaped to `shape`; `state` names the state, a = None is 1, b = None is 0."""
 
     state: str
@@ -29,7 +29,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Affine:
+class AffineStep:
     """A step of the form new state = a ⊙ state + b, as two graphs.
 
     gates: from tokens and constants to ``a.NAME`` and ``b.NAME`` of each state; a missing a is 1, a missing b is 0.
@@ -40,20 +40,20 @@ class Affine:
     after: Graph
 
 
-def affine(step: Step) -> Affine | None:
+def find_affine_form(step: Step) -> AffineStep | None:
     """Return the affine form of `step`; None unless every new state is elementwise affine in its old state.
 
     Batch rows must be independent, the first token f32, and the states depend on tokens.
     """
     graph = step.graph.clone()
-    if not all(keeps_rows(node) for node in graph.nodes):
+    if not all(is_rowwise(node) for node in graph.nodes):
         return None
     if graph.inputs[step.tokens[0]].type.dtype != f32:
         return None
     dependent = {graph.inputs[name] for name in step.states}
-    forms: dict[Value, Diagonal] = {graph.inputs[n]: Diagonal(n, graph.inputs[n].shape) for n in step.states}
+    forms: dict[Value, AffineValue] = {graph.inputs[n]: AffineValue(n, graph.inputs[n].shape) for n in step.states}
     nodes = list(graph.nodes)
-    rules = Rules(graph.inputs[step.tokens[0]])
+    rules = AffineRules(graph.inputs[step.tokens[0]])
     for node in nodes:
         read = dependent.intersection(v for v in node.inputs if v is not None)
         if not read:
@@ -69,10 +69,10 @@ def affine(step: Step) -> Affine | None:
             return None
         factors = ((part, v) for part, v in (("a", form.a), ("b", form.b)) if v is not None)
         gate_values |= {f"{part}.{name}": _expand_rows(v, len(form.shape)) for part, v in factors}
-    if not any(reaches(graph.inputs[name], gate_values.values()) for name in step.tokens):
+    if not any(has_dependent(graph.inputs[name], gate_values.values()) for name in step.tokens):
         return None  # tokens do not reach the state: it is not a recurrence
     copy_into(gates, graph, [*step.tokens, *step.constants], gate_values)
-    return Affine(gates, _build_after(step))
+    return AffineStep(gates, _build_after(step))
 
 
 def _expand_rows(value: Value, rank: int) -> Value:
@@ -83,7 +83,7 @@ def _expand_rows(value: Value, rank: int) -> Value:
     return ops.expand(value, shape=(BATCH, *value.shape[1:]))
 
 
-def reaches(value: Value, ends: Iterable[Value]) -> bool:
+def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
     """Return whether one of `ends` depends on `value`."""
     ends = list(ends)
     return value in ends or any(value in node.inputs for node in live_nodes(value.graph, ends))
@@ -124,7 +124,7 @@ def copy_into(
 Part = Value | None
 
 
-class Rules:
+class AffineRules:
     """Rules that derive forms a ⊙ state + b node by node and emit a and b into the graph of `token`.
 
     `token` is a value with a batch axis; constants are derived from it.
@@ -133,7 +133,7 @@ class Rules:
     def __init__(self, token: Value) -> None:
         self.token = token
 
-    def form(self, node: Node, forms: Mapping[Value, Diagonal]) -> Diagonal | None:
+    def form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
         """Return the form of the output of `node`, given the `forms` of operands that depend on a state; else None."""
         if len(node.outputs) != 1:
             return None
@@ -178,11 +178,11 @@ class Rules:
         x = self.fill(number)
         return ops.reshape(x, shape=(BATCH, *[1] * (len(shape) - 1)))
 
-    def each(self, form: Diagonal, change: Callable[[Value], Value]) -> Diagonal:
+    def each(self, form: AffineValue, change: Callable[[Value], Value]) -> AffineValue:
         a, b = (None if v is None else change(v) for v in (form.a, form.b))
         return replace(form, a=a, b=b)
 
-    def view(self, node: Node, form: Diagonal) -> Diagonal:
+    def view(self, node: Node, form: AffineValue) -> AffineValue:
         before, after = form.shape, node.output.shape
 
         def reshape(v: Value) -> Value:
@@ -197,7 +197,7 @@ class Rules:
 
         return replace(self.each(form, reshape), shape=after)
 
-    def scale(self, form: Diagonal, by: float, plus: float) -> Diagonal:
+    def scale(self, form: AffineValue, by: float, plus: float) -> AffineValue:
         a, b = form.a, form.b
         if by != 1:
             a = self.like(form.shape, by) if a is None else ops.affine(a, by=by)
@@ -207,7 +207,7 @@ class Rules:
             b = self.like(form.shape, plus)
         return replace(form, a=a, b=b)
 
-    def add(self, op: Op, operands: list[Value], forms: list[Diagonal | None]) -> Diagonal:
+    def add(self, op: Op, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
         (x, y), form = forms, next(f for f in forms if f is not None)
         if x is None or y is None:
             summand, is_negated = (operands[0], op is ops.sub) if x is None else (operands[1], False)
@@ -219,7 +219,7 @@ class Rules:
             form, a=self.add_parts(op, *(p[0] for p in zero_one)), b=self.add_parts(op, *(p[1] for p in zero_one))
         )
 
-    def parts(self, form: Diagonal | None, value: Value) -> tuple[Part, Part]:
+    def parts(self, form: AffineValue | None, value: Value) -> tuple[Part, Part]:
         """Return (a, b) of `form`, or (None, value) for a `value` without a form; None is 0."""
         if form is None:
             return None, value
@@ -231,7 +231,7 @@ class Rules:
             return x
         return op(x, y) if x is not None else y if op is ops.add else ops.neg(y)
 
-    def choose(self, operands: list[Value], forms: list[Diagonal | None]) -> Diagonal:
+    def choose(self, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
         form = next(f for f in forms if f is not None)
         (a, b), (c, d) = (self.parts(f, v) for f, v in zip(forms[1:], operands[1:], strict=True))
 

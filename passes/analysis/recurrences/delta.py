@@ -11,25 +11,34 @@ from dataclasses import replace
 from weft.ir import Graph, Value, ops
 from weft.ir.graph.step import BATCH, NEXT, Step, live_nodes
 
-from .affine import Diagonal, Rules, affine, copy_into, reaches
-from .outer import ParallelForm, StateRead, StateView, depends_on_gates, move_into, outer_state, prune, reading_of
-from .rows import keeps_rows
+from .affine import AffineRules, AffineValue, copy_into, find_affine_form, has_dependent
+from .outer import (
+    ParallelForm,
+    StateRead,
+    StateView,
+    copy_value_into,
+    depends_on_gates,
+    extract_outer_products,
+    match_read,
+    prune_unused,
+)
+from .rows import is_rowwise
 
-SEEN = "seen"  # the input that replaces the reading of the state, given like a token
+READ = "seen"  # the input that replaces the reading of the state, given like a token
 
 
-def parallel_delta(step: Step) -> ParallelForm | None:
+def find_delta_form(step: Step) -> ParallelForm | None:
     """Return the parallel form of `step` if its only state S is updated as S ← a ⊙ S + k (v + c wᵀS)ᵀ, else None."""
-    if len(step.states) != 1 or SEEN in step.graph.inputs or not all(map(keeps_rows, step.graph.nodes)):
+    if len(step.states) != 1 or READ in step.graph.inputs or not all(map(is_rowwise, step.graph.nodes)):
         return None
     (name,) = step.states
-    reading = _find_reading(step, name)
-    form = None if reading is None else affine(_replace_reading(step, reading))
+    reading = _find_read(step, name)
+    form = None if reading is None else find_affine_form(_replace_read(step, reading))
     if reading is None or form is None:
         return None
     gates, after = form.gates.clone(), form.after.clone()
-    outer = outer_state(step, name, gates, after)
-    if outer is None or after.inputs[SEEN].uses:
+    outer = extract_outer_products(step, name, gates, after)
+    if outer is None or after.inputs[READ].uses:
         return None
     layout = StateView(step.graph.inputs[name].shape, outer.order)
     if (
@@ -38,32 +47,32 @@ def parallel_delta(step: Step) -> ParallelForm | None:
         or not depends_on_gates(reading.query, gates)
     ):
         return None
-    values = _affine_values(gates, gates.outputs[f"v.{name}"])
+    values = _find_affine_value(gates, gates.outputs[f"v.{name}"])
     if values is None or values.a is None or values.b is None or values.a.shape[-1] != 1:
         return None
     gates.outputs[f"v.{name}"] = values.b
     gates.add_output(f"c.{name}", ops.expand(values.a, shape=(BATCH, layout.groups, 1)))
-    gates.add_output(f"w.{name}", layout.keys(move_into(reading.query, gates, {})))
-    if reaches(gates.inputs[SEEN], gates.outputs.values()):
+    gates.add_output(f"w.{name}", layout.keys(copy_value_into(reading.query, gates, {})))
+    if has_dependent(gates.inputs[READ], gates.outputs.values()):
         return None
-    return ParallelForm(prune(gates), prune(after), {name: replace(outer, changes=True)})
+    return ParallelForm(prune_unused(gates), prune_unused(after), {name: replace(outer, changes=True)})
 
 
-def _find_reading(step: Step, name: str) -> StateRead | None:
+def _find_read(step: Step, name: str) -> StateRead | None:
     """Return the reading (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
     Return None if there is none or more than one, or if the state enters by other ops than affine ones."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
     rules, forms, readings = (
-        Rules(graph.inputs[step.tokens[0]]),
-        {state: Diagonal(name, state.shape)},
+        AffineRules(graph.inputs[step.tokens[0]]),
+        {state: AffineValue(name, state.shape)},
         list[StateRead](),
     )
     for node in live_nodes(graph, [new]):
         if forms.keys().isdisjoint(node.inputs):
             continue
         if all(forms[v].b is None for v in node.inputs if v in forms):
-            reading = reading_of(node, forms, rules)
+            reading = match_read(node, forms, rules)
             if reading is not None:
                 readings.append(reading)
                 continue
@@ -74,22 +83,26 @@ def _find_reading(step: Step, name: str) -> StateRead | None:
     return readings[0] if len(readings) == 1 else None
 
 
-def _replace_reading(step: Step, reading: StateRead) -> Step:
-    """Return a copy of `step` with the result of `reading` as a further token input, named `SEEN`."""
+def _replace_read(step: Step, reading: StateRead) -> Step:
+    """Return a copy of `step` with the result of `reading` as a further token input, named `READ`."""
     graph, body = step.graph, Graph("step")
     node = next(n for n in graph.nodes if n.output.name == reading.node.output.name)
     for name in (*step.states, *step.tokens):
         body.add_input(name, graph.inputs[name].type)
     mapped: dict[Value, Value] = {graph.inputs[name]: body.inputs[name] for name in body.inputs}
-    mapped[node.output] = body.add_input(SEEN, node.output.type)
+    mapped[node.output] = body.add_input(READ, node.output.type)
     copy_into(body, graph, step.constants, dict(graph.outputs), mapped)
-    return Step(body, step.initial, (*step.tokens, SEEN))
+    return Step(body, step.initial, (*step.tokens, READ))
 
 
-def _affine_values(gates: Graph, values: Value) -> Diagonal | None:
-    """Return `values` as the form a ⊙ seen + b of the input `SEEN` of `gates`; None if they are not affine in it."""
-    seen = gates.inputs[SEEN]
-    rules, forms, dependent = Rules(next(iter(gates.inputs.values()))), {seen: Diagonal(SEEN, seen.shape)}, {seen}
+def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
+    """Return `values` as the form a ⊙ seen + b of the input `READ` of `gates`; None if they are not affine in it."""
+    seen = gates.inputs[READ]
+    rules, forms, dependent = (
+        AffineRules(next(iter(gates.inputs.values()))),
+        {seen: AffineValue(READ, seen.shape)},
+        {seen},
+    )
     for node in live_nodes(gates, [values]):
         read = dependent.intersection(v for v in node.inputs if v is not None)
         if read:

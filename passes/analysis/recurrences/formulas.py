@@ -17,7 +17,7 @@ _MOVES = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, op
 _ATOM = 4
 
 
-def formulas(step: Step) -> list[str]:
+def write_formulas(step: Step) -> list[str]:
     """Return the formulas of `step`, one string per new state and output; ops that only move elements are left out.
 
     Values with several readers get their own formulas, before those that use them.

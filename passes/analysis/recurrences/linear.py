@@ -17,15 +17,15 @@ from weft.ir.graph.step import NEXT, Step, live_nodes
 from weft.ir.op import Op
 from weft.ir.recipes.readers import Array
 
-from .affine import copy_into, reaches
-from .rows import keeps_rows
+from .affine import copy_into, has_dependent
+from .rows import is_rowwise
 
 # Largest number of blocks of an identity that run along with a state; number of keys up to which there may be more.
 MOST_BLOCKS, SMALL = 4, 16
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearPart:
     """The linear part L of one state of a step, in new state = L(state) + b.
 
     graph: computes L(state) as its output ``next`` from the inputs of the step, without the other states.
@@ -38,22 +38,22 @@ class Linear:
     columns: bool
 
 
-def linear_parts(step: Step) -> dict[str, Linear] | None:
+def find_linear_parts(step: Step) -> dict[str, LinearPart] | None:
     """Return the linear part of each state of `step`, by name; None if a state has none.
 
     Also None if rows of the batch depend on each other, or if L would be applied to more than `MOST_BLOCKS` times the
     columns of a state with more than `SMALL` keys, which costs more than a loop over the tokens.
     """
-    if not all(keeps_rows(node) for node in step.graph.nodes):
+    if not all(is_rowwise(node) for node in step.graph.nodes):
         return None
-    parts = {name: _linear_part(step, name) for name in step.states}
+    parts = {name: _find_linear_part(step, name) for name in step.states}
     return {name: part for name, part in parts.items() if part} if all(parts.values()) else None
 
 
-def _linear_part(step: Step, name: str) -> Linear | None:
+def _find_linear_part(step: Step, name: str) -> LinearPart | None:
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
-    if any(reaches(graph.inputs[other_state], [new]) for other_state in step.states if other_state != name):
+    if any(has_dependent(graph.inputs[other_state], [new]) for other_state in step.states if other_state != name):
         return None
     parts = {state: state}
     for node in live_nodes(graph, [new]):
@@ -80,7 +80,7 @@ def _linear_part(step: Step, name: str) -> Linear | None:
 Parts = Mapping[Value, Value]
 
 
-def _each(node: Node, parts: Parts) -> tuple[Value, ...] | None:
+def _emit_again(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     """Emit the node again on the linear part of its only operand."""
     return node.op.emit(parts[node.required("x")], **node.attrs)
 
@@ -94,7 +94,7 @@ def _pad(node: Node, parts: Parts) -> tuple[Value, ...]:
 
 
 def _cast_float(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    return _each(node, parts) if node.attrs["to"].is_float else None
+    return _emit_again(node, parts) if node.attrs["to"].is_float else None
 
 
 def _add(node: Node, parts: Parts) -> tuple[Value, ...]:
@@ -118,43 +118,43 @@ def _divide(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     return None if node.inputs[1] in parts else _multiply(node, parts)
 
 
-def _map(node: Node, parts: Parts) -> tuple[Value, ...] | None:
+def _multiply_weight(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     if not parts.keys().isdisjoint(node.inputs[1:]):
         return None
     return (ops.linear(parts[node.required("x")], node.required("weight")),)
 
 
 def _concat(node: Node, parts: Parts) -> tuple[Value, ...]:
-    return node.op.emit(*(_or_zero(v, parts) for v in node.inputs if v is not None), **node.attrs)
+    return node.op.emit(*(_get_part_or_zero(v, parts) for v in node.inputs if v is not None), **node.attrs)
 
 
-def _where(node: Node, parts: Parts) -> tuple[Value, ...] | None:
+def _select(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     condition, x, y = (v for v in node.inputs if v is not None)
     if condition in parts:
         return None
-    result = ops.where(condition, _or_zero(x, parts), _or_zero(y, parts))
+    result = ops.where(condition, _get_part_or_zero(x, parts), _get_part_or_zero(y, parts))
     return (result if result.shape == node.output.shape else ops.expand(result, shape=node.output.shape),)
 
 
-def _or_zero(value: Value, parts: Parts) -> Value:
+def _get_part_or_zero(value: Value, parts: Parts) -> Value:
     return parts[value] if value in parts else ops.affine(value, by=0.0)
 
 
 _VIEWS = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, ops.slice_, ops.split)
 _RULES: dict[Op, Callable[[Node, Parts], tuple[Value, ...] | None]] = {
-    **dict.fromkeys((*_VIEWS, ops.neg, ops.sum, ops.mean, ops.cumsum), _each),
+    **dict.fromkeys((*_VIEWS, ops.neg, ops.sum, ops.mean, ops.cumsum), _emit_again),
     **dict.fromkeys((ops.add, ops.sub), _add),
     **dict.fromkeys((ops.mul, ops.matmul), _multiply),
-    **{ops.affine: _scale, ops.pad: _pad, ops.cast: _cast_float, ops.div: _divide, ops.linear: _map},
-    **{ops.concat: _concat, ops.where: _where},
+    **{ops.affine: _scale, ops.pad: _pad, ops.cast: _cast_float, ops.div: _divide, ops.linear: _multiply_weight},
+    **{ops.concat: _concat, ops.where: _select},
 }
 
 
 # -- axes
 
 
-def _order_axes(step: Step, graph: Graph, name: str) -> Linear | None:
-    """Return `graph`, the map L of the state `name`, as a `Linear` with its axes ordered.
+def _order_axes(step: Step, graph: Graph, name: str) -> LinearPart | None:
+    """Return `graph`, the map L of the state `name`, as a `LinearPart` with its axes ordered.
 
     Return None unless L mixes exactly one axis, and this axis has at most `SMALL` indices or at most `MOST_BLOCKS`
     times the number of columns.
@@ -193,4 +193,4 @@ def _order_axes(step: Step, graph: Graph, name: str) -> Linear | None:
     if keys > SMALL and -(-keys // width) > MOST_BLOCKS:
         return None
     groups = [axis for axis in axes if axis not in (mixed[0], last)]
-    return Linear(graph, (0, *groups, mixed[0], *([last] if last else [])), bool(last))
+    return LinearPart(graph, (0, *groups, mixed[0], *([last] if last else [])), bool(last))

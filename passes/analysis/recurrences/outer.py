@@ -14,11 +14,11 @@ from weft.ir import Graph, Node, Value, ops
 from weft.ir.graph.step import BATCH, Step
 from weft.ir.types import Shape
 
-from .affine import Affine, Diagonal, Rules, copy_into
+from .affine import AffineRules, AffineStep, AffineValue, copy_into
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterProductState:
     """A state S that is a decayed sum of outer products of keys and values.
 
     order: the axes of the state in the order batch, groups, keys, values (several axes may form the groups).
@@ -40,14 +40,14 @@ class Outer:
 
 @dataclass(frozen=True)
 class ParallelForm:
-    """A form of a step that runs on many tokens at once: `gates` and `after` as in `Affine`.
+    """A form of a step that runs on many tokens at once: `gates` and `after` as in `AffineStep`.
 
-    `outer` maps each state to its `Outer`, or to None if the state must be computed at every token.
+    `outer` maps each state to its `OuterProductState`, or to None if the state must be computed at every token.
     """
 
     gates: Graph
     after: Graph
-    outer: dict[str, Outer | None]
+    outer: dict[str, OuterProductState | None]
 
 
 @dataclass
@@ -59,16 +59,16 @@ class StateRead:
     axis: int
 
 
-def parallel_form(step: Step, affine: Affine) -> ParallelForm:
+def derive_parallel_form(step: Step, affine: AffineStep) -> ParallelForm:
     """Return the parallel form of `step`, given its parts `affine`."""
     gates, after = affine.gates.clone(), affine.after.clone()
-    outer: dict[str, Outer | None] = {}
+    outer: dict[str, OuterProductState | None] = {}
     for name in step.states:
-        outer[name] = outer_state(step, name, gates, after)
-    return ParallelForm(prune(gates), prune(after), outer)
+        outer[name] = extract_outer_products(step, name, gates, after)
+    return ParallelForm(prune_unused(gates), prune_unused(after), outer)
 
 
-def prune(graph: Graph) -> Graph:
+def prune_unused(graph: Graph) -> Graph:
     """Return a copy of `graph` without the nodes and inputs that no output depends on."""
     copy = Graph(graph.name)
     copy_into(copy, graph, [*graph.inputs], dict(graph.outputs))
@@ -78,21 +78,21 @@ def prune(graph: Graph) -> Graph:
     return copy
 
 
-def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | None:
+def extract_outer_products(step: Step, name: str, gates: Graph, after: Graph) -> OuterProductState | None:
     """Return the form of the state `name` as a sum of outer products, or None, without a change, if it has none.
 
     Edit both graphs in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and the readings in
-    `after` by inputs (see `Outer`).
+    `after` by inputs (see `OuterProductState`).
     """
     state, old = after.inputs[f"new_{name}"], after.inputs[name]
-    readings = _find_readings(step, state, after)
+    readings = _find_reads(step, state, after)
     a, b = (gates.outputs.get(f"{part}.{name}") for part in "ab")
     if old.uses or not readings or b is None or len({r.axis for r in readings}) != 1:
         return None
     if not all(depends_on_gates(r.query, gates) for r in readings):
         return None
     shape, keys = state.shape, readings[0].axis
-    factors = [pad_rank(f, len(shape)) for f in _factors(b)]
+    factors = [pad_rank(f, len(shape)) for f in _split_factors(b)]
     scales = [pad_rank(v, len(shape)) for v in ([] if a is None else [a])]
     queries = [r.query for r in readings]
 
@@ -110,27 +110,27 @@ def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | No
     del gates.outputs[f"b.{name}"]
     if a is not None:
         gates.outputs[f"a.{name}"] = layout.keys(scales[0], whole=False)
-    gates.add_output(f"k.{name}", layout.keys(_product([f for f in factors if f.shape[values] == 1], gates, step)))
-    gates.add_output(f"v.{name}", layout.values(_product([f for f in factors if f.shape[values] != 1], gates, step)))
+    gates.add_output(f"k.{name}", layout.keys(_multiply([f for f in factors if f.shape[values] == 1], gates, step)))
+    gates.add_output(f"v.{name}", layout.values(_multiply([f for f in factors if f.shape[values] != 1], gates, step)))
     copies: dict[Value, Value] = {}
     for i, reading in enumerate(readings):
-        query = move_into(reading.query, gates, copies)
+        query = copy_value_into(reading.query, gates, copies)
         gates.add_output(f"q{i}.{name}", layout.keys(query))
         result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, layout.groups, shape[values]))
         with after.inserting(before=reading.node):
             placed = layout.place(result, reading.node.output.shape)
         reading.node.output.replace_uses(placed)
-    return Outer(order, layout.groups, len(readings))
+    return OuterProductState(order, layout.groups, len(readings))
 
 
-def _find_readings(step: Step, state: Value, after: Graph) -> list[StateRead]:
+def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:
     """Return the readings (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if another op reads it."""
-    rules, readings = Rules(after.inputs[step.tokens[0]]), list[StateRead]()
-    forms = {state: Diagonal("", state.shape)}
+    rules, readings = AffineRules(after.inputs[step.tokens[0]]), list[StateRead]()
+    forms = {state: AffineValue("", state.shape)}
     for node in list(after.nodes):
         if forms.keys().isdisjoint(node.inputs):
             continue
-        reading = reading_of(node, forms, rules)
+        reading = match_read(node, forms, rules)
         if reading is not None:
             readings.append(reading)
         elif (form := rules.form(node, forms)) is not None and form.b is None and form.shape == state.shape:
@@ -140,7 +140,7 @@ def _find_readings(step: Step, state: Value, after: Graph) -> list[StateRead]:
     return [] if any(v in forms for v in after.outputs.values()) else readings
 
 
-def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> StateRead | None:
+def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) -> StateRead | None:
     operands = [v for v in node.inputs if v is not None]
     operand_forms = [forms.get(v) for v in operands]
     form = next(f for f in operand_forms if f is not None)
@@ -164,16 +164,16 @@ def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> StateR
     return StateRead(node, query if form.a is None else ops.mul(form.a, query), rank - 2 if state_index else rank - 1)
 
 
-def _factors(value: Value) -> list[Value]:
+def _split_factors(value: Value) -> list[Value]:
     """Return the factors of `value`, a product of nested `mul` nodes; [value] if it is not a product."""
     node = value.producer
     if node is None or node.op is not ops.mul:
         return [value]
-    return [f for v in node.inputs if v is not None for f in _factors(v)]
+    return [f for v in node.inputs if v is not None for f in _split_factors(v)]
 
 
-def _product(factors: Sequence[Value], gates: Graph, step: Step) -> Value:
-    product = factors[0] if factors else Rules(gates.inputs[step.tokens[0]]).fill()
+def _multiply(factors: Sequence[Value], gates: Graph, step: Step) -> Value:
+    product = factors[0] if factors else AffineRules(gates.inputs[step.tokens[0]]).fill()
     for factor in factors[1:]:
         product = ops.mul(product, factor)
     return product
@@ -194,7 +194,7 @@ def depends_on_gates(value: Value, gates: Graph) -> bool:
     return all(depends_on_gates(v, gates) for v in value.producer.inputs if v is not None)
 
 
-def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
+def copy_value_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
     """Copy `value` of the graph `after`, with the nodes that compute it, into `gates`; return the copy.
 
     Inputs become the inputs of `gates` with the same names. `mapped` caches copies by original and is updated.
@@ -205,7 +205,7 @@ def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
         name = next(n for n, v in value.graph.inputs.items() if v is value)
         return gates.inputs[name]
     node = value.producer
-    operands = [None if v is None else move_into(v, gates, mapped) for v in node.inputs]
+    operands = [None if v is None else copy_value_into(v, gates, mapped) for v in node.inputs]
     copy = gates.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], [v.name for v in node.outputs])
     mapped.update(zip(node.outputs, copy.outputs, strict=True))
     return mapped[value]
@@ -242,7 +242,7 @@ class StateView:
     def place(self, read: Value, shape: Shape) -> Value:
         """Return `read` [batch, groups, values] with the axes in the state's order, reshaped to `shape`."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
-        x = _transpose(x, _inverse(self.order))
+        x = _transpose(x, _invert_permutation(self.order))
         return x if x.shape == shape else ops.reshape(x, shape=shape)
 
 
@@ -259,6 +259,6 @@ def _transpose(x: Value, axes: Sequence[int]) -> Value:
     return ops.transpose(x, axes=tuple(axes))
 
 
-def _inverse(order: Iterable[int]) -> list[int]:
+def _invert_permutation(order: Iterable[int]) -> list[int]:
     places = list(order)
     return [places.index(axis) for axis in range(len(places))]

@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 
 from ...edits.edit import backward_slice
-from ..states import caches
+from ..states import find_caches
 
 SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels support besides the dense one
 
 
-def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
+def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
     """Return the nodes that compute `biases`, in graph order: with the iotas they read, without nodes with a cache.
 
     Raises:
         WeftError: if another node also reads one of these iotas, which count the keys.
     """
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
-    makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if caches(n))]))
+    makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if find_caches(n))]))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
     for v, node in counts.items():
         if node in makers and not makers.issuperset(v.users):
@@ -27,7 +27,7 @@ def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
     return [n for n in graph.nodes if n in makers]
 
 
-def explain_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
+def explain_unsupported_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
     """Return a reason (str) why no kernel computes the scores of a causal attention without a mask; None if one does.
 
     Kernels support dense attention without a bias or with ALiBi of the positions, and `SPARSE_PATTERNS` if `keep_first`

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.types.sizes import Size
 
-from ..states import tokens_of
+from ..states import find_tokens
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
 _ALONG_AXES = {
@@ -19,12 +19,12 @@ _ALONG_AXES = {
 }
 
 
-def token_axes(graph: Graph) -> Tokens | None:
+def find_token_axes(graph: Graph) -> Tokens | None:
     """Return the sizes (batch, seq) of the graph's input of tokens; without one, those of the first causal attention.
 
     Return None if `graph` has neither.
     """
-    if (ids := tokens_of(graph)) is not None and len(ids.shape) > 1:
+    if (ids := find_tokens(graph)) is not None and len(ids.shape) > 1:
         return ids.shape[0], ids.shape[1]
     for node in graph.nodes:
         if node.op is ops.attention and node.attrs["causal"]:
@@ -32,18 +32,18 @@ def token_axes(graph: Graph) -> Tokens | None:
     return None
 
 
-def carries(value: Value | None, tokens: Tokens) -> bool:
+def has_token_axes(value: Value | None, tokens: Tokens) -> bool:
     """Return whether `value` is not a parameter and its first two axes are `tokens`."""
     return value is not None and not isinstance(value, Param) and value.shape[:2] == tokens
 
 
-def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
+def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     """Return the indices of the operands of `node` that carry tokens; None if it mixes tokens, or may mix them.
 
     The other operands are the same for every token.
     """
-    rows = tuple(i for i, v in enumerate(node.inputs) if carries(v, tokens))
-    if not rows or not all(carries(v, tokens) for v in node.outputs):
+    rows = tuple(i for i, v in enumerate(node.inputs) if has_token_axes(v, tokens))
+    if not rows or not all(has_token_axes(v, tokens) for v in node.outputs):
         return None
     op, x = node.op, node.inputs[0]
     if Trait.ELEMENTWISE in op.traits:
@@ -56,7 +56,9 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if op in _ALONG_AXES:
-        return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None
+        return (
+            rows if x is not None and len(rows) == len(node.inputs) and _has_feature_axes(node, len(x.shape)) else None
+        )
     if op is ops.expand:
         return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
     if op is ops.gather:
@@ -85,6 +87,6 @@ def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
     return axis < 0 or value.shape[axis] == 1
 
 
-def _beyond_tokens(node: Node, rank: int) -> bool:
+def _has_feature_axes(node: Node, rank: int) -> bool:
     axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
     return all(a % rank >= 2 for a in axes)

@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, rebuild_node
+from ...edits.edit import erase_unused, rebuild_node
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class AlibiAsDimension(Pass):
             if (reason := _find_obstacle(node, alibi)) is not None:
                 trace.refuse(self.name, node.output.name, reason)
                 continue
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
             _append_alibi(node, alibi)
             biases[alibi] = None
-        erase_unread(graph, biases)
+        erase_unused(graph, biases)
 
 
 def _find_obstacle(node: Node, alibi: Node) -> str | None:

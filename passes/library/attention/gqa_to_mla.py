@@ -9,10 +9,10 @@ from weft.ir.ops.latent import emit_expanded
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
 
-from ...analysis.projections import Branch, branch_of, slice_rows, unpack_branch
+from ...analysis.projections import Branch, find_branch, slice_rows, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import add_scope, backward_slice, derive_param, erase_unread, replace_uses
+from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ..heads.head_layout import HeadLayout, find_obstacle
 
 _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `emit_expanded` sets
@@ -62,7 +62,7 @@ class GqaToMla(Pass):
             if (reason := _convert_attention(node)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, name)
+                trace.record_rewrite(self.name, name)
 
 
 def _convert_attention(node: Node) -> str | None:
@@ -76,12 +76,16 @@ def _convert_attention(node: Node) -> str | None:
         return "every query head has its own KV head"
     branches: dict[str, Branch] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         ropes = sum(n.op is ops.rope for n in branch.between)
         unchanged = HeadLayout(tuple(range(count)), branch.start.width // count)
-        if (reason := find_obstacle(branch, unchanged)) is not None or not branch.plain or ropes > (role != "v"):
+        if (
+            (reason := find_obstacle(branch, unchanged)) is not None
+            or not branch.has_plain_path
+            or ropes > (role != "v")
+        ):
             return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
         branches[role] = branch
     x, d = branches["k"].linear.inputs[0], branches["k"].start.width // kv_heads
@@ -112,7 +116,7 @@ def _convert_attention(node: Node) -> str | None:
         y = emit_expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
     old_nodes = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
     replace_uses(node.output, y)
-    erase_unread(node.graph, old_nodes)
+    erase_unused(node.graph, old_nodes)
     return None
 
 

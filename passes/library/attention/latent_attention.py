@@ -15,7 +15,7 @@ from ...analysis.index_tracking import trace_sources
 from ...analysis.projections import is_zero, slice_rows, split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import add_scope, backward_slice, derive_param, erase_unread, replace_uses
+from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ..heads.head_layout import take_rows
 
 _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
@@ -154,7 +154,7 @@ class MlaExpand(Pass):
             if (reason := _expand_attention(node)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, name)
+                trace.record_rewrite(self.name, name)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, 
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
         return
-    trace.fired(rule, node.output.name)
+    trace.record_rewrite(rule, node.output.name)
     graph, heads, q = node.graph, node.attrs["heads"], node.operand("q")
     assert q is not None
     attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
@@ -288,12 +288,12 @@ def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | No
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)
-    erase_unread(graph, old_nodes)
+    erase_unused(graph, old_nodes)
     for split in [n for n in old_nodes if not n.erased and n.op is ops.split]:
         source = split.inputs[0]
         has_only_readers = source is not None and source.producer is not None and source.producer.op is ops.linear
         if has_only_readers and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
-            erase_unread(graph, [v.producer for v in split_linear(split) if v.producer is not None])
+            erase_unused(graph, [v.producer for v in split_linear(split) if v.producer is not None])
 
 
 def _expand_attention(node: Node) -> str | None:

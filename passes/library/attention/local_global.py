@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.layers import expand_pattern, self_attentions
-from ...analysis.rotary import check_scaling, reference_rope, rotations_of, set_frequencies
+from ...analysis.layers import expand_pattern, find_self_attentions
+from ...analysis.rotary import check_scaling, find_exclusive_ropes, make_rope_reference, set_frequencies
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
@@ -66,14 +66,14 @@ class LocalGlobal(Pass):
                 trace.refuse(self.name, node.output.name, f"{kind} defines its visible keys")
             elif {**node.attrs, **new_attrs} != node.attrs:
                 node.attrs.update(new_attrs)
-                trace.fired(self.name, node.output.name)
+                trace.record_rewrite(self.name, node.output.name)
         for role_layers, theta in self._list_bases(layers):
-            for rope, recipe in rotations_of(graph, role_layers, self.name, trace).items():
+            for rope, recipe in find_exclusive_ropes(graph, role_layers, self.name, trace).items():
                 rebased = replace(recipe, theta=theta)
                 check_scaling(rebased, self.name)
                 if recipe != rebased:
                     set_frequencies(rope, rebased)
-                    trace.fired(self.name, rope.output.name)
+                    trace.record_rewrite(self.name, rope.output.name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check every layer against the definition: keys within the window or all keys, and RoPE with the given base
@@ -90,11 +90,11 @@ class LocalGlobal(Pass):
             if node.op is ops.attention and node.attrs["pattern"] == "dense":
                 references[node.output.name] = partial(attend, is_visible[role])
         for layers, theta in self._list_bases(self._find_roles(before)):
-            for rope, recipe in rotations_of(before, layers, self.name, Trace()).items():
+            for rope, recipe in find_exclusive_ropes(before, layers, self.name, Trace()).items():
                 same_attrs = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
                 new_attrs = replace(recipe, theta=theta)
-                references[rope.output.name] = reference_rope(new_attrs, by_name[rope.output.name], **same_attrs)
-        equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
+                references[rope.output.name] = make_rope_reference(new_attrs, by_name[rope.output.name], **same_attrs)
+        equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _find_roles(self, graph: Graph) -> dict[Node, str]:
         """Return the role, ``local`` or ``global``, of each self-attention of `graph`.
@@ -102,7 +102,7 @@ class LocalGlobal(Pass):
         Raises:
             WeftError: if `graph` has none, or the pattern cannot be parsed.
         """
-        attentions = self_attentions(graph, self.name)
+        attentions = find_self_attentions(graph, self.name)
         try:
             return dict(zip(attentions, expand_pattern(self.pattern, len(attentions)), strict=True))
         except WeftError as e:

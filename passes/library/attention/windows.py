@@ -36,7 +36,7 @@ def restrict_attentions(graph: Graph, trace: Trace, name: str, layers: Layers, *
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
         elif {**node.attrs, **attrs} != node.attrs:
             node.attrs.update(attrs)
-            trace.fired(name, node.output.name)
+            trace.record_rewrite(name, node.output.name)
 
 
 def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Visibility, tokens: int) -> None:
@@ -48,13 +48,13 @@ def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visi
     changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
     inputs = sample_inputs(before, equivalence, tokens)
     references = {n.output.name: partial(attend, visible) for n in changed}
-    equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
+    equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
 
 def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
     """Return random inputs by name, with `tokens` tokens and source tokens, or the model's maximum if that is less."""
     source_tokens = min(tokens, graph.meta.get("max_source_positions") or tokens)
-    return equivalence.inputs(graph, seq=cap_positions(graph, tokens), source=source_tokens)
+    return equivalence.make_inputs(graph, seq=cap_positions(graph, tokens), source=source_tokens)
 
 
 def check_minimum(name: str, least: int, **arguments: int) -> None:
@@ -111,7 +111,7 @@ class SlidingWindow(Pass):
                 trace.refuse(self.name, name, f"its window of {window} keys is narrower")
             elif (window, node.attrs["keep_first"]) != (self.size, self.keep_first):
                 node.attrs.update(window=self.size, keep_first=self.keep_first)
-                trace.fired(self.name, name)
+                trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that sequences within the window give the same outputs and longer ones match the definition (wide
@@ -121,7 +121,7 @@ class SlidingWindow(Pass):
         free_lengths = all(names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
         if free_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
             inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
-            equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+            equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
         checked = self if self.size + 3 <= LONGEST_CHECK else replace(self, size=3, keep_first=min(self.keep_first, 2))
         after = after if checked is self else apply_pass(before, checked)
         size, keep_first = checked.size, checked.keep_first

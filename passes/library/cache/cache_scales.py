@@ -15,8 +15,8 @@ from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes
 
-from ...analysis.rotary import rotations
-from ...analysis.states import has_state, specs
+from ...analysis.rotary import find_ropes
+from ...analysis.states import find_specs, has_state
 from ...fitting.calibration import Activations
 from .head_maps import HeadMap, balance_moments, build_rotation
 
@@ -167,7 +167,7 @@ class _StoredRowsCollector:
     def rotated_nodes(self) -> list[Node]:
         """Return the `rope` nodes of queries and keys whose positions are the input position_ids."""
         at = self.node.graph.inputs.get("position_ids")
-        return [rope for rope in rotations(self.node) if rope.operand("positions") is at]
+        return [rope for rope in find_ropes(self.node) if rope.operand("positions") is at]
 
     def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
         """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
@@ -238,7 +238,7 @@ class _StoredRowsCollector:
             x, table = (self._read_value(rope.required(name)) for name in ("x", "frequencies"))
             operands = zip(x, self._positions, table, strict=True)
             rotated[rope.output] = [np.asarray(ops.rope.reference(*xs, **rope.attrs)) for xs in operands]
-        with self._activations.assumed(rotated):
+        with self._activations.assume_values(rotated):
             queries, keys = (self._activations(self.node.required(name)) for name in "qk")
         return [(self._split_queries(q), self._split_heads(k)) for q, k in zip(queries, keys, strict=True)]
 
@@ -322,7 +322,7 @@ def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
 def _drop_past(graph: Graph, node: Node) -> Node:
     """Replace `node` by the same op without a past, and return the new node."""
-    absent_names = {spec.taken for spec in specs(node)} | {spec.positions for spec in specs(node)}
+    absent_names = {spec.taken for spec in find_specs(node)} | {spec.positions for spec in find_specs(node)}
     operands = [None if o.name in absent_names else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
     attrs = {**node.attrs, **({"rolling": False} if "rolling" in node.attrs else {})}
     with graph.inserting(before=node):

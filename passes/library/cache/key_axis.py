@@ -8,7 +8,7 @@ from __future__ import annotations
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.types import sizes
 
-from ...analysis.states import caches
+from ...analysis.states import find_caches
 from ...edits.edit import backward_slice
 
 
@@ -35,7 +35,7 @@ class BiasExtension:
             Raises:
                 WeftError: if it cannot be extended.
         """
-        if bias is None or (bias.producer is not None and caches(bias.producer)):
+        if bias is None or (bias.producer is not None and find_caches(bias.producer)):
             return bias
         counts = [n.output for n in self.bias_nodes if n.op is ops.iota]
         dependencies = {*backward_slice([bias], counts), *(v.producer for v in counts)}

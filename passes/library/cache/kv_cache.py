@@ -15,9 +15,17 @@ from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.states import SOURCE, add_state_io, cache_owner, caches, has_state, states, taken_states
-from ...analysis.tokens.scores import bias_makers
-from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
+from ...analysis.states import (
+    SOURCE,
+    add_state_io,
+    find_cache_owner,
+    find_caches,
+    find_state_inputs,
+    find_states,
+    has_state,
+)
+from ...analysis.tokens.scores import find_bias_nodes
+from ...analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
@@ -75,11 +83,11 @@ class KvCache(Pass):
     tradeoff = "each call also moves keys, values and states in and out; in return later calls compute less"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        tokens = token_axes(graph)
+        tokens = find_token_axes(graph)
         if tokens is not None:
             _check_causal(graph, tokens)
-        attentions = [n for n in graph.nodes if caches(n)]
-        recurrences = [n for n in graph.nodes if states(n)]
+        attentions = [n for n in graph.nodes if find_caches(n)]
+        recurrences = [n for n in graph.nodes if find_states(n)]
         if tokens is None or not attentions + recurrences:
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
         bias_nodes, comparing = _list_bias_nodes(graph), _list_comparing_nodes(graph, tokens)
@@ -94,9 +102,9 @@ class KvCache(Pass):
             raise WeftError(f"kv-cache: input {positions!r} should be a position per token, {list(tokens)}")
         keys = BiasExtension(graph, mask, positions, bias_nodes)
         pasts, counters = dict[Node, dict[str, Value]](), Counter[str]()
-        for node, first in [(node, cache_owner(node)) for node in attentions]:
-            trace.fired(self.name, node.output.name)
-            operands: dict[str, Value | None] = {caches(node)[0].positions: positions}
+        for node, first in [(node, find_cache_owner(node)) for node in attentions]:
+            trace.record_rewrite(self.name, node.output.name)
+            operands: dict[str, Value | None] = {find_caches(node)[0].positions: positions}
             if node.op is ops.attention:
                 operands["bias"] = keys.extend(node.operand("bias"))
             if node.op in _MASKED_OPS:
@@ -108,13 +116,13 @@ class KvCache(Pass):
         # Only now: several biases may be computed from the same counts.
         keys.drop_unused()
         for node in recurrences:
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
             add_state_io(graph, node, counters, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every way to cut a sequence into calls (two ways above a million parameters) equals the full pass."""
         tokens = cap_positions(before, 6)
-        inputs = equivalence.inputs(before, seq=tokens)
+        inputs = equivalence.make_inputs(before, seq=tokens)
         if "attention_mask" in inputs:
             # No padding: states of constant size cannot ignore tokens.
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
@@ -122,7 +130,7 @@ class KvCache(Pass):
         for cuts in _list_cuts(before, tokens):
             chunked = run_in_chunks(equivalence, after, inputs, cuts, calls)
             try:
-                equivalence.same(full_pass, {name: chunked[name] for name in full_pass}, EXACT)
+                equivalence.check_close(full_pass, {name: chunked[name] for name in full_pass}, EXACT)
             except WeftError as e:
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
 
@@ -147,11 +155,11 @@ def run_in_chunks(
     total = sum(cuts)
     if () not in calls:
         # Capacity for three more tokens: slots without a token must not matter.
-        samples = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
+        samples = equivalence.make_inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
         calls[()] = (
             {
                 name: np.full_like(samples[name], spec.initial) if spec.growth is Growth.CONSTANT else samples[name]
-                for spec, name, _ in taken_states(graph)
+                for spec, name, _ in find_state_inputs(graph)
             },
             {},
         )
@@ -173,7 +181,7 @@ def _run_call(
     shared = {k: v for k, v in inputs.items() if k not in call}
     rows = {k: v[:, start:stop] for k, v in shared.items() if k not in SOURCE and v.shape[:2] == (batch, total)}
     results = equivalence.run(graph, {**shared, **rows, **call, **past})
-    presents = {present: name for _, name, present in taken_states(graph)}
+    presents = {present: name for _, name, present in find_state_inputs(graph)}
     # New dicts: `calls` keeps the progress of every shorter run of calls.
     past = past | {presents[name]: array for name, array in results.items() if name in presents}
     outputs = outputs | {
@@ -196,7 +204,7 @@ def cap_positions(graph: Graph, tokens: int) -> int:
 
 def _list_cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
     """Return the ways, tuples of lengths, to cut `total` (at most 6) tokens into calls in the check of `graph`."""
-    tokens = token_axes(graph)
+    tokens = find_token_axes(graph)
     if tokens is not None and _list_comparing_nodes(graph, tokens):
         return [(total,)]
     small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
@@ -218,7 +226,7 @@ def _list_compositions(n: int) -> Iterator[tuple[int, ...]]:
 def _list_bias_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of `graph`, in order, that compute biases of causal attentions."""
     causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
-    return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
+    return find_bias_nodes(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 
 
 def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
@@ -228,7 +236,7 @@ def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
     for node in graph.nodes:
         if not contents.isdisjoint(node.inputs):
             contents.update(node.outputs)
-        mixes = any(carries(v, tokens) for v in node.inputs) and tokenwise(node, tokens) is None
+        mixes = any(has_token_axes(v, tokens) for v in node.inputs) and find_token_operands(node, tokens) is None
         if Trait.COMPARES in node.op.traits or (mixes and node not in bias_nodes and node.output not in contents):
             comparing.append(node)
     return comparing
@@ -249,8 +257,8 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
                     f"kv-cache: {node!r} (%{node.output.name}) is causal over keys that are not its own tokens"
                 )
             continue
-        reads_tokens = any(carries(v, tokens) for v in node.inputs)
-        if reads_tokens and tokenwise(node, tokens) is None and node not in supported:
+        reads_tokens = any(has_token_axes(v, tokens) for v in node.inputs)
+        if reads_tokens and find_token_operands(node, tokens) is None and node not in supported:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
                 f"{COUNTING_REMEDY if node.op in (ops.iota, ops.cumsum) else MIXING_REMEDY}"
@@ -264,7 +272,7 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
         WeftError: if one does.
     """
     for node in graph.nodes:
-        if node.attrs.get("causal") is False and len([v for v in node.inputs if carries(v, tokens)]) > 1:
+        if node.attrs.get("causal") is False and len([v for v in node.inputs if has_token_axes(v, tokens)]) > 1:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) is not causal: later tokens "
                 f"change what earlier ones see, so nothing can be cached; make it causal, or {NO_CACHE_REMEDY}"

@@ -11,11 +11,11 @@ from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
 from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
-from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
+from ...analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, erase_unread, replace_uses
+from ...edits.edit import backward_slice, erase_unused, replace_uses
 
 SCOPE = "last_token"
 
@@ -54,19 +54,19 @@ class LastTokenLogits(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        tokens = token_axes(graph)
+        tokens = find_token_axes(graph)
         missing_inputs = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
         if missing_inputs:
             raise WeftError(
                 f"last-token-logits: graph {graph.name} has no input {missing_inputs[0]}; run kv-cache before it"
             )
-        if tokens is None or not carries(graph.outputs.get("logits"), tokens):
+        if tokens is None or not has_token_axes(graph.outputs.get("logits"), tokens):
             raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
         narrowed = _list_narrowable_nodes(graph, tokens)
         rows = _LastTokens(graph, tokens, next(iter(graph.nodes)))
         logits = graph.outputs["logits"]
         for node in narrowed:
-            row_operands = tokenwise(node, tokens) or ()
+            row_operands = find_token_operands(node, tokens) or ()
             operands = list(node.inputs)
             for i in row_operands:
                 operands[i] = rows.gather_before(node, operands[i])
@@ -75,7 +75,7 @@ class LastTokenLogits(Pass):
                 new_outputs = node.op.emit(*operands, **attrs)
             for old, new in zip(node.outputs, new_outputs, strict=True):
                 rows.gathered[old] = new
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
         if not narrowed:
             with graph.inserting(after=logits.producer) if logits.producer else graph.scope(""):
                 rows.gather(logits)
@@ -85,16 +85,16 @@ class LastTokenLogits(Pass):
             for v in node.outputs:
                 replace_uses(v, rows.gathered[v])
         graph.outputs["logits"] = final
-        erase_unread(graph, narrowed)
+        erase_unused(graph, narrowed)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The logits are the rows of the full logits, for right-padded rows of different lengths."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
         index = inputs["attention_mask"].sum(1) - 1 - inputs["position_ids"][:, 0]
         batch = np.arange(len(index))
         full["logits"] = full["logits"][batch, index.clip(min=0)][:, None]
-        equivalence.same(full, last, EXACT)
+        equivalence.check_close(full, last, EXACT)
 
 
 def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
@@ -105,7 +105,7 @@ def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
         outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
         users = [n for v in node.outputs for n in v.users]
         only_logits = all(n in narrowable for n in users) and all(name == "logits" for name in outputs)
-        if only_logits and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:
+        if only_logits and (users or logits in node.outputs) and find_token_operands(node, tokens) is not None:
             narrowable[node] = None
     return list(reversed(narrowable))
 

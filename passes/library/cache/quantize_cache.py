@@ -17,12 +17,12 @@ from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
 
-from ...analysis.states import cache_owner, cache_sharers, caches
+from ...analysis.states import find_cache_owner, find_cache_sharers, find_caches
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
-from ...fitting.calibration import sampled_tokens
+from ...fitting.calibration import sample_tokens
 from .cache_scales import FittedCache, Granularity, fit_caches, remove_caches
 from .head_maps import insert_maps
 
@@ -92,17 +92,17 @@ class QuantizeCache(Pass):
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
         selected = list[list[Node]]()
         for node in graph.nodes:
-            if not caches(node) or cache_owner(node) is not node:
+            if not find_caches(node) or find_cache_owner(node) is not node:
                 continue
             if (reason := self._find_obstacle(node)) is None:
-                selected.append(cache_sharers(node))
+                selected.append(find_cache_sharers(node))
             else:
                 trace.refuse(self.name, node.output.name, reason)
         if not selected:
             if not trace.refusals:
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
-        texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
+        texts = sample_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
         fits = list[FittedCache]()
         for fit in fit_caches(graph, selected, texts, self.bits, self.per):
             fits.append(fit)
@@ -115,11 +115,11 @@ class QuantizeCache(Pass):
                 name: _add_param(first, name, scale, FittedScales)
                 for name, scale in zip(("k_scale", "v_scale"), fit.scales, strict=False)
             }
-            for spec in caches(first):
+            for spec in find_caches(first):
                 if (past := first.operand(spec.taken)) is not None:
                     past.type = past.type.with_dtype(CODES[self.bits])
             for node in nodes:
-                trace.fired(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
+                trace.record_rewrite(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
 
     def _find_obstacle(self, node: Node) -> str | None:
         """Return a reason (str) why the cache of `node` cannot be quantized; None if it can."""
@@ -127,10 +127,10 @@ class QuantizeCache(Pass):
             return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
-        pasts = (node.operand(spec.taken) for spec in caches(node))
-        if any(past is not None and not {*past.users} <= {*cache_sharers(node)} for past in pasts):
+        pasts = (node.operand(spec.taken) for spec in find_caches(node))
+        if any(past is not None and not {*past.users} <= {*find_cache_sharers(node)} for past in pasts):
             return "another attention also writes its cache"
-        widths = {spec.type.shape[3] for spec in caches(node)}
+        widths = {spec.type.shape[3] for spec in find_caches(node)}
         if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
             return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} features"
         return None
@@ -145,9 +145,9 @@ class QuantizeCache(Pass):
             for key in maps:  # matrices that have inverses
                 equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
             first, second = (remove_caches(graph)[0] for graph in (before, plain))
-            inputs = equivalence.inputs(first)
-            equivalence.same(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
-        staged, inputs = equivalence.stage(after), equivalence.inputs(after)
+            inputs = equivalence.make_inputs(first)
+            equivalence.check_close(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
+        staged, inputs = equivalence.randomize_weights(after), equivalence.make_inputs(after)
         references, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
         for node in staged.nodes:
             if node.attrs.get("cache_bits") is None or node.output.name in quantized_before:
@@ -157,7 +157,7 @@ class QuantizeCache(Pass):
                 operand_scales, code_range(node.attrs["cache_bits"])
             )
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
-            for spec, scale in zip(caches(node), _reshape_scales(node, operand_scales), strict=False):
+            for spec, scale in zip(find_caches(node), _reshape_scales(node, operand_scales), strict=False):
                 if (past := node.operand(spec.taken)) is not None:
                     name = next(name for name, v in staged.inputs.items() if v is past)
                     dequantized[name] = inputs[name] * scale
@@ -165,7 +165,7 @@ class QuantizeCache(Pass):
         for name, value in staged.outputs.items():
             if value.name in scales:
                 expected[name] = np.round(expected[name] / scales[value.name])
-        equivalence.same(expected, equivalence.run(after, inputs), EXACT)
+        equivalence.check_close(expected, equivalence.run(after, inputs), EXACT)
 
 
 def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
@@ -174,7 +174,7 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
     for node in _list_quantized_nodes(copy):
         if node.output.name in unchanged:
             continue
-        for spec in caches(node):
+        for spec in find_caches(node):
             if (past := node.operand(spec.taken)) is not None:
                 past.type = past.type.with_dtype(node.required("k").type.dtype)
         rebuild_node(node, {"k_scale": None, "v_scale": None}, cache_bits=None)

@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.op import Growth
 from weft.ir.types import sizes
 
-from ...analysis.states import caches, has_state, taken_states
+from ...analysis.states import find_caches, find_state_inputs, has_state
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -71,7 +71,7 @@ class RollingBuffer(Pass):
                 continue
             for past in _list_pasts(node):
                 past.type = past.type.with_axis(2, size)
-            trace.fired(self.name, rebuild_node(node, rolling=True).output.name)
+            trace.record_rewrite(self.name, rebuild_node(node, rolling=True).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
@@ -120,7 +120,7 @@ class FullCaches(Pass):
         for node in filter(is_rolling, graph.nodes):
             for past in _list_pasts(node):
                 past.type = past.type.with_axis(2, sizes.sym("capacity"))
-            trace.fired(self.name, rebuild_node(node, rolling=False).output.name)
+            trace.record_rewrite(self.name, rebuild_node(node, rolling=False).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no cache rolls")
 
@@ -135,12 +135,12 @@ def is_rolling(node: Node) -> bool:
 
 
 def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence: EquivalenceCheck) -> None:
-    capacities = (spec.type.shape[2] for spec, _, _ in taken_states(rolling) if spec.growth is Growth.WINDOW)
+    capacities = (spec.type.shape[2] for spec, _, _ in find_state_inputs(rolling) if spec.growth is Growth.WINDOW)
     total = max((size for size in capacities if isinstance(size, int)), default=0) + 4
     total = cap_positions(before, total if total <= _LONGEST_TRIAL else 6)
-    inputs = equivalence.inputs(before, seq=total)
+    inputs = equivalence.make_inputs(before, seq=total)
     for cuts in _list_cuts(total):
-        equivalence.same(
+        equivalence.check_close(
             run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
         )
 
@@ -156,7 +156,7 @@ def _compute_capacity(node: Node, slack: int) -> int | None:
 
 def _list_pasts(node: Node) -> list[Value]:
     """Return the operands of `node` that are past caches."""
-    return [past for spec in caches(node) if (past := node.operand(spec.taken)) is not None]
+    return [past for spec in find_caches(node) if (past := node.operand(spec.taken)) is not None]
 
 
 def _list_cuts(total: int) -> Iterable[tuple[int, ...]]:

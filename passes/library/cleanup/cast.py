@@ -8,7 +8,7 @@ from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.ops.loops import cast_step
 
-from ...analysis.states import sum_operands
+from ...analysis.states import find_sum_operands
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -91,15 +91,15 @@ class CastDtype(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Exact arithmetic knows no dtypes: the outputs are the same."""
-        inputs = equivalence.inputs(before)
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+        inputs = equivalence.make_inputs(before)
+        equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
 
 def _is_f32_operand(node: Node, operand: int) -> bool:
     """Return whether operand number `operand` of `node` stays f32: rotary frequencies, cache scales, state sums."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
-    return frequencies or codes or operand in sum_operands(node)
+    return frequencies or codes or operand in find_sum_operands(node)
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:

@@ -55,7 +55,7 @@ class Cse(Pass):
                 continue
             first = params.setdefault((p.type, spell_recipe(p.recipe)), p)
             if first is not p:
-                trace.fired("equal parameters", p.name)
+                trace.record_rewrite("equal parameters", p.name)
                 p.replace_uses(first)
                 graph.erase_param(p)
         indices: dict[Value | None, int] = {None: -1}
@@ -68,7 +68,7 @@ class Cse(Pass):
             attrs = tuple((k, repr(v)) for k, v in node.attrs.items())  # repr distinguishes 0.0 from -0.0
             first_equal = nodes.setdefault((node.op.name, tuple(operands), attrs), node)
             if first_equal is not node:
-                trace.fired("equal nodes", node.output.name)
+                trace.record_rewrite("equal nodes", node.output.name)
                 for old, new in zip(node.outputs, first_equal.outputs, strict=True):
                     old.replace_uses(new)
                 graph.erase(node)

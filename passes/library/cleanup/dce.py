@@ -42,9 +42,9 @@ class Dce(Pass):
         # Backwards: the dead readers of a node are erased before it is visited.
         for node in reversed(graph.nodes):
             if not any(v.uses or v.is_output for v in node.outputs):
-                trace.fired("dead node", node.output.name)
+                trace.record_rewrite("dead node", node.output.name)
                 graph.erase(node)
         for param in list(graph.params.values()):
             if not param.uses and not param.is_output:
-                trace.fired("dead parameter", param.name)
+                trace.record_rewrite("dead parameter", param.name)
                 graph.erase_param(param)

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, replace_uses
+from ...edits.edit import erase_unused, replace_uses
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class DropDoubleNorm(Pass):
             elif norm.operand("weight") is not None:
                 trace.refuse(self.name, norm.output.name, "it has a weight; run fold-norm-scale before")
             else:
-                trace.fired(self.name, norm.output.name)
+                trace.record_rewrite(self.name, norm.output.name)
                 replace_uses(norm.output, x, rename=False)
-                erase_unread(graph, [norm])
+                erase_unused(graph, [norm])
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:

@@ -44,6 +44,6 @@ class DropDropout(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             if node.op is ops.dropout:
-                trace.fired(self.name, node.output.name)
+                trace.record_rewrite(self.name, node.output.name)
                 replace_uses(node.output, node.required("x"), rename=False)
                 graph.erase(node)

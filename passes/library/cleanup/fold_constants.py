@@ -15,7 +15,7 @@ from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape,
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, rename, replace_uses
+from ...edits.edit import erase_unused, replace_uses, swap_names
 
 Shape = tuple[int, ...]
 
@@ -71,14 +71,14 @@ class FoldConstants(Pass):
                 recipes = _derive_recipes(node, operands, shapes[0]) or self._evaluate(graph, node, operands, shapes)
             if not recipes:
                 continue
-            trace.fired(node.op.name, node.output.name)
+            trace.record_rewrite(node.op.name, node.output.name)
             base = operands[0].name if len(operands) == 1 else node.output.name
             for old, recipe in zip(node.outputs, recipes, strict=True):
                 new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
                 replace_uses(old, new)
                 if _is_named(old):
-                    rename(new, old)
-            erase_unread(graph, [node])
+                    swap_names(new, old)
+            erase_unused(graph, [node])
 
     def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
         """Return the outputs as literals; [] if a tensor has more than `limit` elements or an operand is a weight."""

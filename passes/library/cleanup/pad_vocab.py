@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Full
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive_param, only_params, replace_param, replace_uses
+from ...edits.edit import are_params, derive_param, replace_param, replace_uses
 
 MOST = 65_536  # the largest `multiple`
 
@@ -51,7 +51,7 @@ class PadVocab(Pass):
         if head is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no output logits computed by a linear")
         weight, at = head.inputs[1], head.output.name
-        if not isinstance(weight, Param) or not only_params(head.inputs[1:]):
+        if not isinstance(weight, Param) or not are_params(head.inputs[1:]):
             trace.refuse(self.name, at, "its weight is computed")
             return
         vocab = head.output.width
@@ -64,7 +64,7 @@ class PadVocab(Pass):
                 f"%{weight.name} is also read by {other_readers[0].op.name} (%{other_readers[0].output.name})",
             )
         elif extra:
-            trace.fired(self.name, at)
+            trace.record_rewrite(self.name, at)
             _pad_rows(head, weight, extra)
 
 

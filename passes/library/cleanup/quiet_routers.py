@@ -11,7 +11,7 @@ from weft.ir import Graph, WeftError, ops
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, erase_unread
+from ...edits.edit import backward_slice, erase_unused
 
 INPUT = "router_noise."
 
@@ -65,13 +65,13 @@ class QuietRouters(Pass):
                     spread = backward_slice([scaled.output], shared)
                     noisy.output.replace_uses(logits)
                     graph.erase(noisy)
-                    erase_unread(graph, spread)
-                    trace.fired(self.name, logits.name)
+                    erase_unused(graph, spread)
+                    trace.record_rewrite(self.name, logits.name)
             del graph.inputs[name]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """With zero noise the outputs are equal."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         quiet_inputs = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
         remaining = {name: x for name, x in quiet_inputs.items() if name in after.inputs}
-        equivalence.same(equivalence.run(before, quiet_inputs), equivalence.run(after, remaining), EXACT)
+        equivalence.check_close(equivalence.run(before, quiet_inputs), equivalence.run(after, remaining), EXACT)

@@ -90,7 +90,7 @@ class FuseEmbedding(Pass):
         candidates = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
         if first is not None and candidates and first.operand("positions") in (None, at):
             _add_angles(first, candidates)
-            trace.fired("angles", candidates[0].output.name)
+            trace.record_rewrite("angles", candidates[0].output.name)
 
 
 def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
@@ -99,11 +99,11 @@ def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
         first = firsts.setdefault((*node.inputs, node.attrs["amplitude"]), node)
         if first is not node:
-            trace.fired("equal angles", node.output.name)
+            trace.record_rewrite("equal angles", node.output.name)
             _replace_outputs(node, first.outputs)
     for node in firsts.values():
         if node.scope:
-            trace.fired("angles of all layers", node.output.name)
+            trace.record_rewrite("angles of all layers", node.output.name)
             node.scope = ""
     return list(firsts.values())
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from weft.ir import Graph, Param, Value, ops
 
-from ...analysis.states import cache_sharers
-from ...analysis.tokens.scores import explain_scores
+from ...analysis.states import find_cache_sharers
+from ...analysis.tokens.scores import explain_unsupported_scores
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
@@ -56,10 +56,10 @@ def _build_qkv_pattern(is_separate: bool, is_normed: bool, is_rotated: bool) -> 
 
 def _fuse_qkv(**match: Any) -> tuple[Value, ...] | Refusal:
     heads, kv_heads = match["heads"], match["kv_heads"]
-    if why := explain_scores(match.get("scores"), match["pattern"], match["keep_first"], latent=False):
+    if why := explain_unsupported_scores(match.get("scores"), match["pattern"], match["keep_first"], latent=False):
         return Refusal(why)
     readers = {*match["k"].users, *match["v"].users}
-    if any(readers != {*cache_sharers(reader)} for reader in readers if reader.op is ops.attention):
+    if any(readers != {*find_cache_sharers(reader)} for reader in readers if reader.op is ops.attention):
         return Refusal("its keys or values have other readers besides its cache")
     if (match.get("q_heads", heads), match.get("k_heads", kv_heads)) != (heads, kv_heads):
         return Refusal("it has other heads than the rotations")
@@ -160,7 +160,7 @@ def _build_latent_attention() -> tuple[Value, Value]:
 
 
 def _fuse_latent(**match: Any) -> tuple[Value, ...] | Refusal:
-    if why := explain_scores(match.get("scores"), match["pattern"], match["keep_first"], latent=True):
+    if why := explain_unsupported_scores(match.get("scores"), match["pattern"], match["keep_first"], latent=True):
         return Refusal(why)
     frequencies, rope = match["frequencies"], match["sizes"][1]
     if rope != 2 * frequencies.shape[-1] or match["q_sizes"][1] != rope or not isinstance(match["weight"], Param):

@@ -15,7 +15,7 @@ from weft.ir.recipes.blocks import Kept, block_layout
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.edit import backward_slice, erase_unread, replace_uses
+from ...edits.edit import backward_slice, erase_unused, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from ..fuse.pack import find_packing_obstacle
 
@@ -235,9 +235,9 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
             partial_sum = ordered[0]
             for term in ordered[1:]:
                 partial_sum = ops.add(partial_sum, term)
-        trace.fired("order of a sum", total.name)
+        trace.record_rewrite("order of a sum", total.name)
         replace_uses(total, partial_sum)
-        erase_unread(graph, backward_slice([total], summands))
+        erase_unused(graph, backward_slice([total], summands))
 
 
 def _is_chain(total: Value, ordered: list[Value]) -> bool:
@@ -351,7 +351,7 @@ class PackLinears(Pass):
                 x, *gains = (group[0].operand(name) for name in ("x", "norm_weight", "norm_bias"))
                 y = ops.norm_linear(x, *weight_and_bias, *gains, **group[0].attrs)
                 pieces = ops.split.emit(y, sizes=tuple(n.output.width for n in group))
-            trace.fired(self.name, group[0].output.name)
+            trace.record_rewrite(self.name, group[0].output.name)
             for node, piece in zip(group, pieces, strict=True):
                 replace_uses(node.output, piece)
-            erase_unread(graph, group)
+            erase_unused(graph, group)

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
-from ...analysis.projections import Branch, branch_of, is_zero, output_of, slice_rows
+from ...analysis.projections import Branch, find_branch, find_output_linear, is_zero, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param
@@ -51,7 +51,7 @@ class DropKBias(Pass):
         for node in graph.nodes:
             if node.op is not ops.attention:
                 continue
-            k = branch_of(node, "k")
+            k = find_branch(node, "k")
             if isinstance(k, str):
                 trace.refuse(self.name, node.output.name, k)
             elif (bias := _find_nonzero_bias(k)) is not None:
@@ -59,7 +59,7 @@ class DropKBias(Pass):
                 if reason is not None:
                     trace.refuse(self.name, node.output.name, reason)
                     continue
-                trace.fired(self.name, bias.name)
+                trace.record_rewrite(self.name, bias.name)
                 _drop_bias(k)
 
 
@@ -122,16 +122,16 @@ class VBiasToOBias(Pass):
         for node in graph.nodes:
             if node.op is not ops.attention or node.operand("v") is None:
                 continue
-            v = branch_of(node, "v")
+            v = find_branch(node, "v")
             if isinstance(v, str):
                 trace.refuse(self.name, node.output.name, v)
             elif (bias := _find_nonzero_bias(v)) is not None:
-                o = output_of(node)
+                o = find_output_linear(node)
                 reason = o if isinstance(o, str) else _find_value_bias_obstacle(node, v)
                 if reason is not None or isinstance(o, str):
                     trace.refuse(self.name, node.output.name, str(reason))
                     continue
-                trace.fired(self.name, bias.name)
+                trace.record_rewrite(self.name, bias.name)
                 _move_bias(node, v, bias, o)
                 _drop_bias(v)
 

@@ -13,7 +13,7 @@ from ...analysis.feed_forward import find_projection, is_only_reader
 from ...analysis.projections import split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive_param, drop_params, only_params, replace_param, replace_uses
+from ...edits.edit import are_params, derive_param, erase_unused_params, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CollapseLinears(Pass):
         if merged > before:
             trace.refuse(self.name, node.output.name, f"one product takes {merged} multiplications a row, not {before}")
             return
-        trace.fired(self.name, node.output.name)
+        trace.record_rewrite(self.name, node.output.name)
         biases = tuple(chain.bias for chain in summands if chain.bias is not None)
         bias = Add(biases) if len(biases) > 1 else biases[0] if biases else None
         total = Chain(
@@ -120,7 +120,7 @@ class CollapseLinears(Pass):
                 self.name, outer.output.name, f"one product takes {merged} multiplications a row, not {chain.work}"
             )
             return None
-        trace.fired(self.name, outer.output.name)
+        trace.record_rewrite(self.name, outer.output.name)
         return _replace_chain(chain, outer)
 
     def _merge_table(self, outer: Node, trace: Trace) -> None:
@@ -137,7 +137,7 @@ class CollapseLinears(Pass):
                 self.name, outer.output.name, f"%{table.name}, or the result of its lookup, is also read by {reader}"
             )
             return
-        trace.fired(self.name, outer.output.name)
+        trace.record_rewrite(self.name, outer.output.name)
         count, width = int(table.shape[0]), outer.output.width
         table_recipe: Recipe = table.recipe
         map_recipe: Recipe = Permute(chain.weight, (1, 0))
@@ -150,7 +150,7 @@ class CollapseLinears(Pass):
         outer.graph.replace(outer, y)
         outer.graph.erase(lookup)
         replace_param(table, wide_table)
-        drop_params(outer.graph, outer.inputs)
+        erase_unused_params(outer.graph, outer.inputs)
 
 
 def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
@@ -171,7 +171,7 @@ def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
         if node.op is ops.affine:
             scale *= node.attrs["by"]
         else:
-            if not only_params(node.inputs[1:]):
+            if not are_params(node.inputs[1:]):
                 return
             step, added = (v.recipe if isinstance(v, Param) else None for v in (*node.inputs[1:], None)[:2])
             assert step is not None
@@ -191,7 +191,7 @@ def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
         return None
     for side, opposite in ((a, b), (b, a)):
         piece = find_projection(side)
-        if piece is None or not piece.packed or not is_only_reader(side, node) or len(piece.node.output.users) > 1:
+        if piece is None or not piece.is_packed or not is_only_reader(side, node) or len(piece.node.output.users) > 1:
             continue
         if any(chain.x is piece.x for chain in _find_chains(opposite, node)) and side.producer is not None:
             split_linear(side.producer)
@@ -217,6 +217,6 @@ def _replace_chain(chain: Chain, base: Node) -> Node:
         graph.erase(node)
     replace_param(weight, merged)
     replace_param(biases[0] if biases else None, bias)
-    drop_params(graph, [v for node in chain.nodes for v in node.inputs])
+    erase_unused_params(graph, [v for node in chain.nodes for v in node.inputs])
     assert y.producer is not None
     return y.producer

@@ -9,8 +9,8 @@ from weft.ir.recipes.matrices import RowNorm
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import is_layer
-from ...edits.edit import derive_param, erase_unread, only_params, replace_param, replace_uses
+from ...edits.absorb import is_layer_norm
+from ...edits.edit import are_params, derive_param, erase_unused, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class FoldEmbeddingNorm(Pass):
             if reason := reason or self._find_obstacle(norm, lookup):
                 trace.refuse(self.name, norm.output.name, reason)
             else:
-                trace.fired(self.name, norm.output.name)
+                trace.record_rewrite(self.name, norm.output.name)
                 _fold_norm(norm, lookup)
 
     def _find_obstacle(self, norm: Node, lookup: Node) -> str | None:
         table, rows = lookup.inputs[1], lookup.output
-        if not isinstance(table, Param) or not only_params(norm.inputs[1:]):
+        if not isinstance(table, Param) or not are_params(norm.inputs[1:]):
             return "its weight, or the table, is computed"
         other_readers = [n for n in rows.users if n is not norm]
         if other_readers or rows.is_output:
@@ -83,9 +83,9 @@ def _fold_norm(norm: Node, lookup: Node) -> None:
     table = lookup.inputs[1]
     assert isinstance(table, Param)
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
-    kind = "layer" if is_layer(norm) else "rms"
+    kind = "layer" if is_layer_norm(norm) else "rms"
     normed = derive_param(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
     lookup.set_input(1, normed)
     replace_param(table, normed)
     replace_uses(norm.output, lookup.output, rename=False)
-    erase_unread(norm.graph, [norm])
+    erase_unused(norm.graph, [norm])

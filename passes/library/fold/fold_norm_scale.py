@@ -10,8 +10,8 @@ from weft.ir.op import Trait
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import absorb_input_map, explain_refusal, find_readers, scale_map, weights_read_with
-from ...edits.edit import drop_params, only_params, rebuild_node
+from ...edits.absorb import absorb_input_map, explain_refusal, find_input_weights, find_readers, make_scale_map
+from ...edits.edit import are_params, erase_unused_params, rebuild_node
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def find_site(norm: Node) -> Site | str:
         reason = explain_refusal(node, i)
         if reason is not None:
             return reason
-    if not only_params((norm.operand("weight"), _find_bias(norm))):
+    if not are_params((norm.operand("weight"), _find_bias(norm))):
         return "its weight is computed"
     return Site(norm, tuple(dict.fromkeys(node for node, _ in readers)))
 
@@ -83,7 +83,7 @@ def find_sites(
 
 def _find_sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
     for reader in s.readers:
-        for weight in weights_read_with(reader):
+        for weight in find_input_weights(reader):
             for user in weight.users:
                 if user not in reading or reading[user].key != s.key:
                     return f"its reader's %{weight.name} is shared with {user.op.name} (%{user.output.name})"
@@ -97,11 +97,11 @@ def fold_norm(s: Site) -> Site:
     weight, bias = s.key
     if weight is None and bias is None:
         return s
-    along = scale_map(weight.recipe) if isinstance(weight, Param) else None
+    along = make_scale_map(weight.recipe) if isinstance(weight, Param) else None
     shift = bias.recipe if isinstance(bias, Param) else None
     readers = tuple(absorb_input_map(reader, along, shift) for reader in s.readers)
     norm = rebuild_node(s.norm, {name: None for name, v in (("weight", weight), ("bias", bias)) if v is not None})
-    drop_params(norm.graph, (weight, bias))
+    erase_unused_params(norm.graph, (weight, bias))
     return Site(norm, readers)
 
 
@@ -144,5 +144,5 @@ class FoldNormScale(Pass):
             return None if norm.operand("weight") is None and _find_bias(norm) is None else find_site(norm)
 
         for norm_site in find_sites(graph, self.name, trace, find_parameterized, self.untie):
-            trace.fired(self.name, norm_site.norm.output.name)
+            trace.record_rewrite(self.name, norm_site.norm.output.name)
             fold_norm(norm_site)

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop_params, rebuild_node
+from ...edits.edit import erase_unused_params, rebuild_node
 from .scaling import (
     Edit,
     Factor,
@@ -79,7 +79,7 @@ class FoldScale(Pass):
             plans_of_round = self._accept(graph, refusals)
             for plan in plans_of_round:
                 for site in plan.sites:
-                    trace.fired(self.name, site.output.name)
+                    trace.record_rewrite(self.name, site.output.name)
                 # frexp returns a mantissa of exactly ±0.5 for powers of two only.
                 if isinstance(plan.factor, float) and abs(math.frexp(plan.factor)[0]) == 0.5:
                     trace.note(f"{self.name}: {plan.factor:g} is a power of two: no digit of a weight changes")
@@ -225,4 +225,4 @@ def _remove_factor(site: Node) -> None:
     assert x is not None
     site.output.replace_uses(x)
     site.graph.erase(site)
-    drop_params(x.graph, params)
+    erase_unused_params(x.graph, params)

@@ -13,8 +13,8 @@ from weft.ir.recipes.matrices import MatMul
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import derive_param, drop_params, replace_param
-from ...edits.sums import find_sums, is_fixed, remove_summand, summands
+from ...edits.edit import derive_param, erase_unused_params, replace_param
+from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 
 INPUT = "token_type_ids"
 
@@ -54,9 +54,11 @@ class FoldTokenTypes(Pass):
             raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
         targets: dict[Node, Node] = {}  # lookups of types, and the lookups whose tables absorb their row
         for total in find_sums(graph):
-            terms = [v.producer for v in summands(total) if v.producer is not None and v.producer.op is ops.embedding]
+            terms = [
+                v.producer for v in find_summands(total) if v.producer is not None and v.producer.op is ops.embedding
+            ]
             for types in (
-                n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not is_fixed(n.output)
+                n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not has_add_norm_reader(n.output)
             ):
                 candidates = [
                     n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
@@ -71,16 +73,16 @@ class FoldTokenTypes(Pass):
                 f"{self.name}: {reader} does more with {INPUT} than add rows of a table to those of another"
             )
         for types, target in targets.items():
-            trace.fired(self.name, types.output.name)
+            trace.record_rewrite(self.name, types.output.name)
             _fold_type_row(types, target)
         del graph.inputs[INPUT]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """With all token types 0 the outputs are equal."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         inputs[INPUT] = np.zeros_like(inputs[INPUT])
         remaining = {name: x for name, x in inputs.items() if name != INPUT}
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, remaining), EXACT)
+        equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, remaining), EXACT)
 
 
 def _fold_type_row(types: Node, target: Node) -> None:
@@ -93,4 +95,4 @@ def _fold_type_row(types: Node, target: Node) -> None:
     replace_param(table, new)
     remove_summand(types.output)
     types.graph.erase(types)
-    drop_params(types.graph, [row])
+    erase_unused_params(types.graph, [row])

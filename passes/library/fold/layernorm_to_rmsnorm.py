@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 
-from ...analysis.residual import ResidualStream, require, residual_streams, tables, unwritable, write_mapped
+from ...analysis.residual import (
+    ResidualStream,
+    check_streams,
+    explain_unmappable,
+    find_tables,
+    map_writers,
+    require_streams,
+)
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import absorb_input_map, centre_map, is_layer
-from ...edits.edit import drop_params, rebuild_node
+from ...edits.absorb import absorb_input_map, is_layer_norm, subtract_mean
+from ...edits.edit import erase_unused_params, rebuild_node
 from .fold_norm_scale import Site, find_site
 
 
@@ -54,23 +61,23 @@ class LayernormToRmsnorm(Pass):
     tradeoff = "the bias of a LayerNorm becomes biases of its readers"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        streams = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
-        require(streams, self.name, _find_obstacle)
+        streams = [s for s in require_streams(graph, self.name) if any(map(is_layer_norm, s.norms))]
+        check_streams(streams, self.name, _find_obstacle)
         heads = _find_centred_heads(streams)
-        write_mapped(streams, centre_map, _centre_rows, heads)
+        map_writers(streams, subtract_mean, _centre_rows, heads)
         for head in heads:
-            absorb_input_map(head, centre_map)
+            absorb_input_map(head, subtract_mean)
         for norm in (n for stream in streams for n in stream.norms):
-            trace.fired(self.name, norm.output.name)
+            trace.record_rewrite(self.name, norm.output.name)
             _replace_by_rms_norm(norm)
         if not streams:
             trace.note(f"{self.name}: no LayerNorm reads a residual stream")
 
 
 def _find_obstacle(stream: ResidualStream) -> str | None:
-    if reason := unwritable(stream):
+    if reason := explain_unmappable(stream):
         return reason
-    readers = [*(n for n in stream.norms if not is_layer(n)), *stream.linears]
+    readers = [*(n for n in stream.norms if not is_layer_norm(n)), *stream.linears]
     return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
 
 
@@ -78,7 +85,7 @@ def _find_centred_heads(streams: list[ResidualStream]) -> list[Node]:
     """Return the linears that read a LayerNorm without weight and bias and whose weight is a table of `streams`."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     unweighted = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
-    shared = set(tables(streams))
+    shared = set(find_tables(streams))
     return [n for v in unweighted for n, i in v.uses if n.op is ops.linear and i == 0 and n.inputs[1] in shared]
 
 
@@ -103,4 +110,4 @@ def _replace_by_rms_norm(norm: Node) -> None:
         with graph.inserting(after=y.producer):
             shifted = ops.add(y, bias, name="shifted")
         y.replace_uses(shifted, keep=[n for n in [shifted.producer] if n is not None])
-    drop_params(graph, [bias])
+    erase_unused_params(graph, [bias])

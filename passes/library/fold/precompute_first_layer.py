@@ -11,7 +11,7 @@ from weft.ir.recipes.matrices import MatMul, RowNorm
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, replace_uses
+from ...edits.edit import erase_unused, replace_uses
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PrecomputeFirstLayer(Pass):
             if rows.costly and (value.is_output or any(n.output not in tables for n in value.users)):
                 table_values.setdefault((rows.ids, rows.vocab), []).append(value)
         for (ids, vocab), values in table_values.items():
-            trace.fired(self.name, values[0].name)
+            trace.record_rewrite(self.name, values[0].name)
             _look_up(ids, values, tables, vocab)
         for node in list(graph.nodes) if not table_values else ():
             reader = next((n for v in node.outputs for n in v.users if n.output not in tables), None)
@@ -153,4 +153,4 @@ def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, TableLookup
     tabulated = [node for node in graph.nodes if node.output in tables]
     for old, new in zip(values, pieces, strict=True):
         replace_uses(old, new)
-    erase_unread(graph, reversed(tabulated))
+    erase_unused(graph, reversed(tabulated))

@@ -16,7 +16,7 @@ from weft.ir.recipes.matrices import MatMul
 
 from ...analysis.feed_forward import find_projection
 from ...analysis.projections import slice_rows
-from ...edits.absorb import WRITERS
+from ...edits.absorb import OUTPUT_WEIGHTS
 from ...edits.edit import derive_param, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of the multiplied value
@@ -82,7 +82,7 @@ def repeat_scalar(scalar: Recipe, width: int) -> Recipe:
 def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
     """Return the edits that multiply features start:stop of the result of `node` by `factor`, or a reason (str)."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
-    for name, axis in WRITERS[node.op].items():
+    for name, axis in OUTPUT_WEIGHTS[node.op].items():
         operand = node.operand(name)
         if operand is None and not edits:
             return f"{at} has no weight"
@@ -191,7 +191,7 @@ class _Walk:
             self.visit_split(node, demands)
         elif op is ops.add_norm and (value.index or len(demands) > 1):
             self.refuse(f"%{value.name} is a sum of residuals")
-        elif op in WRITERS:
+        elif op in OUTPUT_WEIGHTS:
             self.add_edits(list_writer_edits(node, factor))
         elif (op in (ops.add, ops.sub) and (is_number or _has_full_width(node))) or (op is ops.concat and is_number):
             for i in range(len(node.inputs)):

@@ -9,7 +9,7 @@ from weft.ir import Graph, ops
 from ...analysis.feed_forward import GatedUnit, match_gate
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, replace_uses
+from ...edits.edit import erase_unused, replace_uses
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,6 @@ class FuseGlu(Pass):
             elif isinstance(gate, GatedUnit):
                 with graph.inserting(before=node):
                     unit = ops.glu(gate.gate, gate.up, **gate.attrs)
-                trace.fired(self.name, node.output.name)
+                trace.record_rewrite(self.name, node.output.name)
                 replace_uses(node.output, unit)
-                erase_unread(graph, gate.nodes)
+                erase_unused(graph, gate.nodes)

@@ -9,8 +9,8 @@ from weft.ir import Graph, Node, Param, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import is_layer
-from ...edits.edit import erase_unread, only_params, rebuild_node, replace_uses
+from ...edits.absorb import is_layer_norm
+from ...edits.edit import are_params, erase_unused, rebuild_node, replace_uses
 from ..fold.fold_norm_scale import Site, find_site, find_sites, fold_norm
 
 
@@ -31,7 +31,7 @@ def _find_unfolded(norm: Node) -> Site | str | None:
     """Return `norm` with its readers if all are projections or mixtures without a norm; else a reason (str).
     None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers."""
     readers = norm.output.users
-    if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not only_params(norm.inputs[1:]):
+    if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not are_params(norm.inputs[1:]):
         return None
     for reader in readers:
         if not is_projection(reader) and not (reader.op is ops.mixture and reader.attrs["kind"] == "none"):
@@ -41,7 +41,7 @@ def _find_unfolded(norm: Node) -> Site | str | None:
 
 def is_projection(node: Node) -> bool:
     """Return whether `node` is a linear map of tokens [batch, seq, width] whose weights are parameters."""
-    return node.op is ops.linear and len(node.output.shape) == 3 and only_params(node.inputs[1:])
+    return node.op is ops.linear and len(node.output.shape) == 3 and are_params(node.inputs[1:])
 
 
 def _has_params(s: Site) -> bool:
@@ -50,7 +50,7 @@ def _has_params(s: Site) -> bool:
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
     """Replace `linear`, a reader of `norm` of x, by a norm_linear (a mixture by one with a norm); return its output."""
-    kind = "layer" if is_layer(norm) else "rms"
+    kind = "layer" if is_layer_norm(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
     if linear.op is ops.mixture:
@@ -112,9 +112,9 @@ class FuseNormLinear(Pass):
                 replace_uses(norm.outputs[1], x)
             assert x is not None
             for linear in linears:
-                trace.fired(self.name, _fuse_reader(norm, linear, x).name)
-            erase_unread(graph, [norm])
+                trace.record_rewrite(self.name, _fuse_reader(norm, linear, x).name)
+            erase_unused(graph, [norm])
         for linear in () if self.fold else [node for node in graph.nodes if is_projection(node)]:
-            trace.fired(self.name, linear.output.name)
+            trace.record_rewrite(self.name, linear.output.name)
             with graph.inserting(before=linear):
                 graph.replace(linear, ops.norm_linear(*linear.inputs, kind="none"))

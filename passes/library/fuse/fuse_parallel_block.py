@@ -8,11 +8,11 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
 from ...analysis.feed_forward import FeedForward, match_feed_forward
-from ...analysis.projections import Projections, projections
+from ...analysis.projections import Projections, find_projections
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import cuts_rows, derive_param, erase_unread, joint_name, only_params, replace_uses
-from ...edits.sums import find_sums, is_fixed, remove_summand, summands
+from ...edits.edit import add_common_prefix, are_params, derive_param, erase_unused, is_feature_split, replace_uses
+from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 from .pack import pack_linears
 
 
@@ -59,10 +59,10 @@ class FuseParallelBlock(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         order = {node: i for i, node in enumerate(graph.nodes)}
-        matches = [projections(node) for node in graph.nodes if node.op is ops.attention]
+        matches = [find_projections(node) for node in graph.nodes if node.op is ops.attention]
         attentions = {p.o: p for p in matches if isinstance(p, Projections)}
         for total in find_sums(graph):
-            terms = [v.producer for v in summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
+            terms = [v.producer for v in find_summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
             parallel = [attentions[n] for n in terms if n in attentions]
             feeds = [f for n in terms if isinstance(f := match_feed_forward(n), FeedForward)]
             if len(parallel) != 1 or len(feeds) != 1:
@@ -71,12 +71,12 @@ class FuseParallelBlock(Pass):
             at = total.outputs[-1].name
             first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
             reason = _find_fusion_obstacle(attention, feed) or (
-                "nothing else is added" if is_fixed(first.output) else None
+                "nothing else is added" if has_add_norm_reader(first.output) else None
             )
             if reason is not None:
                 trace.refuse(self.name, at, reason)
                 continue
-            trace.fired(self.name, at)
+            trace.record_rewrite(self.name, at)
             _fuse_outputs(first, last)
             input_linears = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
             if len({n.inputs[0] for n in input_linears}) > 1:
@@ -90,7 +90,7 @@ def _find_fusion_obstacle(attention: Projections, feed: FeedForward) -> str | No
     for node in nodes:
         if node.op is not ops.linear:
             return f"%{node.output.name} has its norm fused into it: run before fuse-norm-linear"
-        if not only_params(node.inputs[1:]):
+        if not are_params(node.inputs[1:]):
             return f"the weight of %{node.output.name} is computed"
     if len({v.type.dtype for n in nodes for v in n.inputs[1:] if v is not None}) > 1:
         return "its weights have different dtypes"
@@ -109,7 +109,7 @@ def _fuse_outputs(first: Node, last: Node) -> None:
     """Replace the linears `first` and `last`, which are summed, by one linear of their concatenated inputs."""
     graph, nodes, width = last.graph, [first, last], last.output.width
     weights, present_biases, bias = _list_weights(nodes), [b for b in _list_biases(nodes) if b is not None], None
-    name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
+    name, shape = add_common_prefix(weights, "out"), (width, sum(w.width for w in weights))
     weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
     if present_biases:
         recipe = Add(tuple(b.recipe for b in present_biases)) if len(present_biases) > 1 else present_biases[0].recipe
@@ -119,7 +119,7 @@ def _fuse_outputs(first: Node, last: Node) -> None:
         inputs = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
         y = ops.linear(inputs, weight, bias, name="out")
     replace_uses(last.output, y)
-    erase_unread(graph, [first, last])
+    erase_unused(graph, [first, last])
 
 
 def _fuse_inputs(nodes: list[Node]) -> None:
@@ -130,7 +130,7 @@ def _fuse_inputs(nodes: list[Node]) -> None:
     splits: list[Node] = []
     for node in nodes:
         (reader, *more_readers) = node.output.users
-        if not more_readers and reader.op is ops.split and cuts_rows(reader):
+        if not more_readers and reader.op is ops.split and is_feature_split(reader):
             pieces += reader.outputs
             splits.append(reader)
         else:
@@ -139,4 +139,4 @@ def _fuse_inputs(nodes: list[Node]) -> None:
         results = pack_linears(x, _list_weights(nodes), _list_biases(nodes), "in", [piece.width for piece in pieces])
     for old, new in zip(pieces, results, strict=True):
         replace_uses(old, new)
-    erase_unread(graph, [*splits, *nodes])
+    erase_unused(graph, [*splits, *nodes])

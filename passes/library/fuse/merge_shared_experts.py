@@ -11,8 +11,8 @@ from weft.ir.recipes import Add, Concat
 from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive_param, erase_unread, joint_name, replace_uses
-from ...edits.sums import find_sums, is_fixed, remove_summand, summands
+from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase_unused, replace_uses
+from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MergeSharedExperts(Pass):
         order = {node: i for i, node in enumerate(graph.nodes)}
         for total in find_sums(graph):
             sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # by input; a str is why one cannot merge
-            for term in summands(total):
+            for term in find_summands(total):
                 summand = _match_summand(term)
                 if summand is not None:
                     sites.setdefault(summand[0], []).append((term.name, summand[1]))
@@ -69,10 +69,10 @@ class MergeSharedExperts(Pass):
                 for mergeable in kinds.values():
                     mergeable.sort(key=lambda f: order[f.down])
                     at = mergeable[-1].down.output.name
-                    if any(is_fixed(f.down.output) for f in mergeable[:-1]):
+                    if any(has_add_norm_reader(f.down.output) for f in mergeable[:-1]):
                         trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm before")
                     elif len(mergeable) > 1:
-                        trace.fired(self.name, at)
+                        trace.record_rewrite(self.name, at)
                         _merge_feed_forwards(mergeable)
                     elif len(kinds) > 1:
                         trace.refuse(self.name, at, "its activation or gate differs from the other's")
@@ -92,7 +92,7 @@ def _match_summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     feed = match_feed_forward(node)
     if not isinstance(feed, FeedForward):
         return None
-    if feed.up.normed:
+    if feed.up.is_normed:
         return feed.x, "its norm is fused into it: run before fuse-norm-linear"
     return feed.x, "its result has other readers" if len(term.uses) > 1 or term.is_output else feed
 
@@ -111,7 +111,7 @@ def _merge_feed_forwards(parts: list[FeedForward]) -> None:
     replace_uses(last.down.output, y)
     for f in parts[:-1]:
         remove_summand(f.down.output)
-    erase_unread(graph, backward_slice([f.down.output for f in parts], [last.x]))
+    erase_unused(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
 def _merge_linears(projections: list[Projection], axis: int, name: str, x: Value) -> Value:
@@ -119,7 +119,7 @@ def _merge_linears(projections: list[Projection], axis: int, name: str, x: Value
     With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed."""
     rows = sum(s.stop - s.start for s in projections) if axis == 0 else projections[0].stop
     weights, biases = [s.params[0] for s in projections], [b for s in projections if (b := s.params[1]) is not None]
-    recipe, full, bias = Concat(tuple(s.weight for s in projections), axis), joint_name(weights, name), None
+    recipe, full, bias = Concat(tuple(s.weight for s in projections), axis), add_common_prefix(weights, name), None
     weight = derive_param(weights[0], recipe, (rows, x.width), f"{full}.weight")
     if biases:
         bias_recipe = (

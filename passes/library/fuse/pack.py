@@ -13,7 +13,7 @@ from ...analysis.projections import TOKENWISE_TRAITS
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.edit import derive_param, erase_unread, joint_name, replace_uses
+from ...edits.edit import add_common_prefix, derive_param, erase_unused, replace_uses
 from ...edits.pattern import ANY, Pattern
 
 
@@ -26,7 +26,7 @@ def pack_linears(
     Packing the same linears again (a layer applied twice) reuses the parameters. `name` names the new linear.
     """
     rows = [int(w.shape[0]) for w in weights]
-    full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
+    full, shape = add_common_prefix(weights, name), (sum(rows), weights[0].width)
     weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
     present_biases, bias = [b for b in biases if isinstance(b, Param)], None
     if present_biases:
@@ -126,8 +126,8 @@ def _pack_group(graph: Graph, x: Value, group: list[Node], name: str, trace: Tra
         pieces = pack_linears(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
         replace_uses(node.output, piece)
-    trace.fired("pack-qkv", pieces[0].name)
-    erase_unread(graph, group)
+    trace.record_rewrite("pack-qkv", pieces[0].name)
+    erase_unused(graph, group)
 
 
 @dataclass(frozen=True)

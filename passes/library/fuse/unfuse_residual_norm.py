@@ -45,7 +45,7 @@ class UnfuseResidualNorm(Pass):
         for node in graph.nodes:
             if node.op is not ops.add_norm:
                 continue
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
             with graph.inserting(before=node):
                 normed, total = node.op.expand(node)
             graph.replace(node, normed, total)

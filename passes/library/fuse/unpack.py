@@ -9,7 +9,7 @@ from weft.ir import Graph, ops
 from ...analysis.projections import split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import cuts_rows, only_params
+from ...edits.edit import are_params, is_feature_split
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Unpack(Pass):
             if node.op is not ops.split or x is None or x.producer is None or x.producer.op is not ops.linear:
                 continue
             at = node.output.name
-            if not cuts_rows(node):
+            if not is_feature_split(node):
                 trace.refuse(self.name, at, f"the split cuts axis {node.attrs['axis']}, not the last")
             elif len(x.users) > 1 or x.is_output:
                 trace.refuse(self.name, at, f"%{x.name} has other readers")
-            elif not only_params(x.producer.inputs[1:]):
+            elif not are_params(x.producer.inputs[1:]):
                 trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
             else:
                 split_linear(node)
-                trace.fired(self.name, at)
+                trace.record_rewrite(self.name, at)

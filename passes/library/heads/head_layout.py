@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 
 from ...analysis.projections import Branch
-from ...edits.edit import derive_param, replace_param, reweigh
+from ...edits.edit import derive_param, replace_param, replace_weights
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]])
     # Once for each linear: the spans of q, k and v count rows of the old weight.
     repacked = {linear: repack_linear(linear, branches) for linear, branches in linears.items()}
     for role, (branch, layout) in layouts.items():
-        value = branch.start if branch.packed else repacked[branch.linear]
+        value = branch.start if branch.is_packed else repacked[branch.linear]
         derived: list[tuple[Value | None, Value | None]] = []
         for node in branch.between:
             value = _rebuild_on_layout(node, value, layout, reader, derived)
@@ -141,15 +141,15 @@ def repack_linear(linear: Node, branches: list[tuple[Branch, HeadLayout]]) -> Va
     """
     (branch, layout), *_ = branches
     weight, bias = branch.weight, branch.bias
-    if not branch.packed:
+    if not branch.is_packed:
         vector = None if bias is None else layout.rearrange(bias.recipe, tuple(bias.shape))
-        return reweigh(linear, layout.rearrange(weight.recipe, tuple(weight.shape)), vector, layout.size).output
+        return replace_weights(linear, layout.rearrange(weight.recipe, tuple(weight.shape)), vector, layout.size).output
     index = list(range(weight.shape[0]))
     for branch, layout in branches:
         start, stop = branch.span
         index[start:stop] = (start + i for i in layout.rows)
     vector = None if bias is None else take_rows(bias.recipe, index)
-    return reweigh(linear, take_rows(weight.recipe, index), vector).output
+    return replace_weights(linear, take_rows(weight.recipe, index), vector).output
 
 
 def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:

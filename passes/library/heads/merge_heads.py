@@ -8,12 +8,12 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret
 from weft.ir.recipes import MeanPool
 
-from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
+from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
 from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import rebuild_node, reweigh
+from ...edits.edit import rebuild_node, replace_weights
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
 from .head_layout import HeadLayout, apply_layout, find_obstacle, take_rows
@@ -123,10 +123,10 @@ class MhaToGqa(Pass):
             fit = fitter.fit(node, self.kv_heads) if fitter else Fit({}, [])
             merged = _merge_kv_heads(node, layouts, self.kv_heads, fit)
             if fitter and "o" in fit.linears:
-                fitter.make_up(node, merged, fit)
+                fitter.refit_output(node, merged, fit)
             for reason in fit.reasons:
                 trace.note(f"{self.name}: warning: %{name} gets means instead of fitted {reason}")
-            trace.fired(self.name, name)
+            trace.record_rewrite(self.name, name)
 
     def _check_arguments(self) -> None:
         if self.kv_heads < 1 or self.tokens < 1:
@@ -140,7 +140,7 @@ class MhaToGqa(Pass):
             return "its keys are its values too"
         old, layouts = int(node.attrs["kv_heads"]), dict[str, HeadLayout]()
         for role in "kv":
-            branch = branch_of(node, role)
+            branch = find_branch(node, role)
             if isinstance(branch, str):
                 return branch
             width = branch.start.width // old
@@ -154,17 +154,17 @@ class MhaToGqa(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that heads which are equal merge without a change of the outputs."""
-        equal = equivalence.stage(before)
+        equal = equivalence.randomize_weights(before)
         for node in equal.nodes:
             if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
-                for branch in (branch_of(node, role) for role in "kv" if node.operand(role) is not None):
+                for branch in (find_branch(node, role) for role in "kv" if node.operand(role) is not None):
                     if isinstance(branch, Branch):
                         _equalize_heads(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
         # Without calibration: heads that are equal merge exactly, whatever the moments are.
         replace(self, calibration=None).run(merged, Trace())
-        inputs = equivalence.inputs(before)
-        equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
+        inputs = equivalence.make_inputs(before)
+        equivalence.check_close(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
 def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
@@ -181,9 +181,9 @@ def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit
 
 def _set_weight(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
     """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; also its bias if `bias` is set."""
-    linear = output_of(node) if role == "o" else unpack_branch(node, role).linear
+    linear = find_output_linear(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
-    reweigh(linear, weight, bias or "same")
+    replace_weights(linear, weight, bias or "same")
 
 
 def _equalize_heads(branch: Branch, heads: int, groups: int) -> None:

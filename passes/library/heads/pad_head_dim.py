@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, WeftError, ops
 
-from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
+from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node, replace_param
@@ -64,7 +64,7 @@ class PadHeadDim(Pass):
             if reason:
                 trace.refuse(self.name, node.output.name, reason)
             elif reason is None:
-                trace.fired(self.name, node.output.name)
+                trace.record_rewrite(self.name, node.output.name)
 
 
 def _pad_heads(node: Node, multiple: int) -> str | None:
@@ -82,7 +82,7 @@ def _pad_heads(node: Node, multiple: int) -> str | None:
     factor = 1.0 / math.sqrt(width) if scale is None else scale
     layouts: dict[str, HeadLayout] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         head_dim = branch.start.width // count
@@ -93,7 +93,7 @@ def _pad_heads(node: Node, multiple: int) -> str | None:
         if role == "v" and gain != 1:
             return "its values come from a norm"
         layouts[role], factor = layout, factor / gain
-    o = output_of(node)
+    o = find_output_linear(node)
     if isinstance(o, str):
         return o
     branches: dict[str, tuple[Branch, HeadLayout]] = {}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.recipes import Take
 
-from ...analysis.projections import Branch, branch_of, output_of, slice_rows
+from ...analysis.projections import Branch, find_branch, find_output_linear, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
+from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param
 from .head_layout import HeadLayout, apply_layout, find_obstacle
 
 
@@ -68,9 +68,9 @@ class PermuteHeads(Pass):
             if reason:
                 trace.refuse(self.name, at, reason)
             elif reason is None:
-                trace.fired(self.name, at)
+                trace.record_rewrite(self.name, at)
         # Only now have all attentions that share a bias moved to the new one.
-        erase_unread(graph, [old.producer for old in biases if old.producer is not None])
+        erase_unused(graph, [old.producer for old in biases if old.producer is not None])
 
 
 def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
@@ -89,14 +89,14 @@ def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value
         return "its keys are its values too"
     layouts: dict[str, tuple[Branch, HeadLayout]] = {}
     for role, head_order, count in (("q", order, heads), ("k", group_order, kv_heads), ("v", group_order, kv_heads)):
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         layout = HeadLayout(head_order, branch.start.width // count)
         if (reason := find_obstacle(branch, layout)) is not None:
             return reason
         layouts[role] = branch, layout
-    o, sinks, bias = output_of(node), node.operand("sinks"), node.operand("bias")
+    o, sinks, bias = find_output_linear(node), node.operand("sinks"), node.operand("bias")
     if isinstance(o, str):
         return o
     if not (sinks is None or isinstance(sinks, Param)):

@@ -12,11 +12,11 @@ from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import Layers, select_attentions
-from ...analysis.projections import Branch, branch_of, output_of, unpack_branch
+from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import derive_param, erase_unread, rebuild_node, replace_param
+from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param
 from ...fitting.calibration import Activations, read_tokens
 from .head_layout import HeadLayout, apply_layout, find_obstacle
 from .permute_heads import rearrange_bias
@@ -84,8 +84,8 @@ class PruneHeads(Pass):
         for node in sites:
             name = node.output.name
             _prune_heads(node, remaining[_find_output_weight(node)], biases)
-            trace.fired(self.name, name)
-        erase_unread(graph, [old.producer for old, _ in biases if old.producer is not None])
+            trace.record_rewrite(self.name, name)
+        erase_unused(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
         """Return the KV heads that remain, by the weight of the output linear: a shared layer has one choice."""
@@ -107,7 +107,7 @@ class PruneHeads(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the outputs do not change if the removed heads contribute zero."""
-        silenced = equivalence.stage(before)
+        silenced = equivalence.randomize_weights(before)
         for node in select_attentions(silenced, self.layers, self.name):
             if _find_obstacle(node) is None:
                 o, groups = _find_output_weight(node), int(node.attrs["kv_heads"])
@@ -117,8 +117,8 @@ class PruneHeads(Pass):
         pruned = silenced.clone()
         # Without calibration: silenced heads have energy 0 by their weights, so they are removed first.
         replace(self, calibration=None).run(pruned, Trace())
-        inputs = equivalence.inputs(before)
-        equivalence.same(interpret(silenced, inputs), interpret(pruned, inputs), EXACT)
+        inputs = equivalence.make_inputs(before)
+        equivalence.check_close(interpret(silenced, inputs), interpret(pruned, inputs), EXACT)
 
 
 def _find_obstacle(node: Node) -> str | None:
@@ -128,7 +128,7 @@ def _find_obstacle(node: Node) -> str | None:
     if node.operand("v") is None:
         return "its keys are its values too"
     for role in "qkv":
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         count = node.attrs["heads" if role == "q" else "kv_heads"]
@@ -136,7 +136,7 @@ def _find_obstacle(node: Node) -> str | None:
             return reason
         if (norm := branch.norm) is not None and norm.output.width == branch.start.width and count > 1:
             return f"{norm.op.name} (%{norm.output.name}) takes the mean over all heads"
-    if isinstance(o := output_of(node), str):
+    if isinstance(o := find_output_linear(node), str):
         return o
     sinks, bias = node.operand("sinks"), node.operand("bias")
     if not (sinks is None or isinstance(sinks, Param)):
@@ -146,7 +146,7 @@ def _find_obstacle(node: Node) -> str | None:
 
 
 def _find_output_weight(node: Node) -> Param:
-    o = output_of(node)
+    o = find_output_linear(node)
     weight = o.operand("weight") if isinstance(o, Node) else None
     assert isinstance(weight, Param)
     return weight
@@ -163,7 +163,7 @@ def _measure_energies(node: Node, activations: Activations | None) -> Array:
             by_head = y.reshape(-1, heads, y.shape[-1] // heads).swapaxes(0, 1).astype(np.float64)
             moment = moment + by_head.swapaxes(1, 2) @ by_head
     else:
-        v = branch_of(node, "v")
+        v = find_branch(node, "v")
         assert isinstance(v, Branch)
         start, stop = v.span
         rows = v.weight.recipe.evaluate(reader)[start:stop].astype(np.float64)
@@ -196,7 +196,7 @@ def _prune_heads(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Valu
         bias = biases[bias, order]
     node = rebuild_node(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
     replace_param(sinks, new_sinks)
-    weight, o = _find_output_weight(node), output_of(node)
+    weight, o = _find_output_weight(node), find_output_linear(node)
     assert isinstance(o, Node)
     new_weight = columns.derive_param(weight, axis=1)
     rebuild_node(o, {"weight": new_weight})

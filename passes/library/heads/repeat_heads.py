@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.projections import Branch, branch_of, unpack_branch
+from ...analysis.projections import Branch, find_branch, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
@@ -61,7 +61,7 @@ class GqaToMha(Pass):
             if (reason := _repeat_heads(node, kv_heads)) is not None:
                 trace.refuse(self.name, name, reason)
             else:
-                trace.fired(self.name, name)
+                trace.record_rewrite(self.name, name)
 
 
 def _repeat_heads(node: Node, count: int) -> str | None:
@@ -77,7 +77,7 @@ def _repeat_heads(node: Node, count: int) -> str | None:
         return "its keys are its values too"
     layouts: dict[str, tuple[Branch, HeadLayout]] = {}
     for role in "kv":
-        branch = branch_of(node, role)
+        branch = find_branch(node, role)
         if isinstance(branch, str):
             return branch
         head_order = tuple(h * kv_heads // count for h in range(count))

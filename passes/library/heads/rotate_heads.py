@@ -9,10 +9,10 @@ from weft.ir.op import Trait
 from weft.ir.recipes import Permute, Reshape
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
-from ...analysis.projections import branch_of, output_of, unpack_branch
+from ...analysis.projections import find_branch, find_output_linear, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import reweigh
+from ...edits.edit import replace_weights
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class RotateHeads(Pass):
             if (reason := self._find_obstacle(node)) is not None:
                 trace.refuse(self.name, name, reason)
                 continue
-            v, o = unpack_branch(node, "v"), output_of(node)
+            v, o = unpack_branch(node, "v"), find_output_linear(node)
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
             bias = None if v.bias is None else _rotate_rows(v.bias.recipe, matrix, kv_heads, ())
-            reweigh(
+            replace_weights(
                 v.linear, _rotate_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
             )
             weight = o.required("weight")
             assert isinstance(weight, Param)
-            reweigh(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
-            trace.fired(self.name, name)
+            replace_weights(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
+            trace.record_rewrite(self.name, name)
 
     def _find_obstacle(self, node: Node) -> str | None:
         """Return a reason (str) why the values of the attention `node` cannot be rotated; None if they can."""
@@ -77,12 +77,12 @@ class RotateHeads(Pass):
             return "its keys are its values too"
         if node.operand("past_v") is not None:
             return "its cache holds values; run rotate-heads before kv-cache"
-        branch = branch_of(node, "v")
+        branch = find_branch(node, "v")
         if isinstance(branch, str):
             return branch
         if branch.between:
             return f"v passes {branch.between[0].op.name} (%{branch.between[0].output.name}) after its linear"
-        if isinstance(o := output_of(node), str):
+        if isinstance(o := find_output_linear(node), str):
             return o
         shared = [p for p in (branch.weight, o.operand("weight")) if p is not None and len(p.users) > 1]
         if shared:

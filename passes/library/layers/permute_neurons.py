@@ -63,7 +63,7 @@ class PermuteNeurons(Pass):
                 continue
             if all(_is_shuffled(p.recipe, ranges[use]) for use, p in params.items()):
                 continue  # in this order already
-            trace.fired(self.name, site.output.name)
+            trace.record_rewrite(self.name, site.output.name)
             for (node, i), old in params.items():
                 new = derive_param(old, _shuffle_ranges(old.recipe, ranges[node, i]))
                 node.set_input(i, new)

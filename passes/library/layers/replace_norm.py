@@ -11,7 +11,7 @@ from weft.ir.op import Trait
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.absorb import is_layer
+from ...edits.absorb import is_layer_norm
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class ReplaceNorm(Pass):
             if Trait.NORM not in norm.op.traits:
                 continue
             eps = norm.attrs["eps"] if self.eps is None else self.eps
-            if is_layer(norm) == (self.kind == "layer") and eps == norm.attrs["eps"]:
+            if is_layer_norm(norm) == (self.kind == "layer") and eps == norm.attrs["eps"]:
                 continue
-            trace.fired(self.name, norm.output.name)
+            trace.record_rewrite(self.name, norm.output.name)
             with graph.inserting(before=norm):
                 graph.replace(norm, *self._emit_norm(norm, eps))
 
     def _emit_norm(self, norm: Node, eps: float) -> tuple[Value, ...]:
-        bias = norm.operand("bias") if is_layer(norm) else None
+        bias = norm.operand("bias") if is_layer_norm(norm) else None
         if norm.op is ops.add_norm:
             operands = (*norm.inputs[:2], norm.operand("weight"), bias if self.kind == "layer" else None)
             outputs = ops.add_norm.emit(*operands, kind=self.kind, eps=eps)
@@ -78,8 +78,8 @@ class ReplaceNorm(Pass):
             if Trait.NORM in node.op.traits:
                 with expanded.inserting(before=node):
                     expanded.replace(node, *self._expand_norm(node))
-        inputs = equivalence.inputs(before)
-        equivalence.same(equivalence.run(expanded, inputs), equivalence.run(after, inputs), EXACT)
+        inputs = equivalence.make_inputs(before)
+        equivalence.check_close(equivalence.run(expanded, inputs), equivalence.run(after, inputs), EXACT)
 
     def _expand_norm(self, node: Node) -> tuple[Value, ...]:
         def compute_mean(x: Value) -> Value:

@@ -9,11 +9,11 @@ from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Permute, Scale
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
-from ...analysis.residual import ResidualStream, require, residual_streams, unwritable, write_mapped
+from ...analysis.residual import ResidualStream, check_streams, explain_unmappable, map_writers, require_streams
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import absorb_input_map, is_layer, matrix_map, weights_read_with
-from ...edits.edit import derive_param, drop_params, rebuild_node
+from ...edits.absorb import absorb_input_map, find_input_weights, is_layer_norm, make_matrix_map
+from ...edits.edit import derive_param, erase_unused_params, rebuild_node
 from ..fold.fold_norm_scale import Site, find_site
 
 
@@ -58,23 +58,23 @@ class RotateResidual(Pass):
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        streams = residual_streams(graph, self.name)
+        streams = require_streams(graph, self.name)
         for stream in streams:
             if any(p.recipe.has(RandomOrthogonal) for p in _list_writer_params(stream)):
                 trace.refuse(self.name, next(iter(stream.values)).name, "the residual stream is rotated already")
                 return
-        require(streams, self.name, _find_obstacle)
+        check_streams(streams, self.name, _find_obstacle)
         for stream in streams:
             matrix = RandomOrthogonal(stream.width, self.seed)
-            rotation = matrix_map(matrix)
+            rotation = make_matrix_map(matrix)
             # Each reader once: a second visit would rotate it twice.
             readers = dict.fromkeys(_list_readers(stream))
             for norm in [norm for norm in stream.norms if _is_before_tied_head(norm)]:
                 _extract_weight(norm, matrix)
-            write_mapped([stream], rotation)
+            map_writers([stream], rotation)
             for reader in readers:
                 absorb_input_map(reader, rotation)
-            trace.fired(self.name, next(iter(stream.values)).name)
+            trace.record_rewrite(self.name, next(iter(stream.values)).name)
 
 
 def _list_writer_params(stream: ResidualStream) -> Iterator[Param]:
@@ -99,7 +99,7 @@ def _is_before_tied_head(norm: Node) -> bool:
     norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else find_site(norm)
     if not isinstance(norm_site, Site):
         return False
-    weights = [weight for reader in norm_site.readers for weight in weights_read_with(reader)]
+    weights = [weight for reader in norm_site.readers for weight in find_input_weights(reader)]
     return bool(weights) and all(any(n.op is ops.embedding for n in weight.users) for weight in weights)
 
 
@@ -114,15 +114,15 @@ def _extract_weight(norm: Node, matrix: Recipe) -> None:
     with graph.inserting(after=unweighted):
         mapped = ops.linear(unweighted.output, gain)
     unweighted.output.replace_uses(mapped, keep=[n for n in unweighted.output.users if n is mapped.producer])
-    drop_params(graph, [weight])
+    erase_unused_params(graph, [weight])
 
 
 def _find_obstacle(stream: ResidualStream) -> str | None:
-    if reason := unwritable(stream):
+    if reason := explain_unmappable(stream):
         return reason
     for norm in stream.norms:
         name = norm.output.name
-        if is_layer(norm):
+        if is_layer_norm(norm):
             return f"%{name} subtracts the mean; run layernorm-to-rmsnorm before"
         if norm.op is ops.norm_linear:
             continue

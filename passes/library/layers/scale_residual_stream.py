@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Value, WeftError, ops
 
-from ...analysis.residual import require, residual_streams, unwritable, write_mapped
+from ...analysis.residual import check_streams, explain_unmappable, map_writers, require_streams
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import absorb_input_map, scale_map
+from ...edits.absorb import absorb_input_map, make_scale_map
 from ...edits.edit import rebuild_node
 
 
@@ -54,19 +54,19 @@ class ScaleResidualStream(Pass):
         if not 1e-6 <= self.factor <= 1e6:
             raise WeftError(f"{self.name}: factor={self.factor} must be from 1e-06 to 1e+06")
         by = self.factor / graph.meta.get("residual_scale", 1.0)
-        streams = residual_streams(graph, self.name)
-        require(streams, self.name, lambda stream: unwritable(stream, norms=True))
+        streams = require_streams(graph, self.name)
+        check_streams(streams, self.name, lambda stream: explain_unmappable(stream, norms=True))
         if by == 1:
             return
 
         def scale_rows(x: Value) -> Value:
             return ops.affine(x, by=by, name="scale_map")
 
-        write_mapped(streams, scale_map(by), scale_rows)
+        map_writers(streams, make_scale_map(by), scale_rows)
         for linear in (n for stream in streams for n in stream.linears):
-            absorb_input_map(linear, scale_map(1 / by))
+            absorb_input_map(linear, make_scale_map(1 / by))
         for norm in (n for stream in streams for n in stream.norms):
             rebuild_node(norm, eps=norm.attrs["eps"] * by * by)
         for stream in streams:
-            trace.fired(self.name, next(iter(stream.values)).name)
+            trace.record_rewrite(self.name, next(iter(stream.values)).name)
         graph.meta["residual_scale"] = self.factor

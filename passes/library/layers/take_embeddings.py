@@ -10,7 +10,7 @@ from ...analysis.states import EMBEDDED
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, replace_uses
+from ...edits.edit import erase_unused, replace_uses
 
 IDS = "input_ids"
 
@@ -63,8 +63,8 @@ class TakeEmbeddings(Pass):
                 reader.set_input(i, rows)
         for node in lookups:
             replace_uses(node.output, rows)
-            trace.fired(self.name, node.output.name)
-        erase_unread(graph, [*tables, *lookups])
+            trace.record_rewrite(self.name, node.output.name)
+        erase_unused(graph, [*tables, *lookups])
         del graph.inputs[IDS]
         other_inputs = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
         graph.inputs.clear()
@@ -72,12 +72,12 @@ class TakeEmbeddings(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the rows of the table at the ids give the same outputs as the ids."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         traced = before.clone()
         traced.add_output(EMBEDDED, self._find_replaced_nodes(_find_lookups(traced.inputs[IDS]))[0].output)
         outputs = equivalence.run(traced, inputs)
         other_inputs = {name: array for name, array in inputs.items() if name != IDS}
-        equivalence.same(
+        equivalence.check_close(
             {name: array for name, array in outputs.items() if name != EMBEDDED},
             equivalence.run(after, {**other_inputs, EMBEDDED: outputs[EMBEDDED]}),
             EXACT,

@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Normal, Reshape
 from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import backward_slice, derive_param, erase_unread, joint_name, replace_uses
+from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase_unused, replace_uses
 
 STD = 0.02  # of a new router's weights
 LIMIT = 1024  # number of experts
@@ -60,15 +60,15 @@ class UpcycleToMoe(Pass):
             unit = match_feed_forward(node)
             if isinstance(unit, str):
                 trace.refuse(self.name, node.output.name, unit)
-            elif unit is not None and (_is_shared_expert(unit) or unit.up.normed):
+            elif unit is not None and (_is_shared_expert(unit) or unit.up.is_normed):
                 reason = (
                     "its norm is fused into it: run before fuse-norm-linear"
-                    if unit.up.normed
+                    if unit.up.is_normed
                     else "it is a shared expert next to routed ones"
                 )
                 trace.refuse(self.name, node.output.name, reason)
             elif unit is not None:
-                trace.fired(self.name, node.output.name)
+                trace.record_rewrite(self.name, node.output.name)
                 self._upcycle_feed_forward(unit)
 
     def _upcycle_feed_forward(self, f: FeedForward) -> None:
@@ -83,12 +83,12 @@ class UpcycleToMoe(Pass):
             if projection is None or param is None or recipe is None:
                 return None
             shape = (self.experts, projection.stop - projection.start, *param.shape[1:])
-            full = joint_name(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
+            full = add_common_prefix(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
             return derive_param(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
         shape = (self.experts, f.x.width)
         router_recipe = Normal(shape, STD, f"{down.name} router", self.seed)
-        router = derive_param(down, router_recipe, shape, joint_name(f.params, "router.weight"))
+        router = derive_param(down, router_recipe, shape, add_common_prefix(f.params, "router.weight"))
         projections = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
             logits = ops.linear(f.x, router, name="router")
@@ -104,7 +104,7 @@ class UpcycleToMoe(Pass):
                 active=self.top_k,
             )
         replace_uses(f.down.output, y)
-        erase_unread(graph, backward_slice([f.down.output], [f.x]))
+        erase_unused(graph, backward_slice([f.down.output], [f.x]))
 
 
 def _is_shared_expert(f: FeedForward) -> bool:

@@ -15,17 +15,17 @@ from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import Layers, select_attentions
 from ...analysis.rotary import (
-    FARTHEST,
+    MAX_FACTOR,
     ScalingArguments,
     check_scaling,
-    recipe_of,
-    reference_rope,
-    rotations_of,
+    find_exclusive_ropes,
+    get_frequencies,
+    make_rope_reference,
     set_frequencies,
 )
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.oracle import rope_amplitude
+from ...core.oracle import compute_amplitude
 from ...core.trace import Trace
 from ...edits.edit import derive_param, replace_param
 from .position_values import find_first_row, find_position_tables
@@ -74,10 +74,10 @@ class ExtendContext(ScalingArguments, Pass):
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not 1 <= self.factor <= FARTHEST:
-            raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {FARTHEST:g}")
-        original = self.context(graph)
-        ropes = rotations_of(graph, select_attentions(graph, self.layers, self.name), self.name, trace)
+        if not 1 <= self.factor <= MAX_FACTOR:
+            raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {MAX_FACTOR:g}")
+        original = self.find_context(graph)
+        ropes = find_exclusive_ropes(graph, select_attentions(graph, self.layers, self.name), self.name, trace)
         tables = find_position_tables(graph) if self.layers == "all" else []
         applied = [self._scale_frequencies(rope, recipe, original, trace) for rope, recipe in ropes.items()]
         applied += [self._lengthen_table(node, trace) for node in tables]
@@ -96,21 +96,26 @@ class ExtendContext(ScalingArguments, Pass):
         tables = find_position_tables(before)
         for node in before.nodes:
             name, new = node.output.name, by_name[node.output.name]
-            old = recipe_of(node) if node.op is ops.rope else None
-            if old is not None and old != recipe_of(new):
+            old = get_frequencies(node) if node.op is ops.rope else None
+            if old is not None and old != get_frequencies(new):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
-                    settings["amplitude"] = rope_amplitude("yarn", self.factor)
-                references[name] = reference_rope(self._scale_recipe(old, self.context(before)), new, **settings)
+                    settings["amplitude"] = compute_amplitude("yarn", self.factor)
+                references[name] = make_rope_reference(
+                    self._scale_recipe(old, self.find_context(before)), new, **settings
+                )
             elif node in tables and _get_table(new).shape != _get_table(node).shape:
                 references[name] = partial(
-                    _look_up_rows, self._expect_table(node, equivalence.stage(before), equivalence.stage(after))
+                    _look_up_rows,
+                    self._expect_table(
+                        node, equivalence.randomize_weights(before), equivalence.randomize_weights(after)
+                    ),
                 )
-        inputs = equivalence.inputs(after)
-        equivalence.same(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
+        inputs = equivalence.make_inputs(after)
+        equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _scale_recipe(self, recipe: RopeFrequencies, original: int) -> RopeFrequencies:
-        return self.scaled(recipe, _SCALING[self.method], self.factor, original)
+        return self.scale_recipe(recipe, _SCALING[self.method], self.factor, original)
 
     def _scale_frequencies(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
         """Scale the frequencies `old` of the node `rope`; return False if refused, True if they now have the factor."""
@@ -123,7 +128,7 @@ class ExtendContext(ScalingArguments, Pass):
         recipe = self._scale_recipe(old, original)
         check_scaling(recipe, self.name)
         set_frequencies(rope, recipe, recipe.attention_factor() if self.method == "yarn" else None)
-        trace.fired(self.name, rope.output.name)
+        trace.record_rewrite(self.name, rope.output.name)
         return True
 
     def _lengthen_table(self, node: Node, trace: Trace) -> bool:
@@ -156,7 +161,7 @@ class ExtendContext(ScalingArguments, Pass):
         longer = derive_param(table, new, (offset + length, width))
         node.set_input(1, longer)
         replace_param(table, longer)
-        trace.fired(self.name, node.output.name)
+        trace.record_rewrite(self.name, node.output.name)
         return True
 
     def _update_meta(self, graph: Graph, original: int) -> None:

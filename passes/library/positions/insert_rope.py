@@ -15,10 +15,10 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
 from ...analysis.layers import Layers, select_attentions
-from ...analysis.rotary import ScalingArguments, check_scaling, frequencies, reference_rope, rotations
+from ...analysis.rotary import ScalingArguments, check_scaling, find_or_add_frequencies, find_ropes, make_rope_reference
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.oracle import rope_amplitude
+from ...core.oracle import compute_amplitude
 from ...core.trace import Trace
 
 
@@ -74,30 +74,32 @@ class InsertRope(ScalingArguments, Pass):
             options = {"interleaved": self.layout == "interleaved", "amplitude": recipe.attention_factor()}
             with graph.inserting(before=node):
                 at = _find_positions(graph, node, counted_positions)
-                param = frequencies(graph, recipe)
+                param = find_or_add_frequencies(graph, recipe)
                 for i, heads in enumerate((node.attrs["heads"], node.attrs["kv_heads"])):
                     rotated = ops.rope(node.inputs[i], at, param, heads=heads, name=f"{'qk'[i]}_rope", **options)
                     node.set_input(i, rotated)
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
         if not trace.rewrites[self.name]:
             first = trace.refusals[0]
             raise WeftError(f"{self.name}: there is nothing to rotate; %{first.at}: {first.reason}")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the attentions equal those of `before` with pairs rotated in complex arithmetic."""
-        inputs = equivalence.inputs(after)
+        inputs = equivalence.make_inputs(after)
         references = {}
         nodes_before = {n.output.name: n for n in before.nodes}
         for node in after.nodes:
             old = nodes_before.get(node.output.name)
-            if node.op is ops.attention and old is not None and not rotations(old) and (ropes := rotations(node)):
-                amplitude, interleaved = rope_amplitude(self.scaling, self.factor), self.layout == "interleaved"
-                rotate = reference_rope(
+            if node.op is ops.attention and old is not None and not find_ropes(old) and (ropes := find_ropes(node)):
+                amplitude, interleaved = compute_amplitude(self.scaling, self.factor), self.layout == "interleaved"
+                rotate = make_rope_reference(
                     self._build_recipe(before, old), ropes[0], interleaved=interleaved, amplitude=amplitude
                 )
                 references[node.output.name] = partial(_attend_rotated, rotate, inputs.get("position_ids"))
         old_inputs = {name: inputs[name] for name in before.inputs}
-        equivalence.same(equivalence.run_as(before, old_inputs, references), equivalence.run(after, inputs), EXACT)
+        equivalence.check_close(
+            equivalence.run_as(before, old_inputs, references), equivalence.run(after, inputs), EXACT
+        )
 
     def _find_obstacle(self, node: Node) -> str | None:
         """Return a reason (str) why the attention `node` cannot get RoPE; None if it can."""
@@ -107,7 +109,7 @@ class InsertRope(ScalingArguments, Pass):
             return f"{node.op.name} already has positions (strip-positions removes them)"
         if node.attrs["cache_bits"] is not None:
             return "its cache has scales for the present keys; run insert-rope before quantize-cache"
-        if rotations(node):
+        if find_ropes(node):
             return "it already has rotary positions (strip-positions removes them, extend-context changes them)"
         return "its values are part of its keys" if node.operand("v") is None else None
 
@@ -119,7 +121,7 @@ class InsertRope(ScalingArguments, Pass):
         if dim > head:
             raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} features of a head")
         plain = RopeFrequencies(dim, self.theta)
-        recipe = self.scaled(plain, self.scaling, self.factor, self.context(graph))
+        recipe = self.scale_recipe(plain, self.scaling, self.factor, self.find_context(graph))
         check_scaling(recipe, self.name)
         return recipe
 

@@ -68,17 +68,17 @@ class MultimodalRope(Pass):
         cache = dict[Value, list[Param]]()
         for node in ropes:
             _rotate_by_axes(node, axes, _split_frequencies(graph, node, settings, cache))
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
         if not position_ids.uses:
             del graph.inputs["position_ids"]
             graph.forget(position_ids)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that three equal positions give the same outputs as the one position."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         positions = np.stack([inputs["position_ids"]] * AXES, -1)
         feeds = {name: array for name, array in inputs.items() if name in after.inputs}
-        equivalence.same(
+        equivalence.check_close(
             equivalence.run(before, inputs), equivalence.run(after, {**feeds, POSITIONS: positions}), EXACT
         )
 

@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal as LiteralRecipe
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unread, replace_uses
+from ...edits.edit import erase_unused, replace_uses
 
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
@@ -63,7 +63,7 @@ class NormAcrossRope(Pass):
             if (reason := _find_obstacle(node, steps, old)) is not None:
                 trace.refuse(self.name, node.output.name, reason)
                 continue
-            trace.fired(self.name, node.output.name)
+            trace.record_rewrite(self.name, node.output.name)
             _reorder_nodes(old, new)
 
 
@@ -141,4 +141,4 @@ def _reorder_nodes(old: list[Node], new: list[Node]) -> None:
             node.output.name, value.name = value.name, node.output.name
     assert value is not None
     replace_uses(last.output, value, rename=False)
-    erase_unread(last.graph, old)
+    erase_unused(last.graph, old)

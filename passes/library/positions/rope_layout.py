@@ -74,7 +74,7 @@ class RopeLayout(Pass):
             if isinstance(orders, str):
                 trace.refuse(self.name, attention.output.name, orders)
                 continue
-            trace.fired(self.name, attention.output.name)
+            trace.record_rewrite(self.name, attention.output.name)
             for node, order in orders.items():
                 _reorder_params(node, order)
             for rotation, _ in rotated_inputs:

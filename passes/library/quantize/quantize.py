@@ -19,10 +19,17 @@ from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
-from ...fitting.budget import report, within_budget
+from ...fitting.budget import choose_layouts, report_layouts
 from ...fitting.calibration import MIXTURE, read_tokens
-from ...fitting.matrices import Matrix, matches_name, matrices, tensor_scales, units
-from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_bits, stored_layout
+from ...fitting.matrices import Matrix, compute_tensor_scales, find_matrices, group_matrices, has_matching_name
+from ...fitting.quantizing import (
+    count_stored_bits,
+    find_stored_layout,
+    fit_gptq,
+    read_stored_codes,
+    round_to_nearest,
+    store_rounded,
+)
 
 HEAD_BITS = 8
 GROUPS = (32, 64, 128)  # that a budget chooses from
@@ -114,11 +121,13 @@ class QuantizeWeights(Pass):
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
         for matrix, (layout, wider) in self._find_stored(layouts).items():
             if wider is None:
-                keep_stored(matrix.param, layout)
-                trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
+                read_stored_codes(matrix.param, layout)
+                trace.record_rewrite(self.name, f"{matrix.param.name} as stored, in {layout}")
             else:
                 round_to_nearest(matrix.param, wider)
-                trace.fired(self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing")
+                trace.record_rewrite(
+                    self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing"
+                )
             del layouts[matrix]
         is_requested = self.method == "gptq" or self.calibration is not None or self.budget is not None
         needs_text = is_requested or any(layout.bits < 8 for layout in layouts.values())
@@ -126,16 +135,16 @@ class QuantizeWeights(Pass):
         if self.budget is not None and layouts:
             layouts = self._fit_budget(self.budget, graph, layouts, texts, trace)
         if texts and self.uses_fitting:
-            for name in fit(graph, texts, layouts, trace.progress, self.resume):
-                trace.fired(self.name, name)
+            for name in fit_gptq(graph, texts, layouts, trace.progress, self.resume):
+                trace.record_rewrite(self.name, name)
             return
-        scales = tensor_scales(matrix for matrix, layout in layouts.items() if layout.tensor_scale)
+        scales = compute_tensor_scales(matrix for matrix, layout in layouts.items() if layout.tensor_scale)
         for matrix, layout in layouts.items():
             if self.uses_search and (self.method == "kquant" or layout.sums):
-                round_once(matrix.param, layout, self.method)
+                store_rounded(matrix.param, layout, self.method)
             else:
                 round_to_nearest(matrix.param, layout, scales.get(matrix, ()))
-            trace.fired(self.name, matrix.param.name)
+            trace.record_rewrite(self.name, matrix.param.name)
 
     def _check_arguments(self) -> None:
         for name, bits in (("bits", self.bits), ("head", self.head)):
@@ -201,7 +210,7 @@ class QuantizeWeights(Pass):
             }
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
-        stored = {matrix: stored_layout(matrix.param) for matrix in layouts}
+        stored = {matrix: find_stored_layout(matrix.param) for matrix in layouts}
         has_few_bits = self._has_few_bits(stored)
         unrounded: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
         for matrix, chosen_layout in layouts.items():
@@ -222,17 +231,17 @@ class QuantizeWeights(Pass):
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
         """Return whether the linear maps in `stored` take fewer than `FEW` bits per weight in their file."""
         mapped = {matrix: layout for matrix, layout in stored.items() if matrix.kind in ("linear", "experts")}
-        bits = sum(stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
+        bits = sum(count_stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
     def _choose_layouts(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """Return the layout of each matrix that is quantized."""
         patterns = [p.strip() for p in self.keep.split(",") if p.strip()]
         layouts: dict[Matrix, BlockLayout] = {}
-        for param, matrix in matrices(graph).items():
+        for param, matrix in find_matrices(graph).items():
             if isinstance(matrix, str):
                 trace.refuse(self.name, param.name, matrix)
-            elif matches_name(param, patterns):
+            elif has_matching_name(param, patterns):
                 trace.note(f"{self.name}: kept %{param.name}")
             elif param.recipe.has(BlockRecipe):
                 trace.refuse(
@@ -268,8 +277,8 @@ class QuantizeWeights(Pass):
             )
         mapped = [matrix for matrix in layouts if matrix.kind in ("linear", "experts")]
         choices = [integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
-        chosen = within_budget(graph, texts, units(mapped), choices, budget, trace.progress)
-        for line in report(chosen):
+        chosen = choose_layouts(graph, texts, group_matrices(mapped), choices, budget, trace.progress)
+        for line in report_layouts(chosen):
             trace.note(f"quantize: {line}")
         return {matrix: chosen.get(matrix, layout) for matrix, layout in layouts.items()}
 
@@ -308,14 +317,14 @@ class QuantizeWeights(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every weight, rounded to the nearest, is within a step of its codes of the original; others are equal."""
-        staged = equivalence.stage(before)
+        staged = equivalence.randomize_weights(before)
         rounded = staged.clone()
         replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())
         for name, param in staged.params.items():
             recipe, exact = rounded.params[name].recipe, param.recipe.evaluate(staged.reader)
             actual = recipe.evaluate(staged.reader)
             if not isinstance(recipe, BlockRecipe):
-                equivalence.same({name: exact}, {name: actual}, 0.0)
+                equivalence.check_close({name: exact}, {name: actual}, 0.0)
                 continue
             blocks, layout = recipe.read_blocks(staged.reader, 0, len(exact)), recipe.layout(staged.reader)
             steps = np.abs(blocks.scales).repeat(layout.group, -1)[..., : exact.shape[-1]]

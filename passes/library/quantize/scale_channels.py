@@ -16,8 +16,8 @@ from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...fitting.calibration import Activations, sampled_tokens
-from ...fitting.matrices import Matrix, matrices
+from ...fitting.calibration import Activations, sample_tokens
+from ...fitting.matrices import Matrix, find_matrices
 from ..fold.scaling import Edit, absorb_factor_of_value, apply_edits, find_other_use, list_reader_edits, number_nodes
 from .channel_factors import OUTPUTS, fit_channel_factors
 
@@ -89,7 +89,7 @@ class ScaleChannels(Pass):
         if not sites:
             return
         layout = integer_layout(self.bits, self.group, self.bits < 8)
-        texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
+        texts = sample_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
         # In float64: the last digits, in which processors differ, hardly ever change a factor.
         activations = Activations(graph, texts, dtype=np.float64)
         scalings = list[tuple[Value, Array]]()
@@ -101,12 +101,12 @@ class ScaleChannels(Pass):
                 scalings.append((site, factors))
         for site, factors in scalings:
             _scale_value(site, factors, order)
-            trace.fired(self.name, site.name)
+            trace.record_rewrite(self.name, site.name)
         trace.progress(len(sites), len(sites))
 
     def _find_sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
         """Yield the values whose channels can be scaled; refusals go to `trace`."""
-        all_matrices = matrices(graph)
+        all_matrices = find_matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
                 if not (value.type.dtype.is_float and value.shape) or not isinstance(value.shape[-1], int):

@@ -51,6 +51,6 @@ class KeepBlocks(Pass):
             is_selected = {"all": not quantized, "head": head and not quantized, "quantized": quantized}[self.which]
             if is_selected and param.type.rank > 1 and not recipe.constant and param.recipe != marked_recipe:
                 param.recipe = marked_recipe
-                trace.fired(self.name, param.name)
+                trace.record_rewrite(self.name, param.name)
         if not trace.rewrites:
             trace.note(f"{self.name}: it selects no weight")

@@ -52,7 +52,7 @@ class DropOutputs(Pass):
             if name not in graph.outputs:
                 trace.note(f"{self.name}: {graph.name} has no output {name!r}; it has {', '.join(graph.outputs)}")
                 continue
-            trace.fired(self.name, graph.outputs[name].name)
+            trace.record_rewrite(self.name, graph.outputs[name].name)
             trace.note(
                 f"{self.name}: warning: the output {name} is left out: `weft.torch` gives a module that returns it"
             )
@@ -62,9 +62,9 @@ class DropOutputs(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The remaining outputs are the same."""
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         expected, remaining = equivalence.run(before, inputs), equivalence.run(after, inputs)
-        equivalence.same({name: expected[name] for name in remaining}, remaining, EXACT)
+        equivalence.check_close({name: expected[name] for name in remaining}, remaining, EXACT)
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,6 @@ class WidenOutputs(Pass):
         for name, value in list(graph.outputs.items()):
             if value.type.dtype == dtypes.bf16:
                 graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
-                trace.fired(self.name, graph.outputs[name].name)
+                trace.record_rewrite(self.name, graph.outputs[name].name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no output is bf16")

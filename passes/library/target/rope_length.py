@@ -56,7 +56,7 @@ class RopeLength(Pass):
                 longer |= self.length > recipe.original
                 if recipe.length != self.length:
                     param.recipe = replace(recipe, length=self.length)
-                    trace.fired(self.name, param.name)
+                    trace.record_rewrite(self.name, param.name)
         if longer:
             trace.note(
                 f"{self.name}: warning: its RoPE is for sequences of {self.length} tokens; for shorter ones choose a "

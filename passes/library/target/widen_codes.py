@@ -49,6 +49,6 @@ class WidenCodes(Pass):
         for param in graph.params.values():
             if param.recipe.has(BlockRecipe) and (widened := in_bytes(param.recipe, graph.reader)) != param.recipe:
                 param.recipe = widened
-                trace.fired(self.name, param.name)
+                trace.record_rewrite(self.name, param.name)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no weight is stored as floats of 4 bits")

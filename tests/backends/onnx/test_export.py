@@ -152,7 +152,7 @@ def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
     model = onnx.load_from_string(export.in_memory(export.build(graph, old, 16)))
     onnx.checker.check_model(model, full_check=True)
     assert [o.version for o in model.opset_import] == [21]
-    feeds = EquivalenceCheck().inputs(graph)
+    feeds = EquivalenceCheck().make_inputs(graph)
     want = interpret(graph, feeds)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     kinds = {i.name: i.type for i in session.get_inputs()}

@@ -45,7 +45,7 @@ def module_of(name: str) -> nn.Module:
 
 @functools.cache
 def feeds_of(name: str) -> Arrays:
-    return EquivalenceCheck(0).inputs(graph_of(name), seq=SEQ)
+    return EquivalenceCheck(0).make_inputs(graph_of(name), seq=SEQ)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT
 from weft.ir.types import sizes
-from weft.passes.analysis.recurrences.affine import affine
+from weft.passes.analysis.recurrences.affine import find_affine_form
 
 from ...lowered import lower
 from ...random_steps import RandomStep
@@ -55,7 +55,7 @@ def test_affine_steps_are_found(seed: int) -> None:
     drawn = RandomStep(seed, bent=False)
     (node,) = (n for n in drawn.graph().nodes if n.op is ops.scan)
     step, rng = node.attrs["step"], np.random.default_rng(seed)
-    form = affine(step)
+    form = find_affine_form(step)
     assert form is not None
     feeds = {name: rng.standard_normal(v.type.concrete({"batch": 3})) for name, v in step.graph.inputs.items()}
     parts = interpret(form.gates, {name: feeds[name] for name in form.gates.inputs})
@@ -75,7 +75,7 @@ def test_bent_steps_are_no_affine_ones() -> None:
     for seed in range(60):
         (node,) = (n for n in RandomStep(seed, bent=True).graph().nodes if n.op is ops.scan)
         step, rng = node.attrs["step"], np.random.default_rng(seed)
-        verdicts.append(affine(step) is not None)
+        verdicts.append(find_affine_form(step) is not None)
         if not verdicts[-1]:
             continue
         feeds = {name: rng.standard_normal(v.type.concrete({"batch": 3})) for name, v in step.graph.inputs.items()}

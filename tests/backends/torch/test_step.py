@@ -14,7 +14,7 @@ from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
 from weft.backends.torch.decode.lower_step import refusal
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import find_states
 
 from ...e2e.random_models import strong
 from ...lowered import build_module, build_step, write_step
@@ -53,7 +53,7 @@ def stepped(graph: Graph, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, 
     """The logits [batch, STEPS, vocab] of single tokens behind prompts, read from `ids`; and how long the prompts are:
     of different lengths where that is possible."""
     step = build_step(graph, module)
-    even = not accepts(module, "last") or any(states(n) for n in graph.nodes)
+    even = not accepts(module, "last") or any(find_states(n) for n in graph.nodes)
     lengths = PROMPTS[:1] * 2 if even else PROMPTS
     with torch.inference_mode():
         cache = module.new_cache(2, PROMPTS[0] + STEPS)

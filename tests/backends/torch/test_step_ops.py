@@ -30,7 +30,7 @@ from weft.ir.op import OPS, Case, Op, Trait
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes, sizes
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import find_states
 
 FUSED = [op for name in STEPS if Trait.FUSED in (op := OPS[name]).traits]
 
@@ -129,7 +129,7 @@ class Step:
     def _cache(self, node: Any) -> SimpleNamespace:
         rows, seq = self.model.feeds["input_ids"].shape
         found = SimpleNamespace(advance=lambda n: 0)
-        for spec in states(node):
+        for spec in find_states(node):
             found.values = [torch.zeros(rows, *(n for n in spec.row if isinstance(n, int)))]
         if node.op is ops.attention:
             widths = [v.width // node.attrs["kv_heads"] for v in node.inputs[1:3] if v is not None]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.program.snippets import bound_names, names
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import find_states
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...lowered import build_module, lower
@@ -122,7 +122,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
     module, inputs = module_of(name), EquivalenceCheck(0).inputs
-    recurrent = any(states(n) for n in graph_of(name).nodes)
+    recurrent = any(find_states(n) for n in graph_of(name).nodes)
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module, k)}
     axes = {"encoder_input_ids": "source", "encoder_attention_mask": "source"}
     dims = {n: torch.export.Dim(n, min=1) for n in ("batch", "seq", "source")}

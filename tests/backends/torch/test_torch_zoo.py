@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.backends.torch.program.stateful_nodes import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
-from weft.passes.analysis.states import SOURCE, states
+from weft.passes.analysis.states import SOURCE, find_states
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import TRIED
@@ -59,7 +59,7 @@ def _masked(node: Node) -> bool:
 
 def check_double(graph: Graph, module: nn.Module) -> None:
     """`.double()` reaches weights only: what forward makes in f32 (slopes, masks) must follow the dtype of queries."""
-    feeds = EquivalenceCheck(0).inputs(graph, seq=min(LONG, graph.meta.get("max_positions") or LONG))
+    feeds = EquivalenceCheck(0).make_inputs(graph, seq=min(LONG, graph.meta.get("max_positions") or LONG))
     made = call(copy.deepcopy(module).double(), tensors(feeds, torch.float64))
     for got, want in zip(made, interpret(graph, feeds).values(), strict=True):
         assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
@@ -111,7 +111,9 @@ def test_rows_of_different_lengths(name: str) -> None:
         assert not accepts(module, "cache") and not hasattr(module, "new_cache")
         return
     given = {
-        k: v[:2] for k, v in tensors(EquivalenceCheck(1).inputs(graph, seq=SEQ + more)).items() if k != "position_ids"
+        k: v[:2]
+        for k, v in tensors(EquivalenceCheck(1).make_inputs(graph, seq=SEQ + more)).items()
+        if k != "position_ids"
     }
     encoded = {k: v for k, v in given.items() if k in SOURCE}
     tokens = {k: v for k, v in given.items() if k not in encoded}
@@ -131,7 +133,7 @@ def test_rows_of_different_lengths(name: str) -> None:
         alone = {k: v[row : row + 1] for k, v in encoded.items()}
         want = call(module, {**alone, **text})[0][:, length - 1 :]
         off = errors(torch.cat(logits, 1)[row : row + 1], want.double().numpy()).max((0, 2))
-        carried = length < SEQ and any(states(n) for n in graph.nodes)
+        carried = length < SEQ and any(find_states(n) for n in graph.nodes)
         assert off[0] <= bound and all((off[1:] > bound) if carried else (off[1:] <= bound)), f"row {row}: {off}"
 
 

@@ -18,7 +18,7 @@ from weft.ir import Graph, parse
 from weft.ir.recipes.blocks import InBytes, Quantize, ToFloat4
 from weft.passes import all_passes
 from weft.passes.analysis import costs
-from weft.passes.analysis.costs import cache_sizes, parameter_count, state_bytes
+from weft.passes.analysis.costs import count_parameters, count_state_bytes, find_cache_sizes
 
 from ...sampling import each
 from .pages import model_of
@@ -61,11 +61,11 @@ def test_totals_before_and_after_every_pass(name: str) -> None:
     told = all_passes()[name].documentation()
     before = parse(told.graph)
     for graph in (before, run_passes(before, told.pipeline)):
-        found, cost = compute_totals(build_network(graph), 8), costs.cost(graph, batch=1, seq=8, past=0)
-        assert found.operations == len(graph) and found.parameters == parameter_count(graph)
-        assert found.weights == costs.weight_bytes(graph) - _saved(graph) and found.flops == cost.flops
-        assert found.cache == 2 * sum(width for width, _ in cache_sizes(graph.nodes))
-        assert found.state == state_bytes(graph.nodes, 2)
+        found, cost = compute_totals(build_network(graph), 8), costs.compute_cost(graph, batch=1, seq=8, past=0)
+        assert found.operations == len(graph) and found.parameters == count_parameters(graph)
+        assert found.weights == costs.count_weight_bytes(graph) - _saved(graph) and found.flops == cost.flops
+        assert found.cache == 2 * sum(width for width, _ in find_cache_sizes(graph.nodes))
+        assert found.state == count_state_bytes(graph.nodes, 2)
 
 
 def test_the_sheet_tells_what_was_and_is() -> None:

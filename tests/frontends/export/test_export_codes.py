@@ -327,9 +327,9 @@ def test_blocks_of_gguf(bits: int, kind: str, file_type: int, group: int, save: 
 def _wide(model: Model, bits: int, group: int) -> Model:
     """`model` rounded in groups of `group`, which the pass does not offer."""
     from weft.ir.recipes.blocks import Quantize
-    from weft.passes.fitting.matrices import Matrix, matrices
+    from weft.passes.fitting.matrices import Matrix, find_matrices
 
-    for param, matrix in matrices(model.graph).items():
+    for param, matrix in find_matrices(model.graph).items():
         assert isinstance(matrix, Matrix)
         wide = matrix.kind == "linear"
         param.recipe = Quantize(param.recipe, bits if wide else 8, group if wide else 32, False)

@@ -25,7 +25,7 @@ from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError, ops
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
-from weft.passes.forms import canonical
+from weft.passes.forms import canonicalize
 
 from ..command import WATCHDOG, start
 from ..conftest import Save
@@ -153,7 +153,7 @@ def weighted(graph: Graph) -> Graph:
 
 
 def differences(ours: Graph, theirs: Graph) -> list[tuple[str, str, str]]:
-    found = match_graphs(canonical(ours), canonical(weighted(theirs)))
+    found = match_graphs(canonicalize(ours), canonicalize(weighted(theirs)))
     return [(d.at, d.ours, d.theirs) for d in found.differences]
 
 
@@ -165,7 +165,7 @@ def test_fused_graphs_are_the_same(pipeline: str) -> None:
 def test_what_is_missing_is_neutral() -> None:
     """Norms without weights and linears without biases stand for ones and zeros; what is there besides does not."""
     plain, whole = decoder(norm=RMSNorm(weight=False)), decoder(attention={"qkv_bias": True})
-    found = match_graphs(canonical(plain), canonical(weighted(whole)))
+    found = match_graphs(canonicalize(plain), canonicalize(weighted(whole)))
     assert found.differences == []
     assert (found.params["layers.0.attn_norm.weight"], found.params["final_norm.weight"]) == (1.0, 1.0)
     told = differences(whole, decoder())
@@ -233,12 +233,12 @@ def test_the_plainest_family_is_proposed_first() -> None:
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_arrangements_are_read_off_a_graph(arrangement: str) -> None:
-    assert infer_settings(canonical(decoder(block={"arrangement": arrangement}))).arrangement == arrangement
+    assert infer_settings(canonicalize(decoder(block={"arrangement": arrangement}))).arrangement == arrangement
 
 
 def test_settings_are_read_off_a_graph() -> None:
     graph = decoder(attention={"window": 5, "softcap": 3.0, "qk_norm": RMSNorm()}, block={"arrangement": "sandwich"})
-    found = infer_settings(canonical(graph))
+    found = infer_settings(canonicalize(graph))
     assert (found.window, found.softcap, found.qk_norm, found.arrangement) == (5, 3.0, "head", "sandwich")
     assert (found.heads, found.kv_heads, found.head_dim, found.ffn, found.dim) == (4, 2, 4, 24, 16)
 

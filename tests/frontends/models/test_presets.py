@@ -9,7 +9,7 @@ import pytest
 
 from weft.frontends import PRESETS, load_source
 from weft.ir import ops, verify
-from weft.passes.analysis.costs import active_count, cache_sizes, parameter_count, state_bytes
+from weft.passes.analysis.costs import count_active_parameters, count_parameters, count_state_bytes, find_cache_sizes
 
 from ...sampling import each
 
@@ -19,7 +19,7 @@ every_preset = pytest.mark.parametrize("name", PRESETS)
 @every_preset
 def test_the_size_is_the_published_one(name: str) -> None:
     found = load_source(name, seed=3)
-    assert parameter_count(found.graph) == PRESETS[name].parameters
+    assert count_parameters(found.graph) == PRESETS[name].parameters
     assert (found.random_init, found.seed, found.graph.name) == (True, 3, name)
     assert PRESETS[name].about
     verify(found.graph, recipes=True)
@@ -69,7 +69,7 @@ def test_preset_sizes_are_the_published_ones() -> None:
     ],
 )
 def test_active_parameters(name: str, active: int) -> None:
-    assert active_count(load_source(name).graph) == active
+    assert count_active_parameters(load_source(name).graph) == active
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_active_parameters(name: str, active: int) -> None:
     ],
 )
 def test_cached_numbers_of_a_token(name: str, numbers: int) -> None:
-    assert sum(width for width, _ in cache_sizes(load_source(name).graph.nodes)) == numbers
+    assert sum(width for width, _ in find_cache_sizes(load_source(name).graph.nodes)) == numbers
 
 
 def test_states_have_a_constant_size() -> None:
-    assert state_bytes(load_source("mamba-130m").graph.nodes, 2) == 24 * 1536 * (16 * 4 + 3 * 2)
-    assert state_bytes(load_source("gpt2").graph.nodes, 2) == 0
+    assert count_state_bytes(load_source("mamba-130m").graph.nodes, 2) == 24 * 1536 * (16 * 4 + 3 * 2)
+    assert count_state_bytes(load_source("gpt2").graph.nodes, 2) == 0
 
 
 def test_gpt3_alternates_dense_and_banded_layers() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from weft.ir import Graph, Node, ops, verify
 from weft.ir.recipes import Full, Scale, Slice, Source
-from weft.passes.analysis.projections import Projections, projections, unpack_branch
+from weft.passes.analysis.projections import Projections, find_projections, unpack_branch
 
 from ..models import Tiny, applied, count, worst
 
@@ -39,15 +39,15 @@ def test_unpack_undoes_packing(model: Tiny) -> None:
 def test_reads_through_packing() -> None:
     for text in ("dce", "pack-qkv"):
         graph = applied(text, Tiny(qk_norm=True).graph())
-        found = projections(attentions(graph)[1])
+        found = find_projections(attentions(graph)[1])
         assert isinstance(found, Projections)
         assert [n.op.name for n in found.k.between] == ["reshape", "rms_norm", "reshape", "rope"]
         assert (found.heads, found.kv_heads, found.head_dim) == (6, 2, 4)
-        assert found.k.packed == (text == "pack-qkv")
+        assert found.k.is_packed == (text == "pack-qkv")
         assert found.o.output.name == "layers.1.attn.o"
         k = unpack_branch(found.node, "k")
         verify(graph)
-        assert not k.packed and k.weight.shape == (8, 18)
+        assert not k.is_packed and k.weight.shape == (8, 18)
 
 
 def test_who_else_reads() -> None:
@@ -56,7 +56,7 @@ def test_who_else_reads() -> None:
     k = node.operand("k")
     assert k is not None
     graph.add_output("keys", k)
-    assert projections(node) == "k (%layers.0.attn.k_rope) is read by the caller too"
+    assert find_projections(node) == "k (%layers.0.attn.k_rope) is read by the caller too"
 
 
 def test_rows_without_detours() -> None:

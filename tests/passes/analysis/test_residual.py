@@ -14,9 +14,9 @@ from weft.ir.recipes import Literal, Scale
 from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.analysis.residual import ResidualStream, streams
+from weft.passes.analysis.residual import ResidualStream, find_streams
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.edits.absorb import absorb_output_map, centre_map, matrix_map
+from weft.passes.edits.absorb import absorb_output_map, make_matrix_map, subtract_mean
 from weft.passes.edits.edit import rebuild_node, replace_uses
 
 from ...e2e.families import LENGTH, ROWS, VOCAB, error
@@ -51,7 +51,7 @@ def ops_of(stream: ResidualStream) -> set[str]:
     ],
 )
 def test_streams_of_families(name: str, found: int, writers: set[str]) -> None:
-    every = streams(ZOO[name]())
+    every = find_streams(ZOO[name]())
     assert len(every) == found and ops_of(every[0]) == writers
     assert not any(s.obstacles for s in every[:-1])
 
@@ -67,7 +67,7 @@ def test_what_a_stream_meets() -> None:
     g.add_output("y", ops.linear(ops.rms_norm(last), weight(g, "head.weight", 5, 6)))
     g.add_output("z", ops.softmax(total, name="soft"))
     g.add_output("w", ops.linear(total, weight(g, "direct.weight", 5, 6), name="direct"))
-    (stream,) = streams(g)
+    (stream,) = find_streams(g)
     writers = {w.name if isinstance(w, Param) else w.output.name for w in stream.writers}
     assert writers == {"in", "positions", "out"}
     assert [n.op.name for n in stream.norms] == ["rms_norm"] and [n.output.name for n in stream.linears] == ["direct"]
@@ -149,10 +149,10 @@ def test_post_norm_models_stay(name: str, reason: str) -> None:
 def as_rms(graph: Graph) -> Graph:
     """Apply layernorm-to-rmsnorm without its conditions: centre all writers, subtract no mean anywhere."""
     wrong = graph.clone()
-    for stream in streams(wrong):
+    for stream in find_streams(wrong):
         for writer in stream.writers:
             if isinstance(writer, Node) and writer.op in (ops.linear, ops.embedding):
-                absorb_output_map(writer, centre_map)
+                absorb_output_map(writer, subtract_mean)
     for norm in [n for n in wrong.nodes if n.op is ops.layer_norm]:
         with wrong.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
@@ -186,10 +186,10 @@ def test_other_readers_stand_in_the_way() -> None:
         with pytest.raises(WeftError, match=reason):
             applied("layernorm-to-rmsnorm", model(reader))
         wrong = model(reader)
-        (stream,) = streams(wrong)
+        (stream,) = find_streams(wrong)
         for writer in stream.writers:
             assert isinstance(writer, Node)
-            absorb_output_map(writer, centre_map)
+            absorb_output_map(writer, subtract_mean)
         assert worst(model(reader), wrong) > 1e-2
 
 
@@ -221,7 +221,7 @@ def largest(graph: Graph, op: str = "add") -> float:
         if node.op.name == op:
             found.append(float(np.abs(arrays[0]).max()))
 
-    interpret(equivalence.stage(graph), equivalence.inputs(graph), watch=watch)
+    interpret(equivalence.randomize_weights(graph), equivalence.make_inputs(graph), watch=watch)
     return max(found)
 
 
@@ -308,7 +308,7 @@ def test_outliers_are_spread() -> None:
     """One place of the stream with large numbers, as trained models have: the largest of a row comes near the rest."""
     graph = applied(FOLD, Tiny(dim=16).graph())
     spike = [50.0 if i == 3 else 1.0 for i in range(16)]
-    for stream in streams(graph):
+    for stream in find_streams(graph):
         for writer in stream.writers:
             assert isinstance(writer, Node)
             absorb_output_map(writer, lambda r, axis, rank: Scale(r, Literal.of(spike), axis))
@@ -326,8 +326,8 @@ def test_weights_of_norms_do_not_commute_with_it() -> None:
     with pytest.raises(WeftError, match=r"%layers.0.mlp_norm has a weight; run fold-norm-scale\{untie=true\} before"):
         applied("rotate-residual", before)
     wrong = before.clone()
-    (stream,) = streams(wrong)
-    turn = matrix_map(RandomOrthogonal(18))
+    (stream,) = find_streams(wrong)
+    turn = make_matrix_map(RandomOrthogonal(18))
     for writer in stream.writers:
         assert isinstance(writer, Node)
         absorb_output_map(writer, turn)

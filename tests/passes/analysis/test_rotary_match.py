@@ -8,8 +8,8 @@ import pytest
 from weft.ir import Graph, Node, TensorType, Value, interpret, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
-from weft.passes.analysis.rotary import match_rotations
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.analysis.rotary import match_ropes
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ..models import weight
 from ..zoo import ZOO
@@ -32,7 +32,7 @@ from ..zoo import ZOO
     ],
 )
 def test_rotations_of_models(name: str, count: int) -> None:
-    pairs = [match_rotations(node) for node in ZOO[name]().nodes if node.op is ops.attention]
+    pairs = [match_ropes(node) for node in ZOO[name]().nodes if node.op is ops.attention]
     matched = [rope for pair in pairs if not isinstance(pair, str) for rope in pair]
     assert len(matched) == len(set(matched)) == 2 * count and all(rope.op is ops.rope for rope in matched)
 
@@ -79,13 +79,13 @@ def attention_of(graph: Graph) -> Node:
 
 @pytest.mark.parametrize("edit", REASONS)
 def test_refusals(edit: str) -> None:
-    found = match_rotations(attention_of(attended(edit)))
+    found = match_ropes(attention_of(attended(edit)))
     assert isinstance(found, str) and REASONS[edit] in found
 
 
 def test_the_rotations_are_matched() -> None:
     graph = attended()
-    assert match_rotations(attention_of(graph)) == tuple(n for n in graph.nodes if n.op is ops.rope)
+    assert match_ropes(attention_of(graph)) == tuple(n for n in graph.nodes if n.op is ops.rope)
 
 
 @pytest.mark.parametrize("edit", ["pairs", "positions", "frequencies", "amplitude", "heads", "keys"])
@@ -93,7 +93,7 @@ def test_each_refusal_is_needed(edit: str) -> None:
     """Turning keys as the queries are turned, or as the attention counts heads, gives other numbers."""
     graph = attended(edit)
     inputs = {
-        **EquivalenceCheck().inputs(graph),
+        **EquivalenceCheck().make_inputs(graph),
         "at": np.arange(15).reshape(3, 5),
         "other": np.arange(15).reshape(3, 5) * 3,
     }
@@ -105,4 +105,4 @@ def test_each_refusal_is_needed(edit: str) -> None:
         for name, count in zip("qk", heads.values(), strict=True)
     )
     wrong = ops.attention.reference(q, k, inputs["v"], causal=True, **heads)
-    assert difference(interpret(graph, inputs)["y"], wrong) > 0.01
+    assert measure_difference(interpret(graph, inputs)["y"], wrong) > 0.01

@@ -13,8 +13,8 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import floordiv
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.analysis.costs import cache_sizes, count_cross_cache, state_bytes
-from weft.passes.analysis.states import manifest_records, taken_states
+from weft.passes.analysis.costs import count_cross_cache, count_state_bytes, find_cache_sizes
+from weft.passes.analysis.states import find_state_inputs, make_manifest_records
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
@@ -158,9 +158,9 @@ def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> 
     after = applied("kv-cache", before)
     KvCache().check(before, after, EquivalenceCheck())
     assert str(after.inputs["past_states.0.ssm"].type) == "f32[batch, 12]"
-    assert state_bytes(before.nodes, 2) == 4 * WIDTH
-    assert cache_sizes(before.nodes) == [(2 * WIDTH, 3)]
-    assert manifest_records(after, taken_states(after))["carried"] == [
+    assert count_state_bytes(before.nodes, 2) == 4 * WIDTH
+    assert find_cache_sizes(before.nodes) == [(2 * WIDTH, 3)]
+    assert make_manifest_records(after, find_state_inputs(after))["carried"] == [
         {
             "input": "past_key_values.0.key",
             "output": "present.0.key",

@@ -12,9 +12,9 @@ from weft.ir import Graph, MemoryReader, WeftError
 from weft.ir.recipes.blocks import block_layout
 from weft.ir.types.block_layouts import BlockLayout, integer_layout
 from weft.passes import Report, run_passes
-from weft.passes.fitting.budget import LayoutChoice, knapsack, within_budget
+from weft.passes.fitting.budget import LayoutChoice, choose_layouts, solve_knapsack
 from weft.passes.fitting.calibration import read_tokens
-from weft.passes.fitting.matrices import Matrix, matrices, units
+from weft.passes.fitting.matrices import Matrix, find_matrices, group_matrices
 
 from ..library.quantize.test_quantize import VOCAB, error, in_memory, mixture, text
 
@@ -43,7 +43,7 @@ def test_no_plan_of_the_same_bits_costs_much_less(seed: int) -> None:
         bits = [2, 4, 8]
         tables.append([LayoutChoice(LAYOUTS[0], b * size, weight * 4.0**-b * rng.uniform(0.5, 2)) for b in bits])
     capacity = float(rng.uniform(1.01, 2.5)) * sum(table[0].bits for table in tables)
-    chosen = knapsack(tables, capacity)
+    chosen = solve_knapsack(tables, capacity)
     assert sum(c.bits for c in chosen) <= capacity
     feasible = [plan for plan in itertools.product(*tables) if sum(c.bits for c in plan) <= capacity]
     best = min(sum(c.cost for c in plan) for plan in feasible)
@@ -53,8 +53,8 @@ def test_no_plan_of_the_same_bits_costs_much_less(seed: int) -> None:
 
 def test_what_matters_gets_more_bits(text: object) -> None:
     graph = model()
-    found = [m for m in matrices(graph).values() if isinstance(m, Matrix) and m.kind in LINEAR]
-    plan = within_budget(graph, read_tokens(graph, str(text), 256), units(found), LAYOUTS, 4.5)
+    found = [m for m in find_matrices(graph).values() if isinstance(m, Matrix) and m.kind in LINEAR]
+    plan = choose_layouts(graph, read_tokens(graph, str(text), 256), group_matrices(found), LAYOUTS, 4.5)
     total = sum(m.elements for m in found)
     # Rows are filled up to whole groups.
     groups = {m: -(-int(m.param.shape[-1]) // layout.group) for m, layout in plan.items()}

@@ -8,7 +8,7 @@ import pytest
 from weft.ir.recipes.blocks.quantize import round_rows
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout
-from weft.passes.fitting.gptq import AIM, RIDGE, correction, feedback, gptq
+from weft.passes.fitting.gptq import CORRECTION, RIDGE, compute_correction, factor_moment, quantize_gptq
 
 LAYOUTS = [integer_layout(bits, group, zeros) for bits in (2, 3, 4, 8) for group in (16, 32) for zeros in (True, False)]
 
@@ -45,8 +45,8 @@ def inverse_form(weight: Array, moment: Array, order: Array, blocks: Blocks, lay
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_codes_are_those_of_the_paper(layout: BlockLayout, rng: np.random.Generator) -> None:
     weight, moment = problem(rng, 12, 64)
-    factors = feedback(moment, layout.group)
-    blocks = gptq(weight, factors, layout)
+    factors = factor_moment(moment, layout.group)
+    blocks = quantize_gptq(weight, factors, layout)
     expected = inverse_form(weight, moment, factors.order, blocks, layout)
     # One code that is halfway between two sends its row another way from there on.
     same = (blocks.codes.reshape(12, 64) == expected).all(1)
@@ -59,7 +59,7 @@ def test_what_a_text_sees_changes_less_than_by_rounding(
     layout: BlockLayout, width: int, rng: np.random.Generator
 ) -> None:
     weight, moment = problem(rng, 40, width)
-    blocks = gptq(weight, feedback(moment, layout.group), layout)
+    blocks = quantize_gptq(weight, factor_moment(moment, layout.group), layout)
     fitted = layout.dequantize(blocks)[:, :width]
     nearest = layout.dequantize(round_rows(weight, layout))[:, :width]
     assert loss(weight, fitted, moment) < 0.75 * loss(weight, nearest, moment)
@@ -70,15 +70,15 @@ def test_inputs_that_are_always_zero_do_no_harm(rng: np.random.Generator) -> Non
     weight, moment = problem(rng, 8, 64)
     moment[:, 10:20] = moment[10:20] = 0
     layout = integer_layout(4, 32, True)
-    fitted = layout.dequantize(gptq(weight, feedback(moment, 32), layout))
+    fitted = layout.dequantize(quantize_gptq(weight, factor_moment(moment, 32), layout))
     assert np.isfinite(fitted).all() and np.abs(fitted - weight).max() < 2
     silent = np.zeros((64, 64), np.float32)
-    assert np.isfinite(layout.dequantize(gptq(weight, feedback(silent, 32), layout))).all()
+    assert np.isfinite(layout.dequantize(quantize_gptq(weight, factor_moment(silent, 32), layout))).all()
 
 
 def test_the_factors_make_the_moment_again(rng: np.random.Generator) -> None:
     _, moment = problem(rng, 1, 40)
-    factors = feedback(moment, 16)
+    factors = factor_moment(moment, 16)
     unit = factors.unit + np.eye(48)
     whole = (unit * factors.left) @ unit.T
     expected = np.zeros((48, 48))
@@ -97,7 +97,9 @@ def test_a_weight_aims_at_what_the_original_model_made(rng: np.random.Generator)
     weight, _ = problem(rng, 6, 24)
     first = rng.standard_normal((200, 24)).astype(np.float32)
     changed = (first + 0.3 * rng.standard_normal((200, 24)) @ rng.standard_normal((24, 24))).astype(np.float32)
-    moved = weight @ correction(changed.T @ changed, first.T @ changed, ridge=0)
+    moved = weight @ compute_correction(changed.T @ changed, first.T @ changed, ridge=0)
     fit = np.linalg.lstsq(changed.astype(np.float64), first @ weight.T.astype(np.float64), rcond=None)[0].T
-    np.testing.assert_allclose(moved, weight + AIM * (fit - weight), rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(correction(first.T @ first, first.T @ first), np.eye(len(first.T), dtype=np.float32))
+    np.testing.assert_allclose(moved, weight + CORRECTION * (fit - weight), rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(
+        compute_correction(first.T @ first, first.T @ first), np.eye(len(first.T), dtype=np.float32)
+    )

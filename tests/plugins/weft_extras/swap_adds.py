@@ -20,4 +20,4 @@ class SwapAdds(Pass):
                 with graph.inserting(before=node):
                     node.output.replace_uses(ops.add(*reversed(node.inputs)))
                 graph.erase(node)
-                trace.fired(self.name, "add")
+                trace.record_rewrite(self.name, "add")

@@ -16,7 +16,7 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.graph.step import BATCH, Step
 from weft.ir.op import Op
-from weft.passes.analysis.feed_forward import activation_name
+from weft.passes.analysis.feed_forward import find_activation_name
 
 from ...kernels.shared.operands import power_of_2
 from .scan_parts import Axis, StepAxes, reduced_dims, regroups
@@ -323,7 +323,7 @@ class _Writer:
             return text if a["high"] is None else f"tl.minimum({text}, {_number(a['high'])})"
         if op is ops.cast and a["to"].is_float:  # as in torch, where a step computes in f32
             return f"{x}.to(tl.float32)"
-        if (name := kernel_activation(activation_name(node))) is not None:
+        if (name := kernel_activation(find_activation_name(node))) is not None:
             return f'activate({x}, "{name}")'
         return f"{x} * tl.sigmoid({x} * {_number(a['beta'])})" if op is ops.swish else None
 

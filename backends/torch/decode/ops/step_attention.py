@@ -6,8 +6,8 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.states import cache_sharers
-from weft.passes.analysis.tokens.scores import explain_scores
+from weft.passes.analysis.states import find_cache_sharers
+from weft.passes.analysis.tokens.scores import explain_unsupported_scores
 
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
@@ -25,7 +25,7 @@ SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns of kernels: t
 
 def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
     """Return None, or the reason (str) why the kernel of the projection `node` cannot write to the cache."""
-    together = cache_sharers(next(iter(node.outputs[0].users)))
+    together = find_cache_sharers(next(iter(node.outputs[0].users)))
     if why := next((why for n in together if (why := _refusal(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
     if node.op is ops.latent_qk:
@@ -54,7 +54,7 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     """Emit attention of the new token to its cache, and return the result; None without a cache or a kernel."""
     if node not in e.cached:
         return None
-    together, latent = cache_sharers(node), node.op is ops.attention and node.operand("v") is None
+    together, latent = find_cache_sharers(node), node.op is ops.attention and node.operand("v") is None
     if reason := next((why for n in together if (why := _refusal(n)) is not None), None):
         e.record_fallback(reason)
         return None
@@ -81,7 +81,7 @@ def _refusal(node: Node) -> str | None:
         return "no kernel reads a cache of integers"
     if node.operand("key_mask") is not None:
         return "it has a key mask"
-    return explain_scores(node.operand("bias"), a["pattern"], a["keep_first"], node.operand("v") is None)
+    return explain_unsupported_scores(node.operand("bias"), a["pattern"], a["keep_first"], node.operand("v") is None)
 
 
 def _slopes(node: Node) -> Value | None:
@@ -149,7 +149,7 @@ def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Nod
 
 def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
     """Return the cache of `node` as an operand; if several attentions read it, as a variable emitted in `scope`."""
-    if len(cache_sharers(node)) == 1:
+    if len(find_cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
     e.shared_caches[node] = e.emit("{0}", CACHE, name="kept")

@@ -10,7 +10,7 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import Step
-from weft.passes.analysis.states import has_state, states
+from weft.passes.analysis.states import find_states, has_state
 
 from ...kernels import matrix_step
 from ...kernels.prefill import mamba2_scan, mamba_scan
@@ -61,7 +61,7 @@ def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     name = f"{function}_kernel"
     e.kernels[name] = kernel.text.replace("{name}", name)
     call = FunctionCall("step_in_place").give(name, function)
-    state = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values"
+    state = f"{call.place(CacheSlot(find_states(node)[0].part, '', ''))}.values"
     values = [call.place(v) for v in node.inputs if v is not None]
     arguments = dict(zip((*full.tokens, *full.constants), values, strict=True))
     arguments |= {part: f"{state}[{i}]" for i, part in enumerate(full.states)}
@@ -127,7 +127,7 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
     if _is_stateless(e, node):
         return None
     call = FunctionCall("linear_step").give(
-        CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v")
+        CacheSlot(find_states(node)[0].part, "", ""), *features(e, node), node.required("v")
     )
     e.record_kernel("matrix_step", lambda dtype: _matrix_refusal(node, dtype))
     return call.give(str(node.attrs["heads"])).emit(e)
@@ -135,7 +135,7 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
 
 def _matrix_refusal(node: Node, dtype: torch.dtype) -> str | None:
     """Return None, or the reason (str) why no kernel computes one token of a recurrence with a matrix state."""
-    state = [n for n in states(node)[0].row if isinstance(n, int)]
+    state = [n for n in find_states(node)[0].row if isinstance(n, int)]
     return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
 
 
@@ -187,7 +187,7 @@ def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
 
 def _add_state(call: FunctionCall, node: Node) -> FunctionCall:
     """Add the state in the cache to `call` twice, as input and as output, and return `call`."""
-    place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
+    place = f"{call.place(CacheSlot(find_states(node)[0].part, '', ''))}.values[0]"
     return call.give(place, place)
 
 

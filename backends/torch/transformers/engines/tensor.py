@@ -12,7 +12,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
 from weft.passes.analysis.feed_forward import match_feed_forward
-from weft.passes.analysis.projections import Branch, Projections, branch_of, projections
+from weft.passes.analysis.projections import Branch, Projections, find_branch, find_projections
 
 from ...program.statements import Program, Submodule
 
@@ -67,7 +67,7 @@ class _Leaves:
 def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
     """Return the styles of linear maps and norms of an attention, by path; a reason (str) if it is not divided."""
     gate, out = _gate(node)
-    around = projections(node) if gate is None else _around(node, out)
+    around = find_projections(node) if gate is None else _around(node, out)
     if isinstance(around, str):
         return around
     if around.v is None:
@@ -78,7 +78,7 @@ def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
     styles: dict[str, str] = {}
     for branch in around.branches:
         path = leaves.path(branch.weight)
-        if branch.packed or path is None:
+        if branch.is_packed or path is None:
             return "its projections are not modules of their own"
         styles[path] = COLUMNS
         norms = _norms(leaves, around, branch)
@@ -124,7 +124,7 @@ def _gate(node: Node) -> tuple[Node | None, Node]:
 
 def _around(node: Node, out: Node) -> Projections | str:
     """Return the projections of `node`, whose output projection is `out`; a reason (str) if its operands have none."""
-    branches = {role: branch_of(node, role) for role in "qkv" if node.operand(role) is not None}
+    branches = {role: find_branch(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
         if isinstance(branch, str):
             return branch
@@ -166,6 +166,6 @@ def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | st
         return None
     ins = [leaves.path(p.params[0]) for p in unit.parts[:-1]]
     out = leaves.path(unit.out.params[0])
-    if out is None or any(p.packed or p.normed for p in unit.parts) or None in ins:
+    if out is None or any(p.is_packed or p.is_normed for p in unit.parts) or None in ins:
         return node.scope or node.output.name, "its linears are not modules of their own"
     return out, {path: COLUMNS for path in ins if path is not None} | {out: ROWS}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.states import cache_owner
+from weft.passes.analysis.states import find_cache_owner
 
 from ...ops.elementwise import number
 from ...ops.masks import is_dense
@@ -117,7 +117,7 @@ def _inline(
     eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
     # An attention that reads another's cache also has a number and a kind, by which engines find their own caches.
-    numbered = (CACHE, INDEX) if node in e.cached and cache_owner(node) is not node else ()
+    numbered = (CACHE, INDEX) if node in e.cached and find_cache_owner(node) is not node else ()
     arguments = "".join(f", {text}" for text in keywords)
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)

@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.passes.analysis.states import caches
+from weft.passes.analysis.states import find_caches
 from weft.passes.library.target.sides import ENCODER, HIDDEN, MASK
 
 from ...program.constants import formula
@@ -175,7 +175,7 @@ class ShellEmitter(Emitter):
     @property
     def counts(self) -> bool:
         """Return whether a KV cache counts the tokens; states of recurrences do not count them."""
-        return any(caches(node) for node in self.cached)
+        return any(find_caches(node) for node in self.cached)
 
     def embed(self, text: str, module: Operand) -> None:
         """Emit embeddings of the token ids, for a forward without `inputs_embeds`; `text` is the call of `module`."""

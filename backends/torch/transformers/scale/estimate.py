@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.ir.graph import Node
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import cache_sizes, state_bytes
+from weft.passes.analysis.costs import count_state_bytes, find_cache_sizes
 
 from ....weights import StoredTensor
 from ..engines.plans import Plans
@@ -96,7 +96,7 @@ def estimate(
                 weights[stage],
                 item * per_token,
                 item * all_tokens,
-                state_bytes(nodes, item),
+                count_state_bytes(nodes, item),
                 flops,
             )
         )
@@ -111,7 +111,7 @@ def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[
     divided among `tp` devices."""
     per_token = total = 0
     for node in nodes:
-        for width, window in cache_sizes([node]):
+        for width, window in find_cache_sizes([node]):
             share = width // (tp if node.scope in plans.units else 1)
             per_token += share
             total += share * min(window or tokens, tokens)

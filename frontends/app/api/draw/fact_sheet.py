@@ -11,7 +11,7 @@ from weft.backends.viz.model.network import Network
 from weft.ir import Graph
 from weft.ir.readable import count, size
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import elements
+from weft.passes.analysis.costs import count_elements
 
 from ....model import Model
 from ....models.presets import PRESETS
@@ -74,7 +74,7 @@ def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
         return
     packed, n_weights = (
         sum(count_packed_bytes(p, layout) for p, layout in layouts.items()),
-        sum(elements(p) for p in layouts),
+        sum(count_elements(p) for p in layouts),
     )
     rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in layouts)
     words = {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in layouts.values()}

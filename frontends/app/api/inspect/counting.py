@@ -16,15 +16,15 @@ from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import (
     AUDIO_SIZES,
-    active_count,
-    cache_sizes,
+    count_active_parameters,
     count_cross_cache,
-    elements,
-    learned,
-    parameter_count,
-    state_bytes,
+    count_elements,
+    count_parameters,
+    count_state_bytes,
+    find_cache_sizes,
+    find_learned_params,
 )
-from weft.passes.analysis.recurrences.formulas import formulas
+from weft.passes.analysis.recurrences.formulas import write_formulas
 
 from ....model import SourceLike
 from ....models.left_out import meaning_of_tensor
@@ -61,7 +61,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     for scope, nodes in parts.items():
         folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
-    caches = cache_sizes(graph.nodes)
+    caches = find_cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     context_cache = (
         sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
@@ -73,8 +73,8 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         model_type=graph.meta.get("model_type"),
         vocab=graph.meta.get("vocab"),
         context=context,
-        parameters=parameter_count(graph),
-        active_parameters=active_count(graph),
+        parameters=count_parameters(graph),
+        active_parameters=count_active_parameters(graph),
         parameters_by_storage=_storage(graph),
         tokens=n,
         flops_per_token=prefill // n,
@@ -82,7 +82,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         cache_per_token=sum(width for width, _ in caches) if decoder else None,
         cache_at_context=context_cache,
         cache_per_source_token=count_cross_cache(graph.nodes) or None,
-        state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
+        state_bytes={d: count_state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
         dimensions=dimensions(graph),
         blocks=blocks,
@@ -127,22 +127,22 @@ def _parts(graph: Graph) -> dict[str, list[Node]]:
 
 def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
     """Return the number of learned elements by part; a parameter belongs to the first part that reads it."""
-    unseen, counts = set(learned(graph)), Counter[str]()
+    unseen, counts = set(find_learned_params(graph)), Counter[str]()
     for part, nodes in parts.items():
         for node in nodes:
             for v in node.inputs:
                 if isinstance(v, Param) and v in unseen:
                     unseen.remove(v)
-                    counts[part] += elements(v)
+                    counts[part] += count_elements(v)
     return dict(counts)
 
 
 def _storage(graph: Graph) -> dict[str, int]:
     """Return the number of learned elements by the dtype of the checkpoint's tensor, else by the declared dtype."""
     counts = Counter[str]()
-    for p in learned(graph):
+    for p in find_learned_params(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
-        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
+        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += count_elements(p)
     return dict(counts)
 
 
@@ -158,7 +158,7 @@ def _block(
         tuple(scopes),
         parameters.get(scopes[0], 0),
         sizes.evaluate(total_cost(nodes).flops, binding) // n,
-        sum(width for width, _ in cache_sizes(nodes)),
+        sum(width for width, _ in find_cache_sizes(nodes)),
         tuple(_describe(nodes)),
     )
 
@@ -174,7 +174,7 @@ def _spell(op: Op, attrs: Mapping[str, Any]) -> str:
     if op.module.rpartition(".")[2] in _PLAIN or not attrs:
         return op.name
     texts = (
-        "; ".join(formulas(v)) if isinstance(v, Step) else k if v is True else f"{k}={spell(v)}"
+        "; ".join(write_formulas(v)) if isinstance(v, Step) else k if v is True else f"{k}={spell(v)}"
         for k, v in attrs.items()
     )
     return f"{op.name}({', '.join(texts)})"

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import learned
+from weft.passes.analysis.costs import find_learned_params
 
 T = TypeVar("T")
 ACTIVATIONS = (ops.glu, ops.gelu, ops.relu, ops.relu2, ops.swish, ops.elu, ops.tanh, ops.sigmoid)
@@ -119,7 +119,7 @@ def _experts(node: Node) -> Experts:
 
 def _positions(graph: Graph) -> Iterator[str]:
     """Yield the position encodings by their names in papers."""
-    trained = set(learned(graph))
+    trained = set(find_learned_params(graph))
     for node in graph.nodes:
         if node.op is ops.embedding:
             table = next((v for v in node.inputs if isinstance(v, Param)), None)

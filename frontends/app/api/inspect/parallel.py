@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.readable import count, size
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 
 from ....model import Model
 from ..compile import MAX_LENGTH
@@ -45,7 +45,7 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
         raise WeftError(f"--parallel counts decoders and encoders, and {model.graph.name} is of the kind {kind}")
     target = TARGETS.lookup("transformers")
     graph = run_passes(model.graph, target.pipeline(model.graph, dtype))
-    forms = make_forms(graph, target.forms(graph, target.choose({})))
+    forms = derive_graphs(graph, target.forms(graph, target.choose({})))
     folder = TransformersFolder(forms, dtype, int(graph.meta.get("context") or MAX_LENGTH), "", [])
     item = dtypes.parse(dtype).bits // 8
     return estimate(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)

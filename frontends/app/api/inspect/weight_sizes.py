@@ -16,7 +16,7 @@ from weft.backends.weights import average_bits
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes
 from weft.passes.core.base import Pass
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.quantize.scale_channels import ScaleChannels
 
@@ -64,7 +64,7 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     pipeline = backend.pipeline(model.graph, dtype, f"{weights_pipeline(model.graph, weights)}, default", length)
     graph = run_passes(model.graph, nearest(_drop_calibrated(pipeline)))
     options = backend.choose({})
-    built = backend.build(make_forms(graph, backend.forms(graph, options)), dtype, length, options, [])
+    built = backend.build(derive_graphs(graph, backend.forms(graph, options)), dtype, length, options, [])
     facts = built.facts.get("weights")
     if facts is None:
         raise WeftError(f"target {target} does not report how it stores weights; choose another --target")

@@ -20,7 +20,7 @@ from weft.ir.recipes.blocks import Dequantize, Kept, Part, Quantize, Stored
 from weft.ir.recipes.blocks.parts import WITH_CODES, decode_parts
 from weft.ir.recipes.readers import Array, MemoryReader, SpilledTensors
 from weft.ir.types.block_layouts import pack_codes
-from weft.passes.fitting.matrices import Matrix, matrices
+from weft.passes.fitting.matrices import Matrix, find_matrices
 
 from ....export.inversion import undo_recipe
 
@@ -39,7 +39,7 @@ class FittedMatrices:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()
         self._reader = graph.reader = SpilledTensors.over(graph.reader)
-        kinds = matrices(graph)
+        kinds = find_matrices(graph)
         for param in graph.params.values():
             matrix = kinds.get(param)
             if not (isinstance(matrix, Matrix) and matrix.kind == "table"):

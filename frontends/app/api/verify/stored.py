@@ -23,7 +23,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.storage.documents import Record
 from weft.passes import Phase, Pipeline, parse_pipeline, run_passes
 from weft.passes.core.base import Pass
-from weft.passes.forms import make_forms
+from weft.passes.forms import derive_graphs
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.runner import Progress
 
@@ -125,7 +125,7 @@ def _expected_tensors(
         recorded["arithmetic"] = "f32"
     options = backend.choose({name: value for name, value in recorded.items() if name in options_of_target})
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
-    forms = make_forms(compiled, backend.forms(compiled, options))
+    forms = derive_graphs(compiled, backend.forms(compiled, options))
     built = backend.build(forms, manifest.text("dtype"), length, options, [])
     tensors: Mapping[str, StoredTensor] | None = getattr(built, "tensors", None)
     if tensors is None:

@@ -51,7 +51,7 @@ def largest(graph: Graph) -> float:
         found.extend(float(np.abs(x).max()) for x in outputs if x.dtype.kind == "f" and np.isfinite(x).all() and x.size)
 
     with np.errstate(all="ignore"):
-        interpret(graph, EquivalenceCheck(0).inputs(graph, seq=SEQ), watch=watch)
+        interpret(graph, EquivalenceCheck(0).make_inputs(graph, seq=SEQ), watch=watch)
     return max(found)
 
 
@@ -89,7 +89,7 @@ def model_of(graph: Graph, folder: Path) -> Any:
 def feeds_of(graph: Graph, seq: int = SEQ) -> dict[str, NDArray[Any]]:
     """Random inputs of at most `seq` tokens; positions follow each other, and routers have no noise."""
     seq = min(seq, graph.meta.get("max_positions") or graph.meta.get("context") or seq)
-    feeds = EquivalenceCheck(0).inputs(graph, seq=seq)
+    feeds = EquivalenceCheck(0).make_inputs(graph, seq=seq)
     if "position_ids" in feeds:
         feeds["position_ids"] = np.broadcast_to(np.arange(seq), feeds["input_ids"].shape)
     return {k: np.zeros_like(v) if k.startswith("router_noise") else v for k, v in feeds.items()}

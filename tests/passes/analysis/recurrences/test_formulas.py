@@ -11,7 +11,7 @@ from weft.backends.viz.model.labels import describe_sizes
 from weft.backends.viz.model.network import build_network
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir.text.parser import parse_step
-from weft.passes.analysis.recurrences.formulas import formulas
+from weft.passes.analysis.recurrences.formulas import write_formulas
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "linear_rnn.py"
 HEAD = """{
@@ -45,7 +45,7 @@ HEAD = """{
     ],
 )
 def test_formulas(body: str, wanted: list[str]) -> None:
-    assert formulas(parse_step(f"{HEAD}{body} next %h = %n output y = %n }}")) == wanted
+    assert write_formulas(parse_step(f"{HEAD}{body} next %h = %n output y = %n }}")) == wanted
 
 
 def test_inspection_and_pictures_show_them() -> None:

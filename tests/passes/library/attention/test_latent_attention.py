@@ -16,7 +16,7 @@ from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import emit_expanded
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.library.attention.latent_attention import _absorb_weights, _find_latent
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
@@ -254,9 +254,9 @@ def test_the_composition_takes_masks() -> None:
     ups = [weight(g, n, 6, 4) for n in ("k_up", "v_up")]
     sinks = weight(g, "sinks", 2)
     g.add_output("y", emit_expanded(q, None, c, None, *ups, None, None, sinks, heads=2, window=2, softcap=3.0))
-    staged, inputs = EquivalenceCheck().stage(g), EquivalenceCheck().inputs(g)
+    staged, inputs = EquivalenceCheck().randomize_weights(g), EquivalenceCheck().make_inputs(g)
     k, v, s = (staged.params[n].recipe.evaluate(staged.reader) for n in ("k_up", "v_up", "sinks"))
     x = inputs["c"]
     attrs = {"heads": 2, "kv_heads": 2, "causal": True, "window": 2, "softcap": 3.0}
     y = ops.attention.reference(inputs["q"], x @ k.T, x @ v.T, None, None, s, **attrs)
-    assert difference(y, interpret(staged, inputs)["y"]) <= EXACT
+    assert measure_difference(y, interpret(staged, inputs)["y"]) <= EXACT

@@ -16,7 +16,7 @@ from weft.ir.recipes import Full, Literal
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
 from ...zoo import ZOO
@@ -64,7 +64,7 @@ FINE = ("plain", "interleaved", "ones", "pairs", "pairs, interleaved", "full", "
 @pytest.mark.parametrize("kind", FINE)
 def test_a_norm_and_a_rotation_commute(kind: str) -> None:
     front, behind = turned(kind), turned(kind, behind=True)
-    inputs = {**EquivalenceCheck().inputs(front), "at": np.arange(15).reshape(3, 5)}
+    inputs = {**EquivalenceCheck().make_inputs(front), "at": np.arange(15).reshape(3, 5)}
     for graph, wanted, pipeline in (
         (front, behind, "norm-across-rope"),
         (behind, front, "norm-across-rope{to=before}"),
@@ -75,7 +75,7 @@ def test_a_norm_and_a_rotation_commute(kind: str) -> None:
         assert [n.op.name for n in after.nodes] == [n.op.name for n in wanted.nodes]
         assert str(applied(pipeline, after)) == str(after)
         y, z = (EquivalenceCheck().run(g, inputs)["y"] for g in (graph, after))
-        assert difference(y, z) <= EXACT
+        assert measure_difference(y, z) <= EXACT
 
 
 REASONS = {
@@ -93,8 +93,11 @@ def test_what_does_not_commute(kind: str, to: str) -> None:
     graph, other, trace = turned(kind, behind=to == "before"), turned(kind, behind=to == "behind"), Trace()
     assert str(applied(f"norm-across-rope{{to={to}}}", graph, trace)) == str(graph)
     assert REASONS[kind] in trace.refusals[0].reason
-    inputs = {**EquivalenceCheck().inputs(graph), "at": np.arange(15).reshape(3, 5)}
-    assert difference(EquivalenceCheck().run(graph, inputs)["y"], EquivalenceCheck().run(other, inputs)["y"]) > 0.01
+    inputs = {**EquivalenceCheck().make_inputs(graph), "at": np.arange(15).reshape(3, 5)}
+    assert (
+        measure_difference(EquivalenceCheck().run(graph, inputs)["y"], EquivalenceCheck().run(other, inputs)["y"])
+        > 0.01
+    )
 
 
 def test_what_others_read_stays() -> None:
@@ -188,9 +191,9 @@ def test_caches_are_left() -> None:
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 def test_runtimes_need_no_bias(target: str) -> None:
     graph = run_passes(biased(), "alibi-as-dimension")
-    inputs = EquivalenceCheck().inputs(graph, seq=40)
-    wanted = interpret(EquivalenceCheck().stage(biased()), inputs)["y"]
-    place, staged = TARGETS[target], EquivalenceCheck().stage(graph)
+    inputs = EquivalenceCheck().make_inputs(graph, seq=40)
+    wanted = interpret(EquivalenceCheck().randomize_weights(biased()), inputs)["y"]
+    place, staged = TARGETS[target], EquivalenceCheck().randomize_weights(graph)
     legalize(staged, lambda node: refusals(node, place))
     session = ort.InferenceSession(in_memory(build(staged, place, max_length=64)), providers=["CPUExecutionProvider"])
     found = session.run(None, {name: x.astype(np.float32) for name, x in inputs.items()})[0]

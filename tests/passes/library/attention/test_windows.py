@@ -14,7 +14,7 @@ from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RelativeAt
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 from weft.passes.core.oracle import attend
 from weft.passes.library.cache.kv_cache import run_in_chunks
 
@@ -80,8 +80,10 @@ def test_keeps_what_it_declares(text: str, name: str) -> None:
 @pytest.mark.parametrize("text", NEAR)
 def test_its_numbers_are_others(text: str) -> None:
     before, equivalence = decoder(), EquivalenceCheck()
-    after, inputs = run_passes(before, text), equivalence.inputs(before, seq=12)
-    assert difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-3
+    after, inputs = run_passes(before, text), equivalence.make_inputs(before, seq=12)
+    assert (
+        measure_difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-3
+    )
 
 
 @pytest.mark.parametrize("text", NEAR)
@@ -107,9 +109,10 @@ def test_a_window_changes_nothing_within_it() -> None:
     before = decoder()
     after, equivalence = run_passes(before, "sliding-window{size=6}"), EquivalenceCheck()
     for seq, same in ((6, True), (7, False)):
-        inputs = equivalence.inputs(before, seq=seq)
+        inputs = equivalence.make_inputs(before, seq=seq)
         assert (
-            difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) < 1e-12
+            measure_difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"])
+            < 1e-12
         ) == same
 
 
@@ -200,9 +203,9 @@ def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
     for node in wrong.nodes:
         if node.op is ops.attention:
             node.attrs["keep_first"] = 0
-    inputs = equivalence.inputs(right, seq=9)
+    inputs = equivalence.make_inputs(right, seq=9)
     whole, forgetful = (run_in_chunks(equivalence, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
-    assert difference(whole, forgetful) > 1e-3
+    assert measure_difference(whole, forgetful) > 1e-3
 
 
 def test_the_oracle_is_attention() -> None:

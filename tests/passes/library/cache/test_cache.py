@@ -13,7 +13,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
 from weft.passes.library.cache.quantize_cache import QuantizeCache
@@ -62,7 +62,7 @@ def test_right_padded_rows_of_different_lengths_continue_alone() -> None:
     equivalence, lengths, steps, batch = EquivalenceCheck(), np.array([5, 2, 4]), 2, 3
     ids = np.random.default_rng(0).integers(0, 37, (batch, 5 + steps))
     full = equivalence.run(before, {"input_ids": ids, "position_ids": np.tile(np.arange(7), (batch, 1))})["logits"]
-    caches = {n: v for n, v in equivalence.inputs(after, batch=batch, capacity=9).items() if n.startswith("past")}
+    caches = {n: v for n, v in equivalence.make_inputs(after, batch=batch, capacity=9).items() if n.startswith("past")}
     start, rows, width = np.zeros(batch, int), np.arange(batch), 5
     for step in range(1 + steps):
         at = start[:, None] + np.arange(width)
@@ -72,7 +72,7 @@ def test_right_padded_rows_of_different_lengths_continue_alone() -> None:
         outs = equivalence.run(after, {**call, **caches})
         for b in range(batch):
             n = lengths[b] if step == 0 else 1
-            assert difference(full[b, start[b] : start[b] + n], outs["logits"][b, :n]) <= EXACT
+            assert measure_difference(full[b, start[b] : start[b] + n], outs["logits"][b, :n]) <= EXACT
         caches = {name.replace("present.", "past_key_values."): v for name, v in outs.items() if name != "logits"}
         start, width = valid, 1
 
@@ -238,15 +238,15 @@ def test_last_logits_are_rows_of_the_full_logits(tiny: Tiny, fused: bool) -> Non
     assert str(after.outputs["logits"].type) == "f32[batch, 1, 37]"
     for seed in range(3):
         equivalence = EquivalenceCheck(seed)
-        inputs = equivalence.inputs(before)
+        inputs = equivalence.make_inputs(before)
         valid = inputs["attention_mask"].sum(1) - inputs["position_ids"][:, 0]
         assert len(set(valid)) > 1 and valid.max() == 5  # rows of different lengths
         full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
         assert last["logits"].shape == (3, 1, 37)
         for b, n in enumerate(valid):
-            assert difference(full["logits"][b, n - 1], last["logits"][b, 0]) <= EXACT
+            assert measure_difference(full["logits"][b, n - 1], last["logits"][b, 0]) <= EXACT
         for name in full.keys() - {"logits"}:
-            assert difference(full[name], last[name]) == 0
+            assert measure_difference(full[name], last[name]) == 0
 
 
 def test_everything_after_the_last_attention_sees_one_row() -> None:
@@ -263,7 +263,7 @@ def test_a_mask_of_zeros_takes_the_first_row() -> None:
     before = applied("kv-cache", Tiny(layers=1).graph())
     after = applied("last-token-logits", before)
     equivalence = EquivalenceCheck()
-    inputs = equivalence.inputs(before)
+    inputs = equivalence.make_inputs(before)
     inputs["attention_mask"] = np.zeros_like(inputs["attention_mask"])
     assert np.isfinite(equivalence.run(after, inputs)["logits"]).all()
 
@@ -326,5 +326,5 @@ def test_chunks_are_calls_of_the_given_lengths() -> None:
     before = Tiny().graph()
     after = applied("kv-cache", before)
     equivalence = EquivalenceCheck()
-    inputs = equivalence.inputs(before, seq=6)
+    inputs = equivalence.make_inputs(before, seq=6)
     assert run_in_chunks(equivalence, after, inputs, (4, 2))["logits"].shape == (3, 6, 37)

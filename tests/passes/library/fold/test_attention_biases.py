@@ -13,7 +13,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.matrices import MatMul
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import applied, count, weight, worst
 from ...zoo import ZOO
@@ -78,7 +78,7 @@ def model(kind: str = "", moved: bool = False) -> Graph:
 
 def feeds(graph: Graph) -> dict[str, np.ndarray]:
     """Random inputs; of three texts the second has padding before, the third behind it."""
-    inputs = EquivalenceCheck().inputs(graph, keys=3)
+    inputs = EquivalenceCheck().make_inputs(graph, keys=3)
     inputs["at"] = np.tile(np.arange(5), (3, 1))
     if "key_mask" in inputs:
         inputs["key_mask"] = np.ones_like(inputs["key_mask"])
@@ -91,7 +91,7 @@ def feeds(graph: Graph) -> dict[str, np.ndarray]:
 def error(before: Graph, after: Graph, **given: np.ndarray) -> float:
     """The largest difference, in terms of the largest number."""
     equivalence, inputs = EquivalenceCheck(), feeds(before) | given
-    return difference(equivalence.run(before, inputs)["y"], equivalence.run(after, inputs)["y"])
+    return measure_difference(equivalence.run(before, inputs)["y"], equivalence.run(after, inputs)["y"])
 
 
 FINE = ("", "window", "window, not causal", "chunks", "mask", "across", "across, masked", "alibi")
@@ -172,8 +172,8 @@ def test_a_text_without_tokens_is_the_documented_exception() -> None:
     empty = np.ones((3, 5), np.int64)
     empty[1] = 0
     equivalence, inputs = EquivalenceCheck(), feeds(before) | {"key_mask": empty}
-    a, b = (interpret(equivalence.stage(g), inputs)["y"] for g in (before, after))
-    assert difference(a[[0, 2]], b[[0, 2]]) <= EXACT and difference(a[1], b[1]) > 0.1
+    a, b = (interpret(equivalence.randomize_weights(g), inputs)["y"] for g in (before, after))
+    assert measure_difference(a[[0, 2]], b[[0, 2]]) <= EXACT and measure_difference(a[1], b[1]) > 0.1
 
 
 def test_caches_gates_and_shared_keys_are_left() -> None:

@@ -225,7 +225,7 @@ def test_powers_of_two_change_no_bit() -> None:
     trace = Trace()
     after = applied("fold-scale", before, trace)
     assert any("0.5 is a power of two" in line for line in trace.lines)
-    inputs = EquivalenceCheck().inputs(before)
+    inputs = EquivalenceCheck().make_inputs(before)
     a, b = (EquivalenceCheck().run(g, inputs)["logits"] for g in (before, after))
     np.testing.assert_array_equal(a, b)
 

@@ -10,7 +10,7 @@ from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Normal
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.analysis.costs import cost
+from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EXACT
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
@@ -39,7 +39,7 @@ def test_a_chain_becomes_one_product(biases: str) -> None:
     after = applied("collapse-linears", g)
     assert [n.op.name for n in after.nodes] == ["linear"] and worst(g, after) <= EXACT
     assert "c.weight" in after.params and len(after.params) == 1 + bool(biases)
-    assert cost(after).flops < cost(g).flops
+    assert compute_cost(after).flops < compute_cost(g).flops
 
 
 def test_a_narrow_middle_stays_narrow() -> None:
@@ -139,7 +139,7 @@ def test_a_factorized_embedding_becomes_one_table(bias: bool) -> None:
     before = looked_up(bias=bias)
     after = applied("collapse-linears", before)
     assert after.params["embed.weight"].shape == (11, 8) and "wide.weight" not in after.params
-    assert worst(before, after) <= EXACT and cost(after).flops < cost(before).flops
+    assert worst(before, after) <= EXACT and compute_cost(after).flops < compute_cost(before).flops
 
 
 def test_tables_that_are_tied_or_normed_stay() -> None:
@@ -170,7 +170,7 @@ def test_parallel_blocks_take_two_products(name: str) -> None:
     after = applied("fuse-parallel-block", before)
     layers = count(before, "attention")
     assert count(after, "linear") == 2 * layers + 1 and count(after, "split") == layers
-    assert worst(before, after) <= EXACT and cost(after).flops <= cost(before).flops
+    assert worst(before, after) <= EXACT and compute_cost(after).flops <= compute_cost(before).flops
 
 
 @pytest.mark.parametrize("first", ["pack-qkv, pack-gate-up, ", "fuse-residual-norm, ", "default, -last-token-logits, "])

@@ -21,8 +21,8 @@ from weft.frontends.dsl import (
 )
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.passes import Trace, run_passes
-from weft.passes.analysis.costs import cost
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.analysis.costs import compute_cost
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import applied, count, worst
 from ...zoo import ZOO
@@ -60,7 +60,7 @@ def test_without_the_slice_there_would_be_logits_of_tokens_that_do_not_exist() -
     after = applied("pad-vocab{multiple=8}", before)
     cut = next(n for n in after.nodes if n.op is ops.slice_)
     after.outputs["logits"] = cut.inputs[0]
-    inputs = EquivalenceCheck().inputs(before)
+    inputs = EquivalenceCheck().make_inputs(before)
     logits = EquivalenceCheck().run(after, inputs)["logits"]
     assert logits.shape[-1] == 40 and not logits[..., 37:].any()
     power = np.exp(logits)
@@ -94,12 +94,12 @@ def test_texts_of_one_segment_need_no_types(name: str) -> None:
     assert "token_type_ids" not in after.inputs and not any("token_types" in n for n in after.params)
     assert count(after, "embedding") == count(before, "embedding") - 1
     changed = [n for n in after.params if after.params[n].recipe != before.params[n].recipe]
-    assert changed == ["positions.weight"] and cost(after).flops < cost(before).flops
-    inputs = EquivalenceCheck().inputs(before)
+    assert changed == ["positions.weight"] and compute_cost(after).flops < compute_cost(before).flops
+    inputs = EquivalenceCheck().make_inputs(before)
     inputs["token_type_ids"] = np.ones_like(inputs["token_type_ids"])
     plain = {n: x for n, x in inputs.items() if n != "token_type_ids"}
     a, b = EquivalenceCheck().run(before, inputs), EquivalenceCheck().run(after, plain)
-    assert difference(a["last_hidden_state"], b["last_hidden_state"]) > 0.01  # the condition is one
+    assert measure_difference(a["last_hidden_state"], b["last_hidden_state"]) > 0.01  # the condition is one
 
 
 def test_without_positions_the_table_of_tokens_takes_the_row() -> None:
@@ -135,7 +135,7 @@ def test_first_projections_are_looked_up(name: str) -> None:
     after = applied("precompute-first-layer", before)
     assert worst(before, after) <= EXACT
     assert count(after, "linear") < count(before, "linear") and count(after, "embedding") > count(before, "embedding")
-    assert cost(after).flops < cost(before).flops and len(after) < len(before)
+    assert compute_cost(after).flops < compute_cost(before).flops and len(after) < len(before)
     assert not any(n.startswith("layers.0.attn.q.") for n in after.params)
 
 
@@ -144,7 +144,7 @@ def test_parallel_blocks_look_up_their_feed_forward_too() -> None:
     after = run_passes(model.graph(), "precompute-first-layer", verify=True)
     table = after.params["layers.0.attn.by_token.weight"]
     assert table.shape == (37, 16 + 8 + 8 + 9 + 9) and count(after, "linear") == 2 + 7 + 1
-    inputs = EquivalenceCheck().inputs(after)  # and in a model as it is, from float32 weights
+    inputs = EquivalenceCheck().make_inputs(after)  # and in a model as it is, from float32 weights
     a, b = (interpret(g, inputs)["logits"] for g in (model.graph(), after))
     np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -159,10 +159,13 @@ def test_positions_that_are_added_are_in_the_way(settings: dict[str, LearnedPosi
         assert "add (%positions_added) combines it with more than the token" in trace.refusals[0].reason
         wrong = applied("precompute-first-layer", Decoder(37, 16, 2, block).graph())
         assert (
-            difference(
+            measure_difference(
                 *(
                     EquivalenceCheck().run(
-                        g, EquivalenceCheck().inputs(before) if g is before else EquivalenceCheck().inputs(wrong)
+                        g,
+                        EquivalenceCheck().make_inputs(before)
+                        if g is before
+                        else EquivalenceCheck().make_inputs(wrong),
                     )["logits"]
                     for g in (before, wrong)
                 )

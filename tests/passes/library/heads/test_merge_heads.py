@@ -15,10 +15,10 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.fitting.calibration import Activations, read_tokens
 from weft.passes.fitting.head_conversion import Rotation, merge_keys, merge_values
-from weft.passes.fitting.head_moments import moments
+from weft.passes.fitting.head_moments import compute_moments
 
 from ...models import BATCH, SEQ, Tiny, applied, count
 
@@ -117,13 +117,13 @@ def test_svd_finds_the_head_that_others_are_in_other_bases(
     shared = attention_graph(weights, groups, pairs, interleaved)
     many = attention_graph(in_bases(weights, 3, pairs, interleaved), 3 * groups, pairs, interleaved)
     want = interpret(shared, feeds(shared))["y"]
-    assert difference(want, interpret(many, feeds(many))["y"]) <= EXACT
+    assert measure_difference(want, interpret(many, feeds(many))["y"]) <= EXACT
     calibration = f", calibration={json.dumps(text)}" if calibrated else ""
     merged = run_passes(many, f"mha-to-gqa{{kv_heads={groups}, method=svd{calibration}}}", verify=True)
     assert [n.attrs["kv_heads"] for n in attentions(merged)] == [groups]
-    assert difference(want, interpret(merged, feeds(merged))["y"]) <= EXACT
+    assert measure_difference(want, interpret(merged, feeds(merged))["y"]) <= EXACT
     averaged = run_passes(many, f"mha-to-gqa{{kv_heads={groups}}}")
-    assert difference(want, interpret(averaged, feeds(averaged))["y"]) > 0.05
+    assert measure_difference(want, interpret(averaged, feeds(averaged))["y"]) > 0.05
 
 
 MODELS = {
@@ -161,7 +161,7 @@ def test_means_and_first_heads_of_contiguous_runs() -> None:
             for name, w in weights.items()
         }
         wanted = attention_graph(own, 2, 4)
-        assert difference(*(interpret(g, feeds(g))["y"] for g in (wanted, merged))) <= EXACT
+        assert measure_difference(*(interpret(g, feeds(g))["y"] for g in (wanted, merged))) <= EXACT
         assert {type(merged.params[n].recipe) for n in ("q.weight", "o.weight")} == {Source}
 
 
@@ -230,7 +230,7 @@ def test_what_heads_see(text: str) -> None:
     watched.outputs.clear()
     for name, value in zip("qkx", (*attentions(watched)[0].inputs[:2], next(iter(watched.nodes)).output), strict=True):
         watched.add_output(name, value)
-    found = moments(node, 1, Activations(graph, texts))
+    found = compute_moments(node, 1, Activations(graph, texts))
     tokens, differing, averaged = (np.zeros((12, 12)) for _ in range(3))
     spread = np.zeros(HEADS)
     for ids in texts:
@@ -249,14 +249,14 @@ def test_what_heads_see(text: str) -> None:
                     averaged += np.outer(mean, mean)
                     differing += sum(p[j] * np.outer(x[j] - mean, x[j] - mean) for j in range(i + 1))
     scaled = [m * 12 / np.trace(m) for m in (tokens, differing, averaged)]
-    assert difference(scaled[0], found.q) < 1e-9
-    assert difference((scaled[0] + scaled[1]) / 2, found.k[0]) < 1e-9
-    assert difference((scaled[0] + scaled[2]) / 2, found.v[0]) < 1e-9
-    assert difference(spread / spread.mean() + 1e-3, found.spread) < 1e-9
+    assert measure_difference(scaled[0], found.q) < 1e-9
+    assert measure_difference((scaled[0] + scaled[1]) / 2, found.k[0]) < 1e-9
+    assert measure_difference((scaled[0] + scaled[2]) / 2, found.v[0]) < 1e-9
+    assert measure_difference(spread / spread.mean() + 1e-3, found.spread) < 1e-9
 
 
 def test_a_text_and_the_order_of_fitting_matter(text: str) -> None:
-    graph = EquivalenceCheck().stage(MODELS["rope"].graph())
+    graph = EquivalenceCheck().randomize_weights(MODELS["rope"].graph())
     ways = [f", calibration={json.dumps(text)}{more}" for more in ("", ", sequential=false")]
     merged = [applied(f"mha-to-gqa{{kv_heads=2, method=svd{way}}}", graph) for way in ("", *ways)]
     alone, sequential, apart = ([g.params[f"layers.{i}.attn.v.weight"] for i in range(2)] for g in merged)

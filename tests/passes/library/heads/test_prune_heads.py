@@ -12,7 +12,7 @@ from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, Tiny, applied, weight
 
@@ -55,26 +55,26 @@ def energies(graph: Graph, layer: int, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("packing", ["dce", "pack-qkv, fuse-residual-norm"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_heads_that_add_nothing_go_without_loss(model: Tiny, packing: str) -> None:
-    graph = EquivalenceCheck().stage(applied(packing, model.graph()))
+    graph = EquivalenceCheck().randomize_weights(applied(packing, model.graph()))
     silenced(graph, 0, [1])
     silenced(graph, 1, [0])
-    inputs = EquivalenceCheck().inputs(graph)
+    inputs = EquivalenceCheck().make_inputs(graph)
     want = interpret(graph, inputs)["logits"]
     pruned = run_passes(graph, "prune-heads", verify=True)
-    assert difference(want, interpret(pruned, inputs)["logits"]) <= EXACT
+    assert measure_difference(want, interpret(pruned, inputs)["logits"]) <= EXACT
     run, kv_heads = model.heads // model.kv_heads, model.kv_heads - 1
     for node in attentions(pruned):
         assert (node.attrs["heads"], node.attrs["kv_heads"]) == (run * kv_heads, kv_heads)
     assert output_weight(pruned, 0).shape == (model.dim, run * kv_heads * model.head_dim)
     wrong = applied("prune-heads{heads=[2]}", graph)
-    assert difference(want, interpret(wrong, inputs)["logits"]) > 0.01
+    assert measure_difference(want, interpret(wrong, inputs)["logits"]) > 0.01
 
 
 def test_those_go_that_add_least_on_a_text(tmp_path: Path) -> None:
     ids = np.random.default_rng(2).integers(0, 37, (3, 9))
     text = tmp_path / "ids.json"
     text.write_text(json.dumps(ids.tolist()))
-    graph = EquivalenceCheck(7).stage(MODELS["groups"].graph())
+    graph = EquivalenceCheck(7).randomize_weights(MODELS["groups"].graph())
     pruned = applied(f"prune-heads{{count=2, calibration={json.dumps(str(text))}}}", graph)
     for layer in range(2):
         found = output_weight(pruned, layer).recipe
@@ -128,4 +128,4 @@ def test_a_norm_over_all_heads_would_change() -> None:
     numbers = np.random.default_rng(0).standard_normal((1, 12))
     rest = np.delete(numbers, range(4, 8), axis=1)
     alone, among = rest / np.sqrt((rest**2).mean()), rest / np.sqrt((numbers**2).mean())
-    assert difference(among, alone) > 0.05
+    assert measure_difference(among, alone) > 0.05

@@ -10,7 +10,7 @@ from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
 from ...zoo import ZOO
@@ -28,8 +28,8 @@ def deep(*hidden: int, **settings: object) -> Graph:
 def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
     """Return the difference of `rewritten` from `built` with its weights, layer i of built being layer layers[i]."""
     equivalence = EquivalenceCheck()
-    inputs = equivalence.inputs(built)
-    staged = equivalence.stage(rewritten)
+    inputs = equivalence.make_inputs(built)
+    staged = equivalence.randomize_weights(rewritten)
     arrays = {name: p.recipe.evaluate(staged.reader) for name, p in staged.params.items()}
 
     def named(name: str) -> str:
@@ -38,7 +38,7 @@ def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
 
     params = {name: arrays[named(name)] for name in built.params}
     a, b = interpret(built, inputs, params=params), interpret(staged, inputs)
-    return difference(a["logits"], b["logits"])
+    return measure_difference(a["logits"], b["logits"])
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,11 @@ def test_layers_that_are_left_are_numbered_anew(layers: str, left: list[int]) ->
         n: arrays[n.replace(n[:9], f"layers.{numbers[int(n[7])]}.", 1) if n.startswith("layers.") else n]
         for n in built.params
     }
-    inputs = EquivalenceCheck().inputs(built)
-    assert difference(interpret(built, inputs, params=given)["logits"], interpret(after, inputs)["logits"]) <= EXACT
+    inputs = EquivalenceCheck().make_inputs(built)
+    assert (
+        measure_difference(interpret(built, inputs, params=given)["logits"], interpret(after, inputs)["logits"])
+        <= EXACT
+    )
 
 
 @pytest.mark.parametrize("first", ["", FUSED])
@@ -198,7 +201,7 @@ def test_inserted_layers_get_caches_and_go_again() -> None:
     assert sum(n.endswith(".key") for n in after.inputs) == 4
     back = run_passes(before, "insert-layers{after=1, count=2}, prune-layers{layers=[2, 3]}")
     assert worst(before, back) <= EXACT and list(back.params) == list(before.params)
-    inputs = EquivalenceCheck().inputs(before)
+    inputs = EquivalenceCheck().make_inputs(before)
     np.testing.assert_array_equal(interpret(back, inputs)["logits"], interpret(before, inputs)["logits"])
 
 

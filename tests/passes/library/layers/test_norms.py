@@ -10,7 +10,7 @@ from weft.ir.recipes.matrices import RowNorm
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.edits.edit import replace_uses
 
 from ...models import Tiny, applied, count, weight, worst
@@ -55,7 +55,7 @@ def test_replaced_norms_are_the_formula(kind: str, eps: float | None) -> None:
         "fused": formula(kind, a + b, scale, shift, e),
         "sum": a + b,
     }
-    assert max(difference(wanted[n], found[n]) for n in wanted) <= EXACT
+    assert max(measure_difference(wanted[n], found[n]) for n in wanted) <= EXACT
     assert applied(f"replace-norm{{kind={kind}{option}}}", after) == after
 
 

@@ -18,7 +18,7 @@ from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes import Literal
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ...models import applied
 from ...positioned import ROPE, decoder, recipes, rotary
@@ -43,8 +43,11 @@ def test_extends(text: str) -> None:
         assert len(recipes(after)) == 1 and after.meta["context"] == int((40 if "40" in text else 12) * factor)
         assert str(run_passes(after, text)) == str(after)
         equivalence = EquivalenceCheck()
-        inputs = equivalence.inputs(before)
-        assert difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-4
+        inputs = equivalence.make_inputs(before)
+        assert (
+            measure_difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"])
+            > 1e-4
+        )
     run_passes(after, "kv-cache", verify="yarn" in text)
 
 

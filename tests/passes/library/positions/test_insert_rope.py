@@ -20,7 +20,7 @@ from weft import (
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight
 from ...positioned import FEED, ROPE, decoder, encoder, rotary
@@ -91,12 +91,12 @@ def test_a_layer_by_hand() -> None:
 
 def test_only_distances_matter() -> None:
     after, equivalence = run_passes(Tiny(rope=False).graph(), "insert-rope{theta=30}"), EquivalenceCheck()
-    inputs = equivalence.inputs(after)
+    inputs = equivalence.make_inputs(after)
     first = equivalence.run(after, inputs)["logits"]
     late = {**inputs, "position_ids": inputs["position_ids"] + 77}
     far = {**inputs, "position_ids": inputs["position_ids"] * 2}
-    assert difference(first, equivalence.run(after, late)["logits"]) < 1e-12
-    assert difference(first, equivalence.run(after, far)["logits"]) > 1e-3
+    assert measure_difference(first, equivalence.run(after, late)["logits"]) < 1e-12
+    assert measure_difference(first, equivalence.run(after, far)["logits"]) > 1e-3
 
 
 def test_positions_are_counted_where_none_are_given() -> None:

@@ -21,7 +21,7 @@ from weft import (
 from weft.ir import Graph, TensorType, WeftError, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
@@ -64,11 +64,11 @@ def test_an_encoder_without_positions_reads_a_set(name: str) -> None:
     """Shuffled tokens give shuffled features; before, they did not."""
     before, equivalence, order = POSITIONED[name](), EquivalenceCheck(), [3, 0, 4, 1, 2]
     for graph, same in ((before, False), (run_passes(before, "strip-positions"), True)):
-        inputs = equivalence.inputs(graph)
+        inputs = equivalence.make_inputs(graph)
         shuffled = equivalence.run(graph, {name: x[:, order] for name, x in inputs.items()})["last_hidden_state"]
         plain = equivalence.run(graph, inputs)["last_hidden_state"][:, order]
         seen = inputs["attention_mask"][:, order] != 0
-        assert (difference(plain[seen], shuffled[seen]) < 1e-12) == same
+        assert (measure_difference(plain[seen], shuffled[seen]) < 1e-12) == same
 
 
 def test_a_bias_that_may_be_a_mask_stays() -> None:

@@ -14,7 +14,7 @@ from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat4, block_layout
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes import Report, run_passes
-from weft.passes.fitting.matrices import Matrix, matrices
+from weft.passes.fitting.matrices import Matrix, find_matrices
 
 VOCAB, USED = 97, 12  # tokens, and those of the texts: what they make spans few directions
 
@@ -66,7 +66,7 @@ def error(graph: Graph, quantized: Graph) -> float:
 
 
 def kinds(graph: Graph) -> dict[str, str]:
-    return {p.name: m.kind if isinstance(m, Matrix) else m for p, m in matrices(graph).items()}
+    return {p.name: m.kind if isinstance(m, Matrix) else m for p, m in find_matrices(graph).items()}
 
 
 def test_matrices_are_told_apart() -> None:
@@ -103,7 +103,7 @@ def test_experts_are_fitted_each_to_its_tokens(text: Path) -> None:
 def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4() -> None:
     graph = model(tied=True)
     quantized = run_passes(graph, "quantize{format=fp8}", verify=True)
-    made = [quantized.params[p.name].recipe for p, m in matrices(graph).items() if isinstance(m, Matrix)]
+    made = [quantized.params[p.name].recipe for p, m in find_matrices(graph).items() if isinstance(m, Matrix)]
     assert {str(block_layout(recipe, quantized.reader)) for recipe in made} == {"f8e4m3_128"}
     int8, int4 = (run_passes(graph, f"quantize{{bits={bits}, head={bits}, method=rtn}}") for bits in (8, 4))
     assert error(graph, int8) < error(graph, quantized) < error(graph, int4)
@@ -113,7 +113,7 @@ def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4(
 def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
     for graph in (model(tied=True), mixture()):
         quantized = run_passes(graph, f"quantize{{format={form}}}", verify=True)
-        for param, matrix in matrices(graph).items():
+        for param, matrix in find_matrices(graph).items():
             if isinstance(matrix, Matrix):
                 layout = block_layout(quantized.params[param.name].recipe, quantized.reader)
                 assert str(layout) == ("int8_32" if matrix.kind in ("head", "table") else form)
