@@ -328,7 +328,7 @@ def _is_lookup(node: Node) -> bool:
 
 
 def _group_nodes(nodes: Iterable[Node]) -> Iterator[list[Node]]:
-    """Split `nodes` into consecutive groups of at most `MAX_ELEMENTS` weight elements, or of one node; a lookup is alone."""
+    """Yield consecutive groups of `nodes`: one node or at most `MAX_ELEMENTS` weight elements; a lookup is alone."""
     batch: list[Node] = []
     total = 0
     for node in nodes:

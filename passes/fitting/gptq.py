@@ -11,9 +11,9 @@ input k that the later inputs do not explain. Rows of W are independent. Groups 
 input variance, and so are the columns of a group: the most important columns are rounded first, while later columns can
 still compensate for their errors.
 
-If earlier weights are rounded, x has changed already. `compute_correction` moves W part of the way to the matrix whose
-products with the changed x are nearest to those of W with the original x. (GPTAQ, Li 2025, arXiv 2504.02692, moves it all the
-way, which overfits a small number of tokens.)
+If earlier weights are rounded, x has changed already. `compute_correction` returns the matrix that moves W part of the
+way to the matrix whose products with the changed x are nearest to those of W with the original x. (GPTAQ, Li 2025,
+arXiv 2504.02692, moves it all the way, which overfits a small number of tokens.)
 """
 
 from __future__ import annotations
