@@ -80,7 +80,7 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_seen(e: Emitter, node: Node) -> Var:
-    """Emit the `VisibleKeys` (visible keys by position) of an attention with `has_position_mask`; attentions with a
+    """Emit the `KeyVisibility` (visible keys by position) of an attention with `has_position_mask`; attentions with a
     cache share equal ones."""
     rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
@@ -88,12 +88,12 @@ def emit_seen(e: Emitter, node: Node) -> Var:
     if node in e.cached:
         first = first_position(e) if kernel else None
         operands = [query_positions(e), cached_keys(e, node), *([] if first is None else [first])]
-        text = f"VisibleKeys({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
+        text = f"KeyVisibility({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
         seen = e.hoist((text, *operands), text, *operands, name=name)
     else:
-        text = f"VisibleKeys({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
+        text = f"KeyVisibility({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
         seen = e.emit(text, node.required("q"), node.required("k"), name=name)
-    seen.type = "VisibleKeys"
+    seen.type = "KeyVisibility"
     return seen
 
 
