@@ -155,7 +155,6 @@ OWN_JSON = {
     "backends/viz/web/plain.py",
     "backends/viz/web/pipeline_page.py",
     "backends/viz/layout/font.py",
-    "frontends/models/tables/verified.py",
 }
 
 

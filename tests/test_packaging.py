@@ -59,7 +59,7 @@ def test_wheel_holds_every_file(clone: Path, wheel: Path) -> None:
         if path.is_file()
     }
     assert files(wheel) == expected
-    data = {"py.typed", "frontends/models/tables/verified.json", "backends/planted/table.json"}
+    data = {"py.typed", "backends/viz/layout/fonts/advances.json", "backends/planted/table.json"}
     assert {f"weft/{name}" for name in data | {"ir/__init__.py"}} <= expected
 
 

@@ -1,4 +1,4 @@
-"""The errors that the table tests measure, kept for `weft families`; SmolLM2 as transformers computes it."""
+"""The errors that the table tests measure, kept for docs/supported.md; SmolLM2 as transformers computes it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables import verified
-from weft.frontends.models.tables.verified import GENAI, NAME, Errors, read_genai, read_verified
+
+from ..supported import ERRORS, GENAI, Errors, read_errors, read_genai
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,8 @@ def errors() -> Iterator[Errors]:
     yield measured
     if os.environ.get("WEFT_FAMILIES") == "write":
         assert "PYTEST_XDIST_WORKER" not in os.environ, "the errors are collected in one process: -n 0"
-        known = {**read_verified(), **measured}
-        write_verified({family: known[family] for family in FAMILIES if family in known})
+        known = {**read_errors(), **measured}
+        write_errors({family: known[family] for family in FAMILIES if family in known})
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,15 @@ def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFa
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-TABLES = Path(verified.__file__).parent
-
-
-def write_verified(errors: Errors) -> None:
-    """Write `errors` as the committed errors, two digits, a line per family; only for tests in a checkout."""
+def write_errors(errors: Errors) -> None:
+    """Write `errors` as the committed errors, two digits, a line per family."""
     lines = []
     for family, targets in sorted(errors.items()):
         short = {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}
         lines.append(f"{json.dumps(family)}: {json.dumps(short)}")
-    (TABLES / NAME).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    ERRORS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def write_genai(families: Collection[str]) -> None:
-    """Write `families`, the result of the next `read_genai`; only for the tests, in a checkout."""
-    (TABLES / GENAI).write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")
+    """Write `families`, the result of the next `read_genai`."""
+    GENAI.write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")

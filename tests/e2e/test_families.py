@@ -1,7 +1,7 @@
 """The table test: tiny random models of every family against transformers, on ONNX Runtime and in PyTorch.
 
 Sequences of 24 tokens cross windows of 8 and original contexts of 16; decoders run as one full pass, in chunks, and
-token by token. `weft families` prints the errors from a file that
+token by token. docs/supported.md shows the errors of errors.json, which
 ``WEFT_FAMILIES=write pytest -n 0 tests/e2e/test_seq2seq.py tests/e2e/test_families.py`` writes. `make test` runs the
 first, third … row of every family, each on one target by turns; ``WEFT_TESTS=all`` and writing run all.
 """
@@ -25,10 +25,10 @@ import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.verified import Errors, read_genai, read_verified
 
 from .. import sampling
 from ..sampling import by_turns
+from ..supported import Errors, read_errors, read_genai
 from .families import LENGTH, ROWS, VOCAB, Row, encoder_case, error, reference
 from .images import TOWERS
 from .seq2seq import SEQ2SEQ
@@ -122,7 +122,7 @@ def test_every_family_is_verified(family: str, errors: Errors) -> None:
     rows = [row for row in KNOWN.values() if row.family == family]
     assert rows, f"tests/e2e/families has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
-    found = ({**read_verified(), **errors} if WRITING else read_verified()).get(family, {})
+    found = ({**read_errors(), **errors} if WRITING else read_errors()).get(family, {})
     assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(ALL_TARGETS, ways)
     assert all(e <= TOLERANCE for by_way in found.values() for e in by_way.values())
 

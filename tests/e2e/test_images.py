@@ -14,9 +14,9 @@ import transformers
 
 import weft
 from weft import WeftError
-from weft.frontends.models.tables.verified import Errors
 
 from ..backends.torch.transformers.folders import lowered, model_of
+from ..supported import Errors
 from .families import LENGTH, VOCAB, Row, error
 from .images import IMAGES, PAIRS, TEXT, TEXTS
 from .test_families import note

@@ -24,12 +24,12 @@ from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDeco
 from weft.frontends import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.dsl import MoE
-from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
 from ..backends.onnx.cuda_placement import cuda_problems
 from ..frontends.formats.weft.sealing import seal_again
 from ..sampling import by_turns, each
+from ..supported import Errors
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note, sampled

@@ -24,9 +24,9 @@ from weft.backends.runtime.compiled_folder import read_facts
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.app.cli import cli
-from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError
 
+from ..supported import Errors
 from .families import LENGTH, VOCAB, error
 from .seq2seq import Seq2Seq
 from .sounds import BINS, FRAMES, SOUNDS, SPEECH, heard, said, waveforms, written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_families, complete_ops, complete_presets, complete_targets
-from .terminal import as_json, count, echo, note, size, table
+from .terminal import as_json, count, echo, size, table
 
 if TYPE_CHECKING:
     from weft.backends.target import Backend
@@ -235,40 +234,27 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 @click.command("families", short_help="List supported checkpoint families.")
 @click.argument("name", required=False, shell_complete=complete_families)
-@click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
-def families_command(name: str | None, write_docs: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type): libraries that load them, and their errors.
+def families_command(name: str | None) -> None:
+    """List the families of Hugging Face folders (their model_type) and the libraries that load them.
 
-    With a NAME, show its errors in every way of running, its GGUF architecture, and the formats for export.
+    With a NAME, show its GGUF architecture and the formats for export.
 
-    The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
-    through the caches, in f32: the largest difference to transformers, relative to the largest value. Families from
-    outside weft have none.
+    docs/supported.md lists the errors of weft's own families against transformers.
 
     \b
     Examples:
       weft families
       weft families gemma2
     """
-    from weft.ir.storage import whole_file
-
     from ...models.families import FAMILIES
-    from ...models.tables.overview import WAYS, overview, page
-    from ...models.tables.verified import read_verified
+    from ...models.tables.overview import overview
 
-    if write_docs is not None:
-        with whole_file(Path(write_docs)) as file:
-            file.write_text(page(FAMILIES), encoding="utf-8")
-        return note(f"{write_docs}: {len(FAMILIES)} families")
     _check_name(name, FAMILIES, "family", "families")
     if name is None:
         head, *rows = overview(FAMILIES)
         return table(head, rows)
-    errors = read_verified().get(name, {})
-    rows = [(target, *(f"{ways[way]:.1e}" if way in ways else "" for way in WAYS)) for target, ways in errors.items()]
-    table(("target", *WAYS), rows)
     gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
-    echo(f"\nHugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
+    echo(f"Hugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
     if gguf is not None:
         echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
 

@@ -115,20 +115,20 @@ def test_passes_are_listed_and_shown() -> None:
     assert "unknown pass" in refused("passes", "casts-spells")
 
 
-def test_families_are_listed_with_their_errors() -> None:
+def test_families_are_listed_and_shown() -> None:
     lines = done("families").stdout.splitlines()
-    assert lines[0].split() == ["family", "exported", "GGUF", "genai", "onnx", "ort-cpu", "torch"]
+    assert lines[0].split() == ["family", "exported", "GGUF"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
-    assert rows["llama"][:3] == ["LlamaForCausalLM", "llama+", "yes"]
-    assert rows["bert"][0] == "bert"  # read from GGUF files, exported to none
+    assert rows["llama"] == ["LlamaForCausalLM", "llama+"]
+    assert rows["bert"] == ["bert"]  # read from GGUF files, exported to none
     assert {*rows} == {*FAMILIES}
-    assert all(float(error) < 1e-4 for row in rows.values() for error in row if error[0].isdigit())
     shown = done("families", "bert").stdout.splitlines()
-    assert [line.split()[:-1] for line in shown[2:4]] == [["onnx"], ["ort-cpu"]]
-    assert shown[-2:] == ["Hugging Face folders: read", "GGUF files of bert: read"]
+    assert shown == ["Hugging Face folders: read", "GGUF files of bert: read"]
     shown = done("families", "mistral").stdout.splitlines()
-    assert shown[-2] == "Hugging Face folders: read, and exported for MistralForCausalLM"
-    assert shown[-1] == "GGUF files of llama: read and exported"
+    assert shown == [
+        "Hugging Face folders: read, and exported for MistralForCausalLM",
+        "GGUF files of llama: read and exported",
+    ]
     assert "did you mean gemma2" in refused("families", "gema2")
 
 
