@@ -28,7 +28,7 @@ pytestmark = [  # of torch's own, where it plays Triton's part
 Rule = Callable[[Any, Any], Any]  # whether a query at one position sees a key at another
 F32 = torch.float32
 
-RULES: dict[str, Rule] = {  # any will do; tests/formulas holds every pattern of weft against its definition
+RULES: dict[str, Rule] = {  # examples; tests/frontends/dsl/test_attention.py compares every pattern with its definition
     "causal": lambda q, k: q >= k,
     "window": lambda q, k: (q - k < 40) & (q >= k),
     "window of one": lambda q, k: (q - k < 1) & (q >= k),
