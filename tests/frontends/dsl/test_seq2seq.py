@@ -1,4 +1,4 @@
-"""EncoderDecoder: Vaswani's model against torch.nn.Transformer in float64, and what is refused when written."""
+"""EncoderDecoder: Vaswani's model equals torch.nn.Transformer in float64; invalid models are rejected."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from weft import (
 from weft.frontends.dsl import T5Bias
 from weft.ir import Graph, interpret, ops, parse, verify
 
+from .formulas.positions import sinusoids
+
 VOCAB, DIM, HEADS, LAYERS, HIDDEN = 41, 24, 3, 2, 36
 
 
@@ -52,16 +54,11 @@ def inputs() -> dict[str, np.ndarray]:
     return {"encoder_input_ids": source, "encoder_attention_mask": mask, "input_ids": ids, "position_ids": at}
 
 
-def sinusoids(length: int) -> np.ndarray:
-    angles = np.arange(length)[:, None] / 10_000 ** (np.arange(0, DIM, 2) / DIM)
-    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, DIM)
-
-
 def drawn(graph: Graph) -> dict[str, np.ndarray]:
     """Random values for every parameter; the table of positions by its formula, in float64."""
     rng = np.random.default_rng(1)
     return {
-        name: sinusoids(*param.shape[:1])
+        name: sinusoids(np.arange(param.shape[0]), DIM)
         if name.endswith(".table")
         else rng.normal(1.0 if name.endswith("norm.weight") else 0.0, 0.3, param.shape)
         for name, param in graph.params.items()
@@ -96,7 +93,7 @@ def torch_transformer(values: dict[str, np.ndarray], norm_first: bool) -> torch.
 
 
 @pytest.mark.parametrize("arrangement", ["post", "pre"])
-def test_it_equals_torch(arrangement: str) -> None:
+def test_encoder_decoder_equals_torch(arrangement: str) -> None:
     graph = vaswani(arrangement).graph()
     verify(graph, recipes=True)
     assert parse(str(graph)) == graph
@@ -104,7 +101,7 @@ def test_it_equals_torch(arrangement: str) -> None:
     got = interpret(graph, given, params=values)["logits"]
     net, table = torch_transformer(values, arrangement == "pre"), values["embed.weight"]
     source, target = (
-        torch.from_numpy(table[given[name]] * math.sqrt(DIM) + sinusoids(given[name].shape[1]))
+        torch.from_numpy(table[given[name]] * math.sqrt(DIM) + sinusoids(np.arange(given[name].shape[1]), DIM))
         for name in ("encoder_input_ids", "input_ids")
     )
     hidden = torch.from_numpy(given["encoder_attention_mask"] == 0)
@@ -115,7 +112,7 @@ def test_it_equals_torch(arrangement: str) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-11 * np.abs(want).max())
 
 
-def test_embeddings_are_shared_or_not() -> None:
+def test_embeddings_are_shared_by_default() -> None:
     shared = vaswani().graph()
     assert [name for name in shared.params if "embed" in name] == ["embed.weight"]
     apart = EncoderDecoder(vaswani().encoder, vaswani().decoder, share_embeddings=False).graph()
@@ -123,7 +120,7 @@ def test_embeddings_are_shared_or_not() -> None:
     assert apart.meta["max_source_positions"] == apart.meta["source_context"] == apart.meta["context"] == 64
 
 
-def test_one_table_of_relative_positions_for_each_half() -> None:
+def test_encoder_and_decoder_have_their_own_t5_bias() -> None:
     bias, attn, norm = T5Bias(8, 16, heads=HEADS), Attention(HEADS, scale=1.0), RMSNorm()
     shape = (VOCAB, DIM, LAYERS)
     graph = EncoderDecoder(
@@ -158,6 +155,6 @@ def plain(**options: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[], Any], words: str) -> None:
+def test_encoder_decoder_rejects_parts_that_do_not_fit(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(WeftError, match=words):
         make().graph()

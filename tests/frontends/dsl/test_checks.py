@@ -1,4 +1,4 @@
-"""A wrong architecture is refused where it is written: one sentence with the module and the values."""
+"""Invalid settings are rejected where they are written, with one sentence that has the module and the values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from weft.frontends.dsl import (
 from weft.ir import Value, WeftError, ops
 from weft.ir.types import sizes
 
-from ..formulas import X
+from .harness import X
 
 ROPE = RoPE()
 INF, NAN = float("inf"), float("nan")
@@ -199,7 +199,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: MLP(8)(None), "modules emit into a graph being built"),
     ],
 )  # fmt: skip
-def test_refused_when_written(make: Any, message: str) -> None:
+def test_module_rejects_settings(make: Any, message: str) -> None:
     with pytest.raises(WeftError, match=f"^{message}"):
         make()
 
@@ -244,7 +244,7 @@ class Clash:
         (Block(Attention(2, bias=T5Bias(heads=3))), r"layers.0.attn \(Attention\): attention: bias .* must broadcast"),
     ],
 )
-def test_refused_in_its_place(layer: Any, message: str) -> None:
+def test_model_rejects_a_layer_with_its_scope(layer: Any, message: str) -> None:
     with pytest.raises(WeftError, match=f"^{message}"):
         Decoder(10, 8, [layer]).graph()
 
@@ -256,12 +256,12 @@ def test_refused_in_its_place(layer: Any, message: str) -> None:
         (Clash(), r"Clash: parameter w was made with shape \[2\] and is asked for as \[3\]"),
     ],
 )
-def test_refused_by_ops_and_parameters(model: Any, message: str) -> None:
+def test_ops_and_parameters_reject_shapes(model: Any, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         trace(model, {"x": X})
 
 
-def test_widths_are_fixed() -> None:
+def test_modules_reject_symbolic_widths() -> None:
     with pytest.raises(WeftError, match="has no fixed size"):
         trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
@@ -277,7 +277,7 @@ COMPARING = [
 
 
 @pytest.mark.parametrize("settings", COMPARING, ids=str)
-def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
+def test_cross_attention_rejects_relative_positions(settings: dict[str, Any]) -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
     with pytest.raises(
         WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse, pattern"
@@ -285,13 +285,13 @@ def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> No
         EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
 
 
-def test_blocks_have_no_position_bias() -> None:
+def test_block_sparse_attention_rejects_a_position_bias() -> None:
     block = Block(Attention(2, sparse=BlockSparse(4)))
     with pytest.raises(WeftError, match=r"layers.0.attn \(Attention\): block-sparse attention has no position bias"):
         Encoder(10, 8, 1, block, position_bias=T5Bias(heads=2)).graph()
 
 
-def test_global_tokens_belong_into_an_encoder() -> None:
+def test_global_tokens_need_an_encoder_with_their_table() -> None:
     attn, globals_ = TransientGlobalAttention(2), TransientGlobals(2, window=4, block=2, buckets=4, max_distance=9)
     with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
         Encoder(10, 8, 1, Block(attn)).graph()
@@ -306,13 +306,13 @@ def test_global_tokens_belong_into_an_encoder() -> None:
     Encoder(10, 8, 1, Block(attn), relative=globals_).graph()
 
 
-def test_a_shared_embedding_has_one_width() -> None:
+def test_shared_embedding_rejects_two_widths() -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2))
     model = EncoderDecoder(Encoder(10, 8, 1, reads, embed_dim=4), Decoder(10, 8, 1, writes))
     with pytest.raises(WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the embedding"):
         model.graph()
 
 
-def test_sinusoids_come_in_pairs() -> None:
+def test_sinusoidal_positions_reject_an_odd_width() -> None:
     with pytest.raises(WeftError, match=r"positions .*the width 7 must be even"):
         Decoder(10, 7, 1, MLP(8), positions=Sinusoidal(9)).graph()

@@ -1,4 +1,4 @@
-"""The function `scan`: names, parameters made inside a step, and what it refuses."""
+"""The function `scan`: names, parameters inside a step, and the steps that it rejects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def graph_of(model: Callable[[Value], Any]) -> Graph:
     return graph
 
 
-def test_a_linear_recurrence() -> None:
+def test_linear_recurrence() -> None:
     def model(x: Value) -> Value:
         def step(h: Value, x: Value) -> tuple[Value, Value]:
             h = 0.5 * h + x
@@ -61,7 +61,7 @@ class Recurrent:
         return y
 
 
-def test_parameters_of_a_step_are_those_of_its_module() -> None:
+def test_step_uses_parameters_of_its_module() -> None:
     graph = graph_of(Recurrent())
     assert set(graph.params) == {
         *("recurrent.bias", "recurrent.recurrent.weight", "recurrent.recurrent.bias", "recurrent.rms_norm.weight")
@@ -72,7 +72,7 @@ def test_parameters_of_a_step_are_those_of_its_module() -> None:
     assert len(step.constants) == 5
 
 
-def test_names_used_in_a_step_are_free_again() -> None:
+def test_names_inside_a_step_are_local() -> None:
     def model(x: Value) -> tuple[Value, Value]:
         def step(h: Value, x: Value) -> tuple[Value, Value]:
             new = ops.tanh(h + x, name="new")
@@ -84,7 +84,7 @@ def test_names_used_in_a_step_are_free_again() -> None:
     assert [v.name for v in graph.outputs.values()] == ["first", "new"]
 
 
-def test_several_outputs() -> None:
+def test_step_with_several_outputs() -> None:
     def model(x: Value) -> tuple[Value, Value]:
         def step(h: Value, x: Value) -> tuple[Value, tuple[Value, Value]]:
             return h + x, (h, ops.sum(x, axes=(1,)))
@@ -134,13 +134,13 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
 
 
 @pytest.mark.parametrize("case", _misfits())
-def test_refusals(case: str) -> None:
+def test_scan_rejects_steps_that_do_not_fit(case: str) -> None:
     model, message = _misfits()[case]
     with pytest.raises(WeftError, match=message):
         graph_of(model)
 
 
-def test_a_refused_step_leaves_nothing_behind() -> None:
+def test_rejected_step_leaves_the_graph_unchanged() -> None:
     with building(Graph("scans")) as graph:
         x = graph.add_input("x", TYPE)
         with pytest.raises(WeftError, match="new state"):
