@@ -6,197 +6,171 @@ from typing import Any
 
 import pytest
 
-from weft.frontends.dsl import (
-    MLA,
-    MLP,
-    MLSTM,
-    RGLRU,
-    ALiBi,
-    Attention,
-    Block,
-    BlockSparse,
-    CrossAttention,
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    GatedDeltaNet,
-    GatedMLP,
-    LayerNorm,
-    LearnedPositions,
-    LightningAttention,
-    LightningIndex,
-    LinearAttention,
-    Mamba,
-    Mamba2,
-    MemoryBlock,
-    MoE,
-    NormedResidual,
-    ParallelHybrid,
-    RelativeAttention,
-    Repeat,
-    RMSNorm,
-    RoPE,
-    RWKVChannelMix,
-    RWKVTimeMix,
-    ShortConv,
-    Sinusoidal,
-    T5Bias,
-    TransientGlobalAttention,
-    TransientGlobals,
-    linear,
-    module,
-    param,
-    trace,
-)
+from weft.frontends import dsl
 from weft.ir import Value, WeftError, ops
 from weft.ir.types import sizes
 
 from .harness import X
 
-ROPE = RoPE()
+ROPE = dsl.RoPE()
 INF, NAN = float("inf"), float("nan")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Attention(8, kv_heads=3), "Attention: kv_heads=3 does not divide heads=8"),
-        (lambda: Attention(8, kv_heads=0), "Attention: kv_heads=0 must be a whole number of at least 1"),
-        (lambda: Attention(0), "Attention: heads=0 must be"),
-        (lambda: Attention(8.0), "Attention: heads=8.0 must be a whole number"),
-        (lambda: Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
-        (lambda: GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number that 64 bits hold"),
-        (lambda: Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
-        (lambda: Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
-        (lambda: Attention(8, pattern="dilated", stride=0), "Attention: stride=0 must be"),
-        (lambda: Attention(8, pattern="fixed", stride=2, summary=3), "Attention: summary=3 exceeds stride=2"),
-        (lambda: Attention(8, softcap=0.0), "Attention: softcap=0.0 must be a positive number"),
-        (lambda: Attention(8, softcap=INF), "Attention: softcap=inf must be a positive number"),
-        (lambda: Attention(8, scale=NAN), "Attention: scale=nan must be a finite number"),
-        (lambda: Attention(8, rope=5), "Attention: rope=5 must be RoPE"),
-        (lambda: Attention(8, qk_norm=3), "Attention: qk_norm=3 is not a module"),
-        (lambda: Attention(8, bias=3), "Attention: bias=3 is not a module"),
-        (lambda: Attention(8, bias=ALiBi), "Attention: bias=<class .*ALiBi'> is not a module: call it"),
-        (lambda: Attention(8, qk_norm_full=True), "Attention: qk_norm_full needs a qk_norm"),
-        (lambda: Attention(8, head_dim=6, rope=RoPE(fraction=0.5)), "RoPE: dim=3 must be even and at most head_dim=6"),
-        (lambda: BlockSparse(0), "BlockSparse: block=0 must be a whole number of at least 1"),
-        (lambda: BlockSparse(4, sides=-1), "BlockSparse: sides=-1 must be a whole number of at least 0"),
-        (lambda: BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
-        (lambda: Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
-        (lambda: Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
-        (lambda: Attention(8, sparse=4), "Attention: sparse=4 must be BlockSparse"),
-        (lambda: Attention(8, sparse=BlockSparse(4), window=3), "Attention: sparse and window exclude each other"),
-        (lambda: Attention(8, sparse=BlockSparse(4), sinks=True), "Attention: sparse and sinks exclude each other"),
-        (lambda: RoPE(dim=5), "RoPE: dim=5 must be even"),
-        (lambda: RoPE(dim=0), "RoPE: dim=0 must be a whole number of at least 2"),
-        (lambda: RoPE(-1.0), "RoPE: theta=-1.0 must be a positive number"),
-        (lambda: RoPE(fraction=1.5), "RoPE: fraction=1.5 must be above 0 and at most 1"),
-        (lambda: RoPE(scaling="magic"), "RoPE: unknown scaling='magic'; known are none"),
-        (lambda: RoPE(scaling="yarn", factor=4), "RoPE: scaling='yarn' needs original"),
-        (lambda: RoPE(scaling="dynamic", factor=2), "RoPE: scaling='dynamic' needs original"),
-        (lambda: RoPE(scaling="dynamic", original=-1), "RoPE: original=-1 must be a whole number of at least 0"),
-        (lambda: RoPE(dim=2, scaling="ntk"), "RoPE: scaling='ntk' needs dim above 2"),
-        (lambda: RoPE(scaling="longrope", factors=(1.0,)), "RoPE: scaling='longrope' needs original"),
-        (lambda: RoPE(scaling="longrope", original=9), "RoPE: scaling='longrope' needs factors"),
-        (lambda: RoPE(dim=4, scaling="longrope", original=9, factors=(1.0,)), "RoPE: 1 factors do not fit dim=4"),
-        (lambda: RoPE(dim=2, scaling="longrope", original=9, factors=(1.0,), long_factors=(1.0, 2.0)),
+        (lambda: dsl.Attention(8, kv_heads=3), "Attention: kv_heads=3 does not divide heads=8"),
+        (lambda: dsl.Attention(8, kv_heads=0), "Attention: kv_heads=0 must be a whole number of at least 1"),
+        (lambda: dsl.Attention(0), "Attention: heads=0 must be"),
+        (lambda: dsl.Attention(8.0), "Attention: heads=8.0 must be a whole number"),
+        (lambda: dsl.Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
+        (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number that 64 bits hold"),
+        (lambda: dsl.Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
+        (lambda: dsl.Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
+        (lambda: dsl.Attention(8, pattern="dilated", stride=0), "Attention: stride=0 must be"),
+        (lambda: dsl.Attention(8, pattern="fixed", stride=2, summary=3), "Attention: summary=3 exceeds stride=2"),
+        (lambda: dsl.Attention(8, softcap=0.0), "Attention: softcap=0.0 must be a positive number"),
+        (lambda: dsl.Attention(8, softcap=INF), "Attention: softcap=inf must be a positive number"),
+        (lambda: dsl.Attention(8, scale=NAN), "Attention: scale=nan must be a finite number"),
+        (lambda: dsl.Attention(8, rope=5), "Attention: rope=5 must be RoPE"),
+        (lambda: dsl.Attention(8, qk_norm=3), "Attention: qk_norm=3 is not a module"),
+        (lambda: dsl.Attention(8, bias=3), "Attention: bias=3 is not a module"),
+        (lambda: dsl.Attention(8, bias=dsl.ALiBi), "Attention: bias=<class .*ALiBi'> is not a module: call it"),
+        (lambda: dsl.Attention(8, qk_norm_full=True), "Attention: qk_norm_full needs a qk_norm"),
+        (lambda: dsl.Attention(8, head_dim=6, rope=dsl.RoPE(fraction=0.5)),
+         "RoPE: dim=3 must be even and at most head_dim=6"),
+        (lambda: dsl.BlockSparse(0), "BlockSparse: block=0 must be a whole number of at least 1"),
+        (lambda: dsl.BlockSparse(4, sides=-1), "BlockSparse: sides=-1 must be a whole number of at least 0"),
+        (lambda: dsl.BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
+        (lambda: dsl.Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
+        (lambda: dsl.Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
+        (lambda: dsl.Attention(8, sparse=4), "Attention: sparse=4 must be BlockSparse"),
+        (lambda: dsl.Attention(8, sparse=dsl.BlockSparse(4), window=3),
+         "Attention: sparse and window exclude each other"),
+        (lambda: dsl.Attention(8, sparse=dsl.BlockSparse(4), sinks=True),
+         "Attention: sparse and sinks exclude each other"),
+        (lambda: dsl.RoPE(dim=5), "RoPE: dim=5 must be even"),
+        (lambda: dsl.RoPE(dim=0), "RoPE: dim=0 must be a whole number of at least 2"),
+        (lambda: dsl.RoPE(-1.0), "RoPE: theta=-1.0 must be a positive number"),
+        (lambda: dsl.RoPE(fraction=1.5), "RoPE: fraction=1.5 must be above 0 and at most 1"),
+        (lambda: dsl.RoPE(scaling="magic"), "RoPE: unknown scaling='magic'; known are none"),
+        (lambda: dsl.RoPE(scaling="yarn", factor=4), "RoPE: scaling='yarn' needs original"),
+        (lambda: dsl.RoPE(scaling="dynamic", factor=2), "RoPE: scaling='dynamic' needs original"),
+        (lambda: dsl.RoPE(scaling="dynamic", original=-1), "RoPE: original=-1 must be a whole number of at least 0"),
+        (lambda: dsl.RoPE(dim=2, scaling="ntk"), "RoPE: scaling='ntk' needs dim above 2"),
+        (lambda: dsl.RoPE(scaling="longrope", factors=(1.0,)), "RoPE: scaling='longrope' needs original"),
+        (lambda: dsl.RoPE(scaling="longrope", original=9), "RoPE: scaling='longrope' needs factors"),
+        (lambda: dsl.RoPE(dim=4, scaling="longrope", original=9, factors=(1.0,)), "RoPE: 1 factors do not fit dim=4"),
+        (lambda: dsl.RoPE(dim=2, scaling="longrope", original=9, factors=(1.0,), long_factors=(1.0, 2.0)),
          "RoPE: 2 long_factors do not fit dim=2"),
-        (lambda: MLP(8, "swoosh"), "MLP: unknown activation 'swoosh'; known are identity"),
-        (lambda: MLP(0), "MLP: hidden=0 must be"),
-        (lambda: GatedMLP(8, "swish(x)"), r"GatedMLP: unknown activation 'swish\(x\)'"),
-        (lambda: MLA(4, 0, 6, 4, 5, ROPE), "MLA: rank=0 must be a whole number of at least 1"),
-        (lambda: MLA(4, 8, 6, 3, 5, ROPE), "RoPE: dim=3 must be even and at most head_dim=3"),
-        (lambda: MLA(4, 8, 6, 4, 5, ROPE, q_rank=-1), "MLA: q_rank=-1 must be"),
-        (lambda: MLA(4, 8, 6, 4, 5, 3), "MLA: rope=3 must be RoPE"),
-        (lambda: GatedDeltaNet(4, 8, groups=3), "GatedDeltaNet: groups=3 does not divide heads=4"),
-        (lambda: GatedDeltaNet(4, 8, conv=1), "GatedDeltaNet: conv=1 must be a whole number of at least 2"),
-        (lambda: GatedDeltaNet(4, 8, gate="x"), "GatedDeltaNet: unknown activation 'x'"),
-        (lambda: MLA(4, 8, 6, 4, 5, ROPE, index=3), "MLA: index=3 must be LightningIndex"),
-        (lambda: MLA(4, 8, 6, 4, 5, ROPE, keep_index="a"), "MLA: keep_index needs an index"),
+        (lambda: dsl.MLP(8, "swoosh"), "MLP: unknown activation 'swoosh'; known are identity"),
+        (lambda: dsl.MLP(0), "MLP: hidden=0 must be"),
+        (lambda: dsl.GatedMLP(8, "swish(x)"), r"GatedMLP: unknown activation 'swish\(x\)'"),
+        (lambda: dsl.MLA(4, 0, 6, 4, 5, ROPE), "MLA: rank=0 must be a whole number of at least 1"),
+        (lambda: dsl.MLA(4, 8, 6, 3, 5, ROPE), "RoPE: dim=3 must be even and at most head_dim=3"),
+        (lambda: dsl.MLA(4, 8, 6, 4, 5, ROPE, q_rank=-1), "MLA: q_rank=-1 must be"),
+        (lambda: dsl.MLA(4, 8, 6, 4, 5, 3), "MLA: rope=3 must be RoPE"),
+        (lambda: dsl.GatedDeltaNet(4, 8, groups=3), "GatedDeltaNet: groups=3 does not divide heads=4"),
+        (lambda: dsl.GatedDeltaNet(4, 8, conv=1), "GatedDeltaNet: conv=1 must be a whole number of at least 2"),
+        (lambda: dsl.GatedDeltaNet(4, 8, gate="x"), "GatedDeltaNet: unknown activation 'x'"),
+        (lambda: dsl.MLA(4, 8, 6, 4, 5, ROPE, index=3), "MLA: index=3 must be LightningIndex"),
+        (lambda: dsl.MLA(4, 8, 6, 4, 5, ROPE, keep_index="a"), "MLA: keep_index needs an index"),
         (
-            lambda: MLA(4, 8, 6, 4, 5, ROPE, index=LightningIndex(2, 4, 3), share_index="a"),
+            lambda: dsl.MLA(4, 8, 6, 4, 5, ROPE, index=dsl.LightningIndex(2, 4, 3), share_index="a"),
             "MLA: index and share_index exclude each other",
         ),
-        (lambda: LightningIndex(2, 4, 0), "LightningIndex: top_k=0 must be a whole number of at least 1"),
-        (lambda: LightningIndex(2, 4, 3, RoPE(dim=6)), "RoPE: dim=6 must be even and at most head_dim=4"),
-        (lambda: MLA(4, 8, 6, 4, 5, ROPE, scale=INF), "MLA: scale=inf must be a finite number"),
-        (lambda: LinearAttention(4, rope=5), "LinearAttention: rope=5 must be RoPE"),
-        (lambda: RelativeAttention(4, 0), "RelativeAttention: clip=0 must be"),
-        (lambda: LinearAttention(4, RoPE(amplitude=1.2)), "LinearAttention: amplitude=1.2 of its rope must be 1"),
-        (lambda: ALiBi(max_bias=0), "ALiBi: max_bias=0 must be a positive number"),
-        (lambda: T5Bias(2), "T5Bias: buckets=2 must be a whole number of at least 4"),
-        (lambda: T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
-        (lambda: MoE(4, 8, 5), "MoE: k=5 exceeds the 4 experts to choose from"),
-        (lambda: MoE(4, 8, 0), "MoE: k=0 must be"),
-        (lambda: MoE(8, 8, 5, groups=4, top_groups=2),
+        (lambda: dsl.LightningIndex(2, 4, 0), "LightningIndex: top_k=0 must be a whole number of at least 1"),
+        (lambda: dsl.LightningIndex(2, 4, 3, dsl.RoPE(dim=6)), "RoPE: dim=6 must be even and at most head_dim=4"),
+        (lambda: dsl.MLA(4, 8, 6, 4, 5, ROPE, scale=INF), "MLA: scale=inf must be a finite number"),
+        (lambda: dsl.LinearAttention(4, rope=5), "LinearAttention: rope=5 must be RoPE"),
+        (lambda: dsl.RelativeAttention(4, 0), "RelativeAttention: clip=0 must be"),
+        (lambda: dsl.LinearAttention(4, dsl.RoPE(amplitude=1.2)),
+         "LinearAttention: amplitude=1.2 of its rope must be 1"),
+        (lambda: dsl.ALiBi(max_bias=0), "ALiBi: max_bias=0 must be a positive number"),
+        (lambda: dsl.T5Bias(2), "T5Bias: buckets=2 must be a whole number of at least 4"),
+        (lambda: dsl.T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
+        (lambda: dsl.MoE(4, 8, 5), "MoE: k=5 exceeds the 4 experts to choose from"),
+        (lambda: dsl.MoE(4, 8, 0), "MoE: k=0 must be"),
+        (lambda: dsl.MoE(8, 8, 5, groups=4, top_groups=2),
          "MoE: k=5 exceeds the 4 experts to choose from in top_groups=2 of groups=4"),
-        (lambda: MoE(8, 8, 2, groups=3), "MoE: groups=3 does not divide experts=8"),
-        (lambda: MoE(8, 8, 2, groups=4, top_groups=5), "MoE: top_groups=5 exceeds groups=4"),
-        (lambda: MoE(4, 8, 1, groups=4), "MoE: group_score='top2' needs two experts in each of groups=4"),
-        (lambda: MoE(6, 8, 4, choice="hierarchical", groups=2), "MoE: k=4 exceeds the 3 experts to choose from"),
-        (lambda: MoE(4, 8, 2, choice="router"), "MoE: unknown choice='router'; known are token, expert, hierarchical"),
-        (lambda: MoE(4, 8, 2, scoring="relu"), "MoE: unknown scoring='relu'; known are softmax, sigmoid"),
-        (lambda: MoE(4, 8, 2, choice="expert", scoring="sigmoid"), "MoE: scoring is not for choice='expert'"),
-        (lambda: MoE(4, 8, 2, choice="expert", groups=2), "MoE: groups are not for choice='expert'"),
-        (lambda: MoE(4, 8, 2, batched=True), "MoE: batched is for choice='expert' or a capacity"),
-        (lambda: MoE(4, 8, 2, capacity=0), "MoE: capacity=0 must be a positive number"),
-        (lambda: MoE(4, 8, 2, gated=False, limit=7.0), "MoE: limit and shift need gated=True"),
-        (lambda: MoE(4, 8, 2, shared_gate=True), "MoE: shared_gate needs a shared module"),
-        (lambda: MoE(4, 8, 2, aux_loss=-0.1), "MoE: aux_loss=-0.1 must not be negative"),
-        (lambda: Mamba(0), "Mamba: inner=0 must be"),
-        (lambda: Mamba(8, state=0), "Mamba: state=0 must be"),
-        (lambda: Mamba(8, conv=1), "Mamba: conv=1 must be a whole number of at least 2"),
-        (lambda: Mamba(8, dt_rank=0), "Mamba: dt_rank=0 must be"),
-        (lambda: Mamba2(8, 3), "Mamba2: heads=3 does not divide inner=8"),
-        (lambda: Mamba2(8, 4, groups=3), "Mamba2: groups=3 does not divide heads=4"),
-        (lambda: Mamba2(8, 4, norm_groups=3), "Mamba2: norm_groups=3 does not divide inner=8"),
-        (lambda: Mamba2(8, 4, norm=3), "Mamba2: norm=3 is not a module"),
-        (lambda: Mamba2(8, 4, least_step=0.0), "Mamba2: least_step=0.0 must be a positive number"),
-        (lambda: MoE(4, 8, 2, latent=0), "MoE: latent=0 must be"),
-        (lambda: LightningAttention(4, decay=0.0), "LightningAttention: decay=0.0 must be a positive number"),
-        (lambda: NormedResidual(MLP(8), MLP(8), ffn_scales=(1.0,)), "NormedResidual: ffn_scales=.* must be two"),
-        (lambda: MLSTM(3, 8), "MLSTM: heads=3 does not divide qk_dim=8"),
-        (lambda: MLSTM(2, cap=0.0), "MLSTM: cap=0.0 must be a positive number"),
-        (lambda: MemoryBlock(Mamba(8), MLP(8)), "MemoryBlock: attn and ffn go together"),
-        (lambda: Attention(8, out_dim=0), "Attention: out_dim=0 must be"),
-        (lambda: RGLRU(3, 8), "RGLRU: heads=3 does not divide width=8"),
-        (lambda: RWKVTimeMix(0), "RWKVTimeMix: width=0 must be"),
-        (lambda: RWKVChannelMix(0), "RWKVChannelMix: hidden=0 must be"),
-        (lambda: ShortConv(1), "ShortConv: conv=1 must be a whole number of at least 2"),
-        (lambda: ParallelHybrid(3, Mamba(8)), "ParallelHybrid: attention=3 is not a module"),
-        (lambda: RMSNorm(0.0), "RMSNorm: eps=0.0 must be a positive number"),
-        (lambda: LayerNorm(-1e-5), "LayerNorm: eps=-1e-05 must be"),
-        (lambda: LearnedPositions(0), "LearnedPositions: length=0 must be"),
-        (lambda: Sinusoidal(-3), "Sinusoidal: length=-3 must be"),
-        (lambda: Block(MLP(8), arrangement="odd"), "Block: unknown arrangement='odd'; known are pre"),
-        (lambda: Block(None), "Block: it has no attn, cross or ffn"),
-        (lambda: Block(3), "Block: attn=3 is not a module"),
-        (lambda: Block(Attention), "Block: attn=<class .*Attention'> is not a module: call it"),
-        (lambda: Decoder(10, 8, [MLP(8), None]), "Decoder: layer 1 is not a module but None"),
-        (lambda: Decoder(10, 8, 2, MLP), "Decoder: layer 0 is not a module but <class"),
-        (lambda: Repeat(MLP(8), 0), "Repeat: times=0 must be"),
-        (lambda: Decoder(10, 8, 2), "Decoder: layers=2 needs a block to repeat"),
-        (lambda: Decoder(10, 8, 0, MLP(8)), "Decoder: layers=0 must be"),
-        (lambda: Decoder(10, 8, []), "Decoder: layers is empty"),
-        (lambda: Decoder(0, 8, 1, MLP(8)), "Decoder: vocab=0 must be"),
-        (lambda: Decoder(10, 8, [MLP(8)], MLP(8)), "Decoder: give either a list of layers, or their number"),
-        (lambda: Decoder(10, 8, 1, MLP(8), position_bias=T5Bias()), "Decoder: position_bias, .* must say its heads"),
-        (lambda: Decoder(10, 8, 1, MLP(8), position_bias=ALiBi()),
+        (lambda: dsl.MoE(8, 8, 2, groups=3), "MoE: groups=3 does not divide experts=8"),
+        (lambda: dsl.MoE(8, 8, 2, groups=4, top_groups=5), "MoE: top_groups=5 exceeds groups=4"),
+        (lambda: dsl.MoE(4, 8, 1, groups=4), "MoE: group_score='top2' needs two experts in each of groups=4"),
+        (lambda: dsl.MoE(6, 8, 4, choice="hierarchical", groups=2), "MoE: k=4 exceeds the 3 experts to choose from"),
+        (lambda: dsl.MoE(4, 8, 2, choice="router"),
+         "MoE: unknown choice='router'; known are token, expert, hierarchical"),
+        (lambda: dsl.MoE(4, 8, 2, scoring="relu"), "MoE: unknown scoring='relu'; known are softmax, sigmoid"),
+        (lambda: dsl.MoE(4, 8, 2, choice="expert", scoring="sigmoid"), "MoE: scoring is not for choice='expert'"),
+        (lambda: dsl.MoE(4, 8, 2, choice="expert", groups=2), "MoE: groups are not for choice='expert'"),
+        (lambda: dsl.MoE(4, 8, 2, batched=True), "MoE: batched is for choice='expert' or a capacity"),
+        (lambda: dsl.MoE(4, 8, 2, capacity=0), "MoE: capacity=0 must be a positive number"),
+        (lambda: dsl.MoE(4, 8, 2, gated=False, limit=7.0), "MoE: limit and shift need gated=True"),
+        (lambda: dsl.MoE(4, 8, 2, shared_gate=True), "MoE: shared_gate needs a shared module"),
+        (lambda: dsl.MoE(4, 8, 2, aux_loss=-0.1), "MoE: aux_loss=-0.1 must not be negative"),
+        (lambda: dsl.Mamba(0), "Mamba: inner=0 must be"),
+        (lambda: dsl.Mamba(8, state=0), "Mamba: state=0 must be"),
+        (lambda: dsl.Mamba(8, conv=1), "Mamba: conv=1 must be a whole number of at least 2"),
+        (lambda: dsl.Mamba(8, dt_rank=0), "Mamba: dt_rank=0 must be"),
+        (lambda: dsl.Mamba2(8, 3), "Mamba2: heads=3 does not divide inner=8"),
+        (lambda: dsl.Mamba2(8, 4, groups=3), "Mamba2: groups=3 does not divide heads=4"),
+        (lambda: dsl.Mamba2(8, 4, norm_groups=3), "Mamba2: norm_groups=3 does not divide inner=8"),
+        (lambda: dsl.Mamba2(8, 4, norm=3), "Mamba2: norm=3 is not a module"),
+        (lambda: dsl.Mamba2(8, 4, least_step=0.0), "Mamba2: least_step=0.0 must be a positive number"),
+        (lambda: dsl.MoE(4, 8, 2, latent=0), "MoE: latent=0 must be"),
+        (lambda: dsl.LightningAttention(4, decay=0.0), "LightningAttention: decay=0.0 must be a positive number"),
+        (lambda: dsl.NormedResidual(dsl.MLP(8), dsl.MLP(8), ffn_scales=(1.0,)),
+         "NormedResidual: ffn_scales=.* must be two"),
+        (lambda: dsl.MLSTM(3, 8), "MLSTM: heads=3 does not divide qk_dim=8"),
+        (lambda: dsl.MLSTM(2, cap=0.0), "MLSTM: cap=0.0 must be a positive number"),
+        (lambda: dsl.MemoryBlock(dsl.Mamba(8), dsl.MLP(8)), "MemoryBlock: attn and ffn go together"),
+        (lambda: dsl.Attention(8, out_dim=0), "Attention: out_dim=0 must be"),
+        (lambda: dsl.RGLRU(3, 8), "RGLRU: heads=3 does not divide width=8"),
+        (lambda: dsl.RWKVTimeMix(0), "RWKVTimeMix: width=0 must be"),
+        (lambda: dsl.RWKVChannelMix(0), "RWKVChannelMix: hidden=0 must be"),
+        (lambda: dsl.ShortConv(1), "ShortConv: conv=1 must be a whole number of at least 2"),
+        (lambda: dsl.ParallelHybrid(3, dsl.Mamba(8)), "ParallelHybrid: attention=3 is not a module"),
+        (lambda: dsl.RMSNorm(0.0), "RMSNorm: eps=0.0 must be a positive number"),
+        (lambda: dsl.LayerNorm(-1e-5), "LayerNorm: eps=-1e-05 must be"),
+        (lambda: dsl.LearnedPositions(0), "LearnedPositions: length=0 must be"),
+        (lambda: dsl.Sinusoidal(-3), "Sinusoidal: length=-3 must be"),
+        (lambda: dsl.Block(dsl.MLP(8), arrangement="odd"), "Block: unknown arrangement='odd'; known are pre"),
+        (lambda: dsl.Block(None), "Block: it has no attn, cross or ffn"),
+        (lambda: dsl.Block(3), "Block: attn=3 is not a module"),
+        (lambda: dsl.Block(dsl.Attention), "Block: attn=<class .*Attention'> is not a module: call it"),
+        (lambda: dsl.Decoder(10, 8, [dsl.MLP(8), None]), "Decoder: layer 1 is not a module but None"),
+        (lambda: dsl.Decoder(10, 8, 2, dsl.MLP), "Decoder: layer 0 is not a module but <class"),
+        (lambda: dsl.Repeat(dsl.MLP(8), 0), "Repeat: times=0 must be"),
+        (lambda: dsl.Decoder(10, 8, 2), "Decoder: layers=2 needs a block to repeat"),
+        (lambda: dsl.Decoder(10, 8, 0, dsl.MLP(8)), "Decoder: layers=0 must be"),
+        (lambda: dsl.Decoder(10, 8, []), "Decoder: layers is empty"),
+        (lambda: dsl.Decoder(0, 8, 1, dsl.MLP(8)), "Decoder: vocab=0 must be"),
+        (lambda: dsl.Decoder(10, 8, [dsl.MLP(8)], dsl.MLP(8)),
+         "Decoder: give either a list of layers, or their number"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), position_bias=dsl.T5Bias()),
+         "Decoder: position_bias, .* must say its heads"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), position_bias=dsl.ALiBi()),
          r"Decoder: position_bias=ALiBi\(\) must be T5Bias: any other bias belongs in Attention\(bias=...\)"),
-        (lambda: Decoder(10, 8, 2.0, MLP(8)), "Decoder: layers=2.0 must be a whole number or a list of modules"),
-        (lambda: Decoder(10, 8, 1, MLP(8), positions=3), "Decoder: positions=3 must be LearnedPositions or Sinusoidal"),
-        (lambda: Decoder(10, 8, 1, MLP(8), positions=LearnedPositions(16), context=64),
+        (lambda: dsl.Decoder(10, 8, 2.0, dsl.MLP(8)),
+         "Decoder: layers=2.0 must be a whole number or a list of modules"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), positions=3),
+         "Decoder: positions=3 must be LearnedPositions or Sinusoidal"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), positions=dsl.LearnedPositions(16), context=64),
          "Decoder: context=64 exceeds the 16 positions of its table"),
-        (lambda: Encoder(10, 8, 1, MLP(8), positions=Sinusoidal(16), context=17), "Encoder: context=17 exceeds the 16"),
-        (lambda: Decoder(10, 8, 1, MLP(8), final_norm=3), "Decoder: final_norm=3 is not a module"),
-        (lambda: Encoder(10, 8, 1, MLP(8), final_norm=True), "Encoder: final_norm=True is not a module"),
-        (lambda: Decoder(10, 8, 1, MLP(8), embed_norm=3), "Decoder: embed_norm=3 is not a module"),
-        (lambda: Decoder(10, 8, 1, MLP(8), logit_softcap=0), "Decoder: logit_softcap=0 must be a positive number"),
-        (lambda: Decoder(10, 8, 1, MLP(8), logit_scale=NAN), "Decoder: logit_scale=nan must be a finite number"),
-        (lambda: Encoder(10, 8, 1, MLP(8), embed_scale=INF), "Encoder: embed_scale=inf must be a finite number"),
-        (lambda: Block(MLP(8), residual_scale=NAN), "Block: residual_scale=nan must be a finite number"),
-        (lambda: Encoder(10, 8, 1, MLP(8), embed_dim=0), "Encoder: embed_dim=0 must be"),
-        (lambda: MLP(8)(None), "modules emit into a graph being built"),
+        (lambda: dsl.Encoder(10, 8, 1, dsl.MLP(8), positions=dsl.Sinusoidal(16), context=17),
+         "Encoder: context=17 exceeds the 16"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), final_norm=3), "Decoder: final_norm=3 is not a module"),
+        (lambda: dsl.Encoder(10, 8, 1, dsl.MLP(8), final_norm=True), "Encoder: final_norm=True is not a module"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), embed_norm=3), "Decoder: embed_norm=3 is not a module"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), logit_softcap=0),
+         "Decoder: logit_softcap=0 must be a positive number"),
+        (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), logit_scale=NAN),
+         "Decoder: logit_scale=nan must be a finite number"),
+        (lambda: dsl.Encoder(10, 8, 1, dsl.MLP(8), embed_scale=INF),
+         "Encoder: embed_scale=inf must be a finite number"),
+        (lambda: dsl.Block(dsl.MLP(8), residual_scale=NAN), "Block: residual_scale=nan must be a finite number"),
+        (lambda: dsl.Encoder(10, 8, 1, dsl.MLP(8), embed_dim=0), "Encoder: embed_dim=0 must be"),
+        (lambda: dsl.Encoder(9, 4, 1, dsl.Block(dsl.FourierMixing()), relative=3), ".*relative="),
+        (lambda: dsl.MLP(8)(None), "modules emit into a graph being built"),
     ],
 )  # fmt: skip
 def test_module_rejects_settings(make: Any, message: str) -> None:
@@ -204,49 +178,61 @@ def test_module_rejects_settings(make: Any, message: str) -> None:
         make()
 
 
-@module
+@dsl.module
 class Narrow:
     def __call__(self, x: Value) -> Value:
-        return linear(x, 7, "out")
+        return dsl.linear(x, 7, "out")
 
 
-@module
+@dsl.module
 class Bad:
     def __call__(self, x: Value) -> Value:
-        return ops.linear(x, param("w", (3, 3)))
+        return ops.linear(x, dsl.param("w", (3, 3)))
 
 
-@module
+@dsl.module
 class Clash:
     def __call__(self, x: Value) -> Value:
-        return ops.add(param("w", (2,)), param("w", (3,)))
+        return ops.add(dsl.param("w", (2,)), dsl.param("w", (3,)))
 
 
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Block(Attention(3)), r"layers.0.attn \(Attention\): heads=3 does not divide the width 8"),
-        (Block(Attention(2, rope=RoPE(dim=6))), r"layers.0.attn \(Attention\): RoPE: dim=6 must be even and at most"),
+        (dsl.Block(dsl.Attention(3)), r"layers.0.attn \(Attention\): heads=3 does not divide the width 8"),
         (
-            Block(Attention(2, rope=RoPE(scaling="longrope", original=9, factors=(1.0,)))),
+            dsl.Block(dsl.Attention(2, rope=dsl.RoPE(dim=6))),
+            r"layers.0.attn \(Attention\): RoPE: dim=6 must be even and at most",
+        ),
+        (
+            dsl.Block(dsl.Attention(2, rope=dsl.RoPE(scaling="longrope", original=9, factors=(1.0,)))),
             r"layers.0.attn \(Attention\): RoPE: 1 factors do not fit dim=4, which has 2 pairs",
         ),
-        (Block(LinearAttention(3)), r"layers.0.attn \(LinearAttention\): heads=3 does not divide the width 8"),
-        (Block(RelativeAttention(3, 2)), r"layers.0.attn \(RelativeAttention\): heads=3 does not divide the width 8"),
-        (Block(None, Narrow()), r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]"),
-        (Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
-        (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
-        (Block(Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
+        (dsl.Block(dsl.LinearAttention(3)), r"layers.0.attn \(LinearAttention\): heads=3 does not divide the width 8"),
         (
-            Block(Attention(2, sparse=BlockSparse(4))),
+            dsl.Block(dsl.RelativeAttention(3, 2)),
+            r"layers.0.attn \(RelativeAttention\): heads=3 does not divide the width 8",
+        ),
+        (
+            dsl.Block(None, Narrow()),
+            r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]",
+        ),
+        (dsl.Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
+        (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
+        (dsl.Block(dsl.Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
+        (
+            dsl.Block(dsl.Attention(2, sparse=dsl.BlockSparse(4))),
             r"layers.0.attn.sparse \(BlockSparse\): block-sparse attention sees what follows",
         ),
-        (Block(Attention(2, bias=T5Bias(heads=3))), r"layers.0.attn \(Attention\): attention: bias .* must broadcast"),
+        (
+            dsl.Block(dsl.Attention(2, bias=dsl.T5Bias(heads=3))),
+            r"layers.0.attn \(Attention\): attention: bias .* must broadcast",
+        ),
     ],
 )
 def test_model_rejects_a_layer_with_its_scope(layer: Any, message: str) -> None:
     with pytest.raises(WeftError, match=f"^{message}"):
-        Decoder(10, 8, [layer]).graph()
+        dsl.Decoder(10, 8, [layer]).graph()
 
 
 @pytest.mark.parametrize(
@@ -258,61 +244,64 @@ def test_model_rejects_a_layer_with_its_scope(layer: Any, message: str) -> None:
 )
 def test_ops_and_parameters_reject_shapes(model: Any, message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        trace(model, {"x": X})
+        dsl.trace(model, {"x": X})
 
 
 def test_modules_reject_symbolic_widths() -> None:
     with pytest.raises(WeftError, match="has no fixed size"):
-        trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
+        dsl.trace(dsl.MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
 
 COMPARING = [
     {"rope": ROPE},
-    {"bias": ALiBi()},
+    {"bias": dsl.ALiBi()},
     {"window": 4},
     {"pattern": "strided", "stride": 2},
-    {"sparse": BlockSparse(4)},
+    {"sparse": dsl.BlockSparse(4)},
     {"value_conv": 3},
 ]
 
 
 @pytest.mark.parametrize("settings", COMPARING, ids=str)
 def test_cross_attention_rejects_relative_positions(settings: dict[str, Any]) -> None:
-    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
+    reads, writes = dsl.Block(dsl.Attention(2)), dsl.Block(dsl.Attention(2), cross=dsl.CrossAttention(2, **settings))
     with pytest.raises(
         WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse, pattern"
     ):
-        EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
+        dsl.EncoderDecoder(dsl.Encoder(10, 8, 1, reads), dsl.Decoder(10, 8, 1, writes)).graph()
 
 
 def test_block_sparse_attention_rejects_a_position_bias() -> None:
-    block = Block(Attention(2, sparse=BlockSparse(4)))
+    block = dsl.Block(dsl.Attention(2, sparse=dsl.BlockSparse(4)))
     with pytest.raises(WeftError, match=r"layers.0.attn \(Attention\): block-sparse attention has no position bias"):
-        Encoder(10, 8, 1, block, position_bias=T5Bias(heads=2)).graph()
+        dsl.Encoder(10, 8, 1, block, position_bias=dsl.T5Bias(heads=2)).graph()
 
 
 def test_global_tokens_need_an_encoder_with_their_table() -> None:
-    attn, globals_ = TransientGlobalAttention(2), TransientGlobals(2, window=4, block=2, buckets=4, max_distance=9)
+    attn, globals_ = (
+        dsl.TransientGlobalAttention(2),
+        dsl.TransientGlobals(2, window=4, block=2, buckets=4, max_distance=9),
+    )
     with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
-        Encoder(10, 8, 1, Block(attn)).graph()
+        dsl.Encoder(10, 8, 1, dsl.Block(attn)).graph()
     with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
-        Decoder(10, 8, 1, Block(attn)).graph()
+        dsl.Decoder(10, 8, 1, dsl.Block(attn)).graph()
     with pytest.raises(
         WeftError, match="global tokens are sums over a complete sequence: give TransientGlobals to an Encoder"
     ):
-        trace(globals_, {"x": X})
+        dsl.trace(globals_, {"x": X})
     with pytest.raises(WeftError, match="TransientGlobals: max_distance=2 must exceed half of buckets=4"):
-        TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
-    Encoder(10, 8, 1, Block(attn), relative=globals_).graph()
+        dsl.TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
+    dsl.Encoder(10, 8, 1, dsl.Block(attn), relative=globals_).graph()
 
 
 def test_shared_embedding_rejects_two_widths() -> None:
-    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2))
-    model = EncoderDecoder(Encoder(10, 8, 1, reads, embed_dim=4), Decoder(10, 8, 1, writes))
+    reads, writes = dsl.Block(dsl.Attention(2)), dsl.Block(dsl.Attention(2), cross=dsl.CrossAttention(2))
+    model = dsl.EncoderDecoder(dsl.Encoder(10, 8, 1, reads, embed_dim=4), dsl.Decoder(10, 8, 1, writes))
     with pytest.raises(WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the embedding"):
         model.graph()
 
 
 def test_sinusoidal_positions_reject_an_odd_width() -> None:
     with pytest.raises(WeftError, match=r"positions .*the width 7 must be even"):
-        Decoder(10, 7, 1, MLP(8), positions=Sinusoidal(9)).graph()
+        dsl.Decoder(10, 7, 1, dsl.MLP(8), positions=dsl.Sinusoidal(9)).graph()

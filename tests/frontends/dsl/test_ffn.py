@@ -22,7 +22,6 @@ from .formulas.feed_forward import (
     hierarchical,
     load_balance_loss,
     mixture,
-    noisy,
     top_k,
 )
 from .harness import RUNNERS, Row, check, close, outputs, randomize, run, trace_checked
@@ -70,7 +69,7 @@ ROWS = {
     "limit and shift": row(
         MoE(3, 4, 1, "swish(1.702)", bias=True, router_bias=True, limit=0.8, shift=1.0), top_k(1, bias=True)
     ),
-    "noisy top-k": row(MoE(8, 10, 2, noisy=True), noisy(2), extra={"router_noise.0": (8,)}),
+    "noisy top-k": row(MoE(8, 10, 2, noisy=True), top_k(2, noisy=True), extra={"router_noise.0": (8,)}),
     "switch": row(MoE(8, 10, 1, "relu", gated=False, renormalize=False), top_k(1, False)),
     "switch, overflow": row(
         MoE(8, 10, 1, renormalize=False, capacity=1.0), top_k(1, False, limit=math.ceil(21 / 8)), length=21, std=1.0

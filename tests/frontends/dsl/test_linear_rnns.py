@@ -8,16 +8,7 @@ import torch
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
 
-from weft.frontends.dsl import (
-    MLSTM,
-    RGLRU,
-    SLSTM,
-    RWKV6TimeMix,
-    RWKV7TimeMix,
-    RWKVChannelMix,
-    RWKVTimeMix,
-    module,
-)
+from weft.frontends import dsl
 from weft.ir import Value, interpret, ops
 
 from .formulas.elementary import Array, Weights, in_scope
@@ -42,7 +33,7 @@ def test_rg_lru_equals_transformers(rng: np.random.Generator) -> None:
         params[f"{name}.bias"] = weights[f"rg_lru.{gate}_bias"].reshape(12)
     params["rate"] = weights["rg_lru.recurrent_param"]
     x, at = rng.standard_normal((2, 6, 16)), np.arange(6)[None].repeat(2, 0)
-    graph = trace_checked(RGLRU(3, 12, 3))
+    graph = trace_checked(dsl.RGLRU(3, 12, 3))
     assert {n: v.shape for n, v in graph.params.items()} == {n: v.shape for n, v in params.items()}
     (found,) = interpret(graph, {"x": x, "position_ids": at}, params=params).values()
     with torch.no_grad():
@@ -52,17 +43,17 @@ def test_rg_lru_equals_transformers(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_rwkv4_time_mix(runner: str) -> None:
-    check(Row(RWKVTimeMix(10), rwkv4), runner)
+    check(Row(dsl.RWKVTimeMix(10), rwkv4), runner)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_rwkv4_channel_mix(runner: str) -> None:
-    check(Row(RWKVChannelMix(11), rwkv4_channel_mix), runner)
+    check(Row(dsl.RWKVChannelMix(11), rwkv4_channel_mix), runner)
 
 
 def test_rwkv4_weights_of_old_tokens_do_not_overflow() -> None:
     """Exponents of ±300 leave the means of values between their extremes."""
-    graph = trace_checked(RWKVTimeMix(16))
+    graph = trace_checked(dsl.RWKVTimeMix(16))
     params = {n: np.eye(16) for n in ("v.weight", "out.weight")} | {"k.weight": 300 * np.eye(16)}
     params |= {"r.weight": np.zeros((16, 16)), "decay": np.zeros(16), "first": np.zeros(16)}
     params |= {f"{n}.mix": np.ones(16) for n in "kvr"}
@@ -75,16 +66,16 @@ def test_rwkv4_weights_of_old_tokens_do_not_overflow() -> None:
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("static", [True, False])
 def test_rwkv5_and_6_time_mix(static: bool, runner: str) -> None:
-    module = RWKV6TimeMix(4, 5, 6, static=static)
+    module = dsl.RWKV6TimeMix(4, 5, 6, static=static)
     check(Row(module, rwkv6(module)), runner)
 
 
-@module
+@dsl.module
 class TwoLayers:
     """Two mixers, the second of which reads the values of the first."""
 
-    first: RWKV7TimeMix
-    second: RWKV7TimeMix
+    first: dsl.RWKV7TimeMix
+    second: dsl.RWKV7TimeMix
 
     def __call__(self, x: Value) -> Value:
         return self.second(ops.affine(self.first(x), by=0.001))
@@ -96,18 +87,18 @@ def test_rwkv7_time_mix(runner: str) -> None:
         y, values = rwkv7(x, in_scope(w, "first."), 4)
         return rwkv7(0.001 * y, in_scope(w, "second."), 4, values)[0]
 
-    layers = (RWKV7TimeMix(4, 5, 6, 7, 8, **{f"{role}_values": "v"}) for role in ("keep", "mix"))
+    layers = (dsl.RWKV7TimeMix(4, 5, 6, 7, 8, **{f"{role}_values": "v"}) for role in ("keep", "mix"))
     check(Row(TwoLayers(*layers), formula), runner)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_mlstm(runner: str) -> None:
-    module = MLSTM(2, 6, 10, cap=3.0, eps=1e-2)
+    module = dsl.MLSTM(2, 6, 10, cap=3.0, eps=1e-2)
     check(Row(module, mlstm(module)), runner)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("conv", [None, 3])
 def test_slstm(conv: int | None, runner: str) -> None:
-    module = SLSTM(4, conv)
+    module = dsl.SLSTM(4, conv)
     check(Row(module, slstm(module)), runner)

@@ -7,27 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import (
-    MLA,
-    MLP,
-    ALiBi,
-    Attention,
-    Block,
-    Decoder,
-    DisentangledAttention,
-    Encoder,
-    FourierMixing,
-    LayerNorm,
-    LightningIndex,
-    LinearAttention,
-    RelativeAttention,
-    RelativeTable,
-    RMSNorm,
-    RoPE,
-    module,
-    providing,
-    trace,
-)
+from weft.frontends import dsl
 from weft.frontends.dsl.build import Layer
 from weft.ir import TensorType, Value, WeftError, interpret, ops
 from weft.ir.types import dtypes
@@ -43,51 +23,53 @@ from .harness import RUNNERS, Row, check
     [
         {},
         {"q_rank": 7},
-        {"rope": RoPE(100.0, interleaved=True), "scale": 0.3},
-        {"norm": RMSNorm(1e-2)},
+        {"rope": dsl.RoPE(100.0, interleaved=True), "scale": 0.3},
+        {"norm": dsl.RMSNorm(1e-2)},
         {"absorbed": False},
-        {"index": LightningIndex(5, 6, top_k=2)},
-        {"q_rank": 7, "index": LightningIndex(5, 6, top_k=3, rope=RoPE(50.0, dim=4))},
+        {"index": dsl.LightningIndex(5, 6, top_k=2)},
+        {"q_rank": 7, "index": dsl.LightningIndex(5, 6, top_k=3, rope=dsl.RoPE(50.0, dim=4))},
     ],
     ids=str,
 )
 def test_latent_attention(options: dict[str, Any], runner: str) -> None:
-    module = MLA(3, 8, 6, 4, 5, **{"rope": RoPE()} | options)
+    module = dsl.MLA(3, 8, 6, 4, 5, **{"rope": dsl.RoPE()} | options)
     check(Row(module, latent_attention(module)), runner)
 
 
 def test_latent_attention_has_one_key_head() -> None:
-    graph = Decoder(10, 16, 1, Block(MLA(4, 8, 6, 4, 5, RoPE()), MLP(8))).graph()
+    graph = dsl.Decoder(10, 16, 1, dsl.Block(dsl.MLA(4, 8, 6, 4, 5, dsl.RoPE()), dsl.MLP(8))).graph()
     (node,) = [n for n in graph.nodes if n.op is ops.attention]
     assert (node.attrs["kv_heads"], node.inputs[1].width) == (1, 8 + 4)
 
 
 def test_latent_attention_rejects_encoders() -> None:
     with pytest.raises(WeftError, match=r"layers.0.attn \(MLA\): latent attention is causal: it belongs in a Decoder"):
-        Encoder(10, 16, 1, Block(MLA(4, 8, 6, 4, 5, RoPE()))).graph()
+        dsl.Encoder(10, 16, 1, dsl.Block(dsl.MLA(4, 8, 6, 4, 5, dsl.RoPE()))).graph()
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("clip", "values"), [(1, True), (4, True), (4, False), (20, True)])
 def test_relative_attention(clip: int, values: bool, causal: bool, runner: str) -> None:
-    module = RelativeAttention(3, clip, values=values, causal=causal)
+    module = dsl.RelativeAttention(3, clip, values=values, causal=causal)
     check(Row(module, relative_attention(module), 24, 13), runner)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("rope", [None, RoPE(), RoPE(50.0, interleaved=True)], ids=["plain", "rope", "interleaved"])
-def test_linear_attention(rope: RoPE | None, causal: bool, runner: str) -> None:
-    module = LinearAttention(3, rope, causal=causal)
+@pytest.mark.parametrize("rope", [None, dsl.RoPE(), dsl.RoPE(50.0, interleaved=True)], ids=str)
+def test_linear_attention(rope: dsl.RoPE | None, causal: bool, runner: str) -> None:
+    module = dsl.LinearAttention(3, rope, causal=causal)
     check(Row(module, linear_attention(module), 24, 13), runner)
 
 
 @pytest.mark.parametrize(
-    "mixer", [Attention(4), RelativeAttention(4, 2), LinearAttention(4), Attention(4, bias=ALiBi())], ids=str
+    "mixer",
+    [dsl.Attention(4), dsl.RelativeAttention(4, 2), dsl.LinearAttention(4), dsl.Attention(4, bias=dsl.ALiBi())],
+    ids=str,
 )
 def test_encoder_output_is_independent_of_padding(mixer: Any, rng: np.random.Generator) -> None:
-    graph = Encoder(10, 16, 2, Block(mixer, MLP(8))).graph()
+    graph = dsl.Encoder(10, 16, 2, dsl.Block(mixer, dsl.MLP(8))).graph()
     params = {n: rng.standard_normal(v.shape) for n, v in graph.params.items() if n != "alibi.slopes"}
 
     def hidden(ids: Array) -> Array:
@@ -102,36 +84,39 @@ def test_encoder_output_is_independent_of_padding(mixer: Any, rng: np.random.Gen
 # -- mixers of encoders
 
 
-@module
+@dsl.module
 class InEncoder:
     """`inner` as an encoder calls it."""
 
     inner: Layer
-    relative: RelativeTable | None = None
+    relative: dsl.RelativeTable | None = None
 
     def __call__(self, x: Value) -> Value:
         row = ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))
-        with providing(bidirectional=row, position_row=row), providing(**self.relative(x) if self.relative else {}):
+        with (
+            dsl.providing(bidirectional=row, position_row=row),
+            dsl.providing(**self.relative(x) if self.relative else {}),
+        ):
             return self.inner(x)
 
 
 @pytest.mark.parametrize("length", [1, 11, 12])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_fourier_mixing(runner: str, length: int) -> None:
-    check(Row(InEncoder(FourierMixing()), lambda x, w: np.fft.fft2(x).real, length=length, exact=False), runner)
+    check(Row(InEncoder(dsl.FourierMixing()), lambda x, w: np.fft.fft2(x).real, length=length, exact=False), runner)
 
 
 def test_fourier_mixing_of_long_sequences() -> None:
     """Products of positions exceed the integers that float32 represents."""
-    check(Row(InEncoder(FourierMixing()), lambda x, w: np.fft.fft2(x).real, 4, 1500, exact=False))
+    check(Row(InEncoder(dsl.FourierMixing()), lambda x, w: np.fft.fft2(x).real, 4, 1500, exact=False))
 
 
 DISENTANGLED = {
-    "both": (DisentangledAttention(2), RelativeTable(5)),
-    "logarithmic": (DisentangledAttention(2), RelativeTable(6, max_distance=9, norm=LayerNorm(1e-5))),
-    "shared": (DisentangledAttention(2, shared=True), RelativeTable(40)),
-    "to position": (DisentangledAttention(2, from_position=False, key_bias=False), RelativeTable(3)),
-    "from position": (DisentangledAttention(2, to_position=False), RelativeTable(3)),
+    "both": (dsl.DisentangledAttention(2), dsl.RelativeTable(5)),
+    "logarithmic": (dsl.DisentangledAttention(2), dsl.RelativeTable(6, max_distance=9, norm=dsl.LayerNorm(1e-5))),
+    "shared": (dsl.DisentangledAttention(2, shared=True), dsl.RelativeTable(40)),
+    "to position": (dsl.DisentangledAttention(2, from_position=False, key_bias=False), dsl.RelativeTable(3)),
+    "from position": (dsl.DisentangledAttention(2, to_position=False), dsl.RelativeTable(3)),
 }
 
 
@@ -144,10 +129,10 @@ def test_disentangled_attention(runner: str, case: str) -> None:
 
 def test_mixers_of_encoders_reject_other_models() -> None:
     x = {"x": TensorType(dtypes.f32, (1, 3, 4))}
-    for inner in (FourierMixing(), DisentangledAttention(2)):
+    for inner in (dsl.FourierMixing(), dsl.DisentangledAttention(2)):
         with pytest.raises(WeftError, match="it belongs in an Encoder"):
-            trace(inner, x)
+            dsl.trace(inner, x)
     with pytest.raises(WeftError, match="give the Encoder relative=RelativeTable"):
-        trace(InEncoder(DisentangledAttention(2)), x)
+        dsl.trace(InEncoder(dsl.DisentangledAttention(2)), x)
     with pytest.raises(WeftError, match="a table of relative positions belongs in an Encoder"):
-        trace(RelativeTable(4), x)
+        dsl.trace(dsl.RelativeTable(4), x)

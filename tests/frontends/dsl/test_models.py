@@ -7,18 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import weft
-from weft.frontends.dsl import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Encoder,
-    GatedMLP,
-    LayerNorm,
-    LearnedPositions,
-    RMSNorm,
-    RoPE,
-)
+from weft.frontends import dsl
 from weft.ir import interpret, ops, verify
 
 from .formulas.elementary import rms_norm
@@ -64,8 +53,9 @@ model = Decoder(100, 32, 2, Block(Attention(4), SquaredReLU(64)))
 
 
 def test_decoder_prints_as_it_is_written() -> None:
-    model = Decoder(vocab=32000, dim=4096, layers=32, block=Block(attn=Attention(heads=32, kv_heads=8, rope=RoPE(1e4),
-                    window=4096), ffn=GatedMLP(14336), norm=RMSNorm(1e-5)))  # fmt: skip
+    attn = dsl.Attention(heads=32, kv_heads=8, rope=dsl.RoPE(1e4), window=4096)
+    block = dsl.Block(attn=attn, ffn=dsl.GatedMLP(14336), norm=dsl.RMSNorm(1e-5))
+    model = dsl.Decoder(vocab=32000, dim=4096, layers=32, block=block)
     graph = model.graph()
     assert graph.params["layers.31.attn.k.weight"].shape == (1024, 4096)
     assert str(model) == (
@@ -75,12 +65,12 @@ def test_decoder_prints_as_it_is_written() -> None:
 
 
 def test_decoder_options(rng: np.random.Generator) -> None:
-    model = Decoder(
+    model = dsl.Decoder(
         *(11, 8, 1),
-        Block(Attention(2)),
-        positions=LearnedPositions(7),
+        dsl.Block(dsl.Attention(2)),
+        positions=dsl.LearnedPositions(7),
         embed_scale=3.0,
-        embed_norm=RMSNorm(),
+        embed_norm=dsl.RMSNorm(),
         final_norm=False,
         head_bias=True,
         logit_scale=0.25,
@@ -101,19 +91,19 @@ def test_decoder_options(rng: np.random.Generator) -> None:
 
 
 def test_final_norm_follows_the_block() -> None:
-    last = Decoder(10, 8, [Block(Attention(2), norm=LayerNorm(1e-3))]).graph()
+    last = dsl.Decoder(10, 8, [dsl.Block(dsl.Attention(2), norm=dsl.LayerNorm(1e-3))]).graph()
     assert [n.op.name for n in last.nodes if n.output.name == "final_norm"] == ["layer_norm"]
-    post = Decoder(10, 8, 1, Block(Attention(2), arrangement="post")).graph()
+    post = dsl.Decoder(10, 8, 1, dsl.Block(dsl.Attention(2), arrangement="post")).graph()
     assert "final_norm.weight" not in post.params
     assert "position_ids" not in post.inputs
 
 
 def test_encoder_with_rope_computes_positions() -> None:
-    block = Block(Attention(2, rope=RoPE()), MLP(8))
-    graph = Encoder(10, 8, 2, block, final_norm=RMSNorm()).graph()
+    block = dsl.Block(dsl.Attention(2, rope=dsl.RoPE()), dsl.MLP(8))
+    graph = dsl.Encoder(10, 8, 2, block, final_norm=dsl.RMSNorm()).graph()
     verify(graph, recipes=True)
     assert list(graph.inputs) == ["input_ids", "attention_mask"]
     assert list(graph.outputs) == ["last_hidden_state"]
     attention = [n for n in graph.nodes if n.op is ops.attention]
     assert all(n.operand("key_mask") is graph.inputs["attention_mask"] and not n.attrs["causal"] for n in attention)
-    assert "iota" not in {n.op.name for n in Encoder(10, 8, 1, Block(Attention(2))).graph().nodes}
+    assert "iota" not in {n.op.name for n in dsl.Encoder(10, 8, 1, dsl.Block(dsl.Attention(2))).graph().nodes}

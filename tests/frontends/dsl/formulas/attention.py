@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.frontends.dsl import (
-    MLA,
-    Attention,
-    DisentangledAttention,
-    LightningIndex,
-    LinearAttention,
-    RelativeAttention,
-    RelativeTable,
-    RMSNorm,
-)
+from weft.frontends import dsl
 
 from ....masks import sees
 from .elementary import Array, Formula, Weights, head_slices, layer_norm, linear, relu, rms_norm, sigmoid, softmax
@@ -38,7 +29,7 @@ def attend(scores: Array, v: Array, visible: Array, sink: float | None = None) -
     return softmax(scores)[:, : len(v)] @ v
 
 
-def attention(module: Attention, bias: Bias | None = None, positions: Array | None = None) -> Formula:
+def attention(module: dsl.Attention, bias: Bias | None = None, positions: Array | None = None) -> Formula:
     """softmax(scale · q kᵀ + bias) v of every head, concatenated, times W_O (Vaswani 2017; Ainslie 2023).
 
     With a soft-cap c, scores become c · tanh(scores/c) (Gemma 2). A gate multiplies by σ(x W) before W_O.
@@ -54,7 +45,7 @@ def attention(module: Attention, bias: Bias | None = None, positions: Array | No
         for h, s in enumerate(head_slices(heads, d)):
             g = head_slices(kv_heads, d)[h * kv_heads // heads]
             qh, kh = q[:, s], k[:, g]
-            if isinstance(module.qk_norm, RMSNorm):
+            if isinstance(module.qk_norm, dsl.RMSNorm):
                 eps = module.qk_norm.eps
                 qh, kh = rms_norm(qh, w["q_norm.weight"], eps), rms_norm(kh, w["k_norm.weight"], eps)
             qh, kh = rope(qh, module.rope, positions), rope(kh, module.rope, positions)
@@ -70,7 +61,7 @@ def attention(module: Attention, bias: Bias | None = None, positions: Array | No
     return formula
 
 
-def relative_attention(module: RelativeAttention) -> Formula:
+def relative_attention(module: dsl.RelativeAttention) -> Formula:
     """e_ij = q_i·(k_j + w^K_r)/√d, z_i = Σ_j α_ij (v_j + w^V_r), r = clip(j − i) (Shaw 2018, equations 3 to 5)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -87,7 +78,7 @@ def relative_attention(module: RelativeAttention) -> Formula:
     return formula
 
 
-def linear_attention(module: LinearAttention) -> Formula:
+def linear_attention(module: dsl.LinearAttention) -> Formula:
     """Σ_m (R φ(q_n))·(R φ(k_m)) v_m / Σ_m φ(q_n)·φ(k_m), φ = elu + 1 (Katharopoulos 2020).
 
     The denominator is not rotated (Su 2021, equation 19).
@@ -105,12 +96,12 @@ def linear_attention(module: LinearAttention) -> Formula:
     return formula
 
 
-def latent_attention(module: MLA) -> Formula:
+def latent_attention(module: dsl.MLA) -> Formula:
     """Keys and values from the latent, head by head, with a rotary key for all heads (DeepSeek-V2, equations 9–19)."""
 
     def formula(x: Array, w: Weights) -> Array:
         heads, d, d_rope = module.heads, module.head_dim, module.rope_dim
-        eps = module.norm.eps if isinstance(module.norm, RMSNorm) else 0.0
+        eps = module.norm.eps if isinstance(module.norm, dsl.RMSNorm) else 0.0
         low_rank = module.q_rank is not None
         source = rms_norm(linear(x, w, "q_down"), w["q_norm.weight"], eps) if low_rank else x
         q, down = linear(source, w, "q_up" if low_rank else "q"), linear(x, w, "kv_down")
@@ -128,7 +119,7 @@ def latent_attention(module: MLA) -> Formula:
     return formula
 
 
-def index_keys(index: LightningIndex, source: Array, x: Array, w: Weights) -> Array:
+def index_keys(index: dsl.LightningIndex, source: Array, x: Array, w: Weights) -> Array:
     """Return which keys each query selects, [length, length] (DeepSeek-V3.2, equations 1 and 2)."""
     k = layer_norm(linear(x, w, "index.k"), w["index.k_norm.weight"], w["index.k_norm.bias"])
     q, weights, scores = linear(source, w, "index.q"), linear(x, w, "index.weights"), np.zeros((len(x), len(x)))
@@ -138,7 +129,7 @@ def index_keys(index: LightningIndex, source: Array, x: Array, w: Weights) -> Ar
     return np.asarray((scores >= np.sort(scores, 1)[:, -index.top_k, None]) & np.isfinite(scores))
 
 
-def disentangled_attention(module: DisentangledAttention, table: RelativeTable) -> Formula:
+def disentangled_attention(module: dsl.DisentangledAttention, table: dsl.RelativeTable) -> Formula:
     """(q_i·k_j + q_i·K_r + k_j·Q_r)/√(d · terms), r the row of i − j, K and Q projected from the table (He 2020)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -161,5 +152,61 @@ def disentangled_attention(module: DisentangledAttention, table: RelativeTable) 
                 scores += np.einsum("jd,ijd->ij", k[:, s], project(rows, names[1])[..., s])
             out.append(softmax(scores / np.sqrt(q[:, s].shape[1] * terms)) @ v[:, s])
         return project(np.concatenate(out, 1), "o")
+
+    return formula
+
+
+def differential_attention(module: dsl.DifferentialAttention) -> Formula:
+    """(1 − λ₀) norm(a_h − λ a_{h + heads/2}) over pairs of values, λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀ (Ye 2024)."""
+
+    def formula(x: Array, w: Weights) -> Array:
+        heads, groups, out = module.heads, module.groups, []
+        d, visible = x.shape[1] // heads, visible_keys(len(x), causal=module.causal is not False)
+        q, k, v = (linear(x, w, name, module.bias) for name in "qkv")
+        factor = np.exp(w["lambda_q1"] @ w["lambda_k1"]) - np.exp(w["lambda_q2"] @ w["lambda_k2"])
+        queries, keys = head_slices(heads, d), head_slices(groups, d)
+        for h in range(heads // 2):
+            pair = keys[h * groups // heads], keys[h * groups // heads + groups // 2]
+            values = np.concatenate([v[:, s] for s in pair], 1)
+            first, second = (
+                attend(rope(q[:, queries[i]], module.rope) @ rope(k[:, s], module.rope).T / np.sqrt(d), values, visible)
+                for i, s in zip((h, h + heads // 2), pair, strict=True)
+            )
+            out.append(rms_norm(first - (factor + module.lambda_init) * second, 1 - module.lambda_init, module.eps))
+        return linear(np.concatenate(out, 1), w, "o", module.bias)
+
+    return formula
+
+
+def scored_keys_attention(module: dsl.ScoredKeysAttention) -> Formula:
+    """softmax(q kᵀ/√d + e^(a · softplus(v W))) v (Shi 2025)."""
+
+    def formula(x: Array, w: Weights) -> Array:
+        heads, groups, out = module.heads, module.groups, []
+        d, visible = x.shape[1] // heads, visible_keys(len(x), causal=True, window=module.window)
+        q, k, v = (linear(x, w, name, module.bias) for name in "qkv")
+        extra = np.exp(np.log1p(np.exp(linear(v, w, "step", module.bias))) * w["a"])
+        for h, s in enumerate(head_slices(heads, d)):
+            g = h * groups // heads
+            qh, kh = rms_norm(q[:, s], w["q_norm.weight"]), rms_norm(k[:, d * g : d * g + d], w["k_norm.weight"])
+            scores = rope(qh, module.rope) @ rope(kh, module.rope).T / np.sqrt(d) + extra[:, g]
+            out.append(attend(scores, v[:, d * g : d * g + d], visible))
+        return linear(np.concatenate(out, 1), w, "o", module.bias)
+
+    return formula
+
+
+def mixture_of_attention(module: dsl.MixtureOfAttention) -> Formula:
+    """Σ_e p_e attn_e(x) W_e over the k best experts, which share keys and values (Zhang 2022)."""
+
+    def formula(x: Array, w: Weights) -> Array:
+        d, visible, (q, k, v) = module.head_dim, np.tri(len(x), dtype=bool), (linear(x, w, name) for name in "qkv")
+        logits, out = linear(x, w, "router"), []
+        p = softmax(np.where(logits >= np.sort(logits, 1)[:, -module.k, None], logits, -np.inf))
+        for h, s in enumerate(head_slices(module.kv_heads * module.experts, d)):
+            g = head_slices(module.kv_heads, d)[h // module.experts]
+            scores = rope(q[:, s], module.rope) @ rope(k[:, g], module.rope).T / np.sqrt(d)
+            out.append(p[:, h % module.experts, None] * attend(scores, v[:, g], visible))
+        return linear(np.concatenate(out, 1), w, "o") + w["bias"]
 
     return formula

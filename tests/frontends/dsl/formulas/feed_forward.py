@@ -86,31 +86,22 @@ def top_k(
     scale: float = 1.0,
     limit: float = math.inf,
     bias: bool = False,
+    noisy: bool = False,
 ) -> Router:
-    """Each token to its k best experts, each of which takes the first `limit` tokens of a sequence (Fedus 2021)."""
+    """Each token to its k best experts, each of which takes the first `limit` tokens of a sequence (Fedus 2021).
 
-    def router(x: Array, w: Weights) -> Array:
-        p = scores(linear(x, w, "router", bias))
+    Noisy logits are x W_g + noise · softplus(x W_noise) (Shazeer 2017, equations 3 to 5).
+    """
+
+    def router(x: Array, w: Weights, **extra: Array) -> Array:
+        noise = extra["router_noise.0"] * softplus(linear(x, w, "noise")) if noisy else 0.0
+        p = scores(linear(x, w, "router", bias) + noise)
         shares, taken = np.zeros_like(p), np.zeros(p.shape[1])
         for t in range(len(x)):
             chosen = best(p[t], k)
             taken[chosen] += 1
             shares[t, chosen] = scale * p[t, chosen] / (p[t, chosen].sum() if renormalize else 1.0)
             shares[t, taken > limit] = 0.0
-        return shares
-
-    return router
-
-
-def noisy(k: int) -> Router:
-    """H = x W_g + noise · softplus(x W_noise), softmax over the k largest of H (Shazeer 2017, equations 3 to 5)."""
-
-    def router(x: Array, w: Weights, **extra: Array) -> Array:
-        h = linear(x, w, "router") + extra["router_noise.0"] * softplus(linear(x, w, "noise"))
-        shares = np.zeros_like(h)
-        for t in range(len(x)):
-            chosen = best(h[t], k)
-            shares[t, chosen] = softmax(h[t, chosen])
         return shares
 
     return router

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.frontends.dsl import (
-    MLSTM,
-    SLSTM,
-    GatedDeltaNet,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    RMSNorm,
-    RWKV6TimeMix,
-    ShortConv,
-)
+from weft.frontends import dsl
 
 from .elementary import (
     ACTIVATIONS,
@@ -33,7 +23,7 @@ from .elementary import (
 )
 
 
-def short_conv(module: ShortConv) -> Formula:
+def short_conv(module: dsl.ShortConv) -> Formula:
     """(after ⊙ conv(before ⊙ u)) W for before, after, u projected from x (LFM2)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -46,7 +36,7 @@ def short_conv(module: ShortConv) -> Formula:
 # -- state spaces
 
 
-def mamba(module: Mamba) -> Formula:
+def mamba(module: dsl.Mamba) -> Formula:
     """h_t = e^(Δ_t A) h_{t−1} + Δ_t B_t u_t, y_t = C_t h_t + D u_t of each channel (Gu & Dao 2023)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -54,7 +44,7 @@ def mamba(module: Mamba) -> Formula:
         u, gate = np.split(linear(x, w, "in", module.bias), 2, 1)
         u = silu(causal_conv(u, w, module.conv_bias))
         step, b, c = np.split(linear(u, w, "x"), [rank, rank + module.state], 1)
-        if isinstance(module.norms, RMSNorm):
+        if isinstance(module.norms, dsl.RMSNorm):
             eps = module.norms.eps
             step, b, c = (rms_norm(v, w[f"{n}_norm.weight"], eps) for n, v in (("dt", step), ("b", b), ("c", c)))
         delta, a = softplus(linear(step, w, "dt", True)), -np.exp(w["a_log"])
@@ -67,7 +57,7 @@ def mamba(module: Mamba) -> Formula:
     return formula
 
 
-def mamba2(module: Mamba2) -> Formula:
+def mamba2(module: dsl.Mamba2) -> Formula:
     """h_t = e^(Δ_t a) h_{t−1} + Δ_t u_t B_tᵀ, y_t = h_t C_t + d u_t of each head, with B and C per group (Dao 2024)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -100,7 +90,7 @@ def mamba2(module: Mamba2) -> Formula:
 # -- linear attention with decays
 
 
-def lightning_attention(module: LightningAttention) -> Formula:
+def lightning_attention(module: dsl.LightningAttention) -> Formula:
     """A sum over all earlier tokens, which fade by λ per token (Qin 2023, equation 3)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -114,12 +104,12 @@ def lightning_attention(module: LightningAttention) -> Formula:
     return formula
 
 
-def gated_delta_net(module: GatedDeltaNet) -> Formula:
+def gated_delta_net(module: dsl.GatedDeltaNet) -> Formula:
     """S_t = e^(g_t) S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ (Yang 2024, section 3.4; Kimi Linear, section 4)."""
 
     def formula(x: Array, w: Weights) -> Array:
         heads, d, dv = module.heads, module.head_dim, module.v_head_dim or module.head_dim
-        groups, eps = module.groups or heads, module.norm.eps if isinstance(module.norm, RMSNorm) else 0.0
+        groups, eps = module.groups or heads, module.norm.eps if isinstance(module.norm, dsl.RMSNorm) else 0.0
         q, k, v = np.split(silu(causal_conv(linear(x, w, "qkv"), w)), [d * groups, 2 * d * groups], 1)
         beta = sigmoid(linear(x, w, "beta")) * (2 if module.negative else 1)
         narrow = {name: linear(x, w, f"{name}_down") if module.rank else x for name in ("dt", "gate")}
@@ -168,7 +158,7 @@ def rwkv4_channel_mix(x: Array, w: Weights) -> Array:
     return sigmoid(r) * linear(relu(k) ** 2, w, "v")
 
 
-def rwkv6(module: RWKV6TimeMix) -> Formula:
+def rwkv6(module: dsl.RWKV6TimeMix) -> Formula:
     """S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, read before the update plus a bonus (Peng 2024, sections 4.1 and 4.2)."""
 
     def formula(x: Array, w: Weights) -> Array:
@@ -227,7 +217,7 @@ def rwkv7(x: Array, w: Weights, heads: int, first: Array | None = None) -> tuple
 # -- xLSTM
 
 
-def mlstm(module: MLSTM) -> Formula:
+def mlstm(module: dsl.MLSTM) -> Formula:
     """C_t = σ(f) C_{t−1} + e^i k vᵀ, divided by max(|nᵀq|, 1) (Beck 2024, equations 19 to 27).
 
     The stabilizer m is only visible in a term eps · e^m next to the divisor.
@@ -252,7 +242,7 @@ def mlstm(module: MLSTM) -> Formula:
     return formula
 
 
-def slstm(module: SLSTM) -> Formula:
+def slstm(module: dsl.SLSTM) -> Formula:
     """c_t = σ(f) c_{t−1} + e^i tanh(z), h_t = σ(o) c_t / n_t (Beck 2024, equations 8 to 15)."""
 
     def formula(x: Array, w: Weights) -> Array:
