@@ -39,11 +39,11 @@ def test_slow_blocks_are_told(
 ) -> None:
     """When they are compiled, and when they are run: that may be elsewhere."""
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
-    monkeypatch.setattr(cpu, "instruction_set", lambda: "AVX-512")
+    monkeypatch.setattr(cpu, "detect_instruction_set", lambda: "AVX-512")
     assert weft.compile(source, tmp_path / "fast", keep_blocks="all").notes == []
     weft.load(tmp_path / "fast")
     assert not caplog.records
-    monkeypatch.setattr(cpu, "instruction_set", lambda: "AVX2")
+    monkeypatch.setattr(cpu, "detect_instruction_set", lambda: "AVX2")
     assert weft.compile(source, tmp_path / "plain").notes == []
     (note,) = weft.compile(source, tmp_path / "slow", keep_blocks="all").notes
     assert note.startswith("this CPU has AVX2 and no AVX-512: products of 4- and 8-bit blocks are slower")

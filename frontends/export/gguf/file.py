@@ -97,8 +97,8 @@ def write_gguf(
         note(f"weights that keep their codes: {describe_layouts(codes_to_store)}")
     if rounding.tensors:
         note(
-            f"{list_first(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, changing "
-            f"weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
+            f"{list_first(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, which "
+            f"changes weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
         )
     return result.family
 
