@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from weft.ir.graph import Graph, Param, Value
-from weft.ir.recipes.blocks import BlockRecipe, Kept, block_layout
+from weft.ir.recipes.blocks import BlockRecipe, Kept, find_block_layout
 from weft.ir.types.block_layouts import BlockLayout
 
 NOT_ASKED = ""
@@ -26,7 +26,7 @@ def find_quantized_layout(weight: Value | None) -> BlockLayout | None:
     """Return the block layout of `weight` if a pass quantized it and all its blocks share one layout; else None."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
-    layout = block_layout(weight.recipe, weight.graph.reader)
+    layout = find_block_layout(weight.recipe, weight.graph.reader)
     return layout if isinstance(layout, BlockLayout) else None
 
 
@@ -43,7 +43,7 @@ def find_stored_layout(weight: Value | None) -> BlockLayout | str:
         return NOT_ASKED
     if not is_quantized(weight) and not weight.recipe.has(Kept):
         return NOT_ASKED
-    return block_layout(weight.recipe, weight.graph.reader)
+    return find_block_layout(weight.recipe, weight.graph.reader)
 
 
 def list_read_params(graph: Graph) -> Iterator[Param]:

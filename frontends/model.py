@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weft.ir.display import Displayable
 from weft.ir.graph import Graph
 from weft.ir.storage import Stamp, check_unchanged, scratch_folder
-from weft.ir.storage.contents import sha256
+from weft.ir.storage.contents import hash_file
 
 if TYPE_CHECKING:
     from .models.families import Settings
@@ -73,7 +73,7 @@ class Model(Displayable):
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """Return the SHA-256 of every file of the model, by file name; once `abandoned()` is true, stop reading."""
-        return {self._label(path): sha256(path, abandoned) for path in self.files}
+        return {self._label(path): hash_file(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
         """Check that the files have not changed since the graph was read; call it after the weights have been read.

@@ -12,7 +12,7 @@ class WeftError(Exception):
     """
 
 
-def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
     """Return the error for the `kind` called `name`, which is not in `known`.
 
     The message suggests the nearest names, or else ends with `otherwise`.

@@ -41,7 +41,7 @@ def interpret(
     while solved < len(binding):  # `past + seq` gives past once seq is known, in any order of inputs
         solved = len(binding)
         for name, value in graph.inputs.items():
-            bind(value.type, env[value].shape, binding, name)
+            bind_sizes(value.type, env[value].shape, binding, name)
     # Later nodes overwrite earlier ones. Outputs count as uses: one without readers is dropped by its own node.
     last_use: dict[Value, Node] = {
         v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v is not None
@@ -73,15 +73,15 @@ def interpret(
 
 def run_node(op: Op, operands: list[Array | None], attrs: Mapping[str, Any], binding: Mapping[str, int]) -> Any:
     """Run the reference of `op` on `operands`; return a tuple of outputs. Sizes in `attrs` are bound by `binding`."""
-    concrete = {k: _bind_sizes(v, binding) for k, v in attrs.items()}
+    concrete = {k: _evaluate_sizes(v, binding) for k, v in attrs.items()}
     return op.run_reference(operands, concrete)
 
 
-def _bind_sizes(value: Any, binding: Mapping[str, int]) -> Any:
+def _evaluate_sizes(value: Any, binding: Mapping[str, int]) -> Any:
     if isinstance(value, Poly):
         return sizes.evaluate(value, binding)
     if isinstance(value, tuple):
-        return tuple(_bind_sizes(v, binding) for v in value)
+        return tuple(_evaluate_sizes(v, binding) for v in value)
     return value
 
 
@@ -94,7 +94,7 @@ def widen(array: Array) -> Array:
     return array.astype(np.float64, copy=False)
 
 
-def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
+def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
     """Match the concrete `shape` of input `name` against `type`, and add the sizes that it determines to `binding`.
 
     Raises:
@@ -104,7 +104,7 @@ def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name
     for size, actual in zip(type.shape, shape, strict=False):
         size = sizes.substitute(size, binding)
         if isinstance(size, Poly):
-            unknown = sorted(sizes.names(size))
+            unknown = sorted(sizes.list_names(size))
             rest = [n for n in unknown if n not in binding]
             # One unknown with coefficient 1 can be solved for: past in past + seq once seq is known.
             if len(rest) == 1 and isinstance(offset := size - sizes.sym(rest[0]), int):
@@ -115,11 +115,11 @@ def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name
         raise WeftError(f"input {name!r} has shape {list(shape)} but the graph wants {type}")
 
 
-def free_sizes(graph: Graph) -> Iterator[str]:
+def list_named_sizes(graph: Graph) -> Iterator[str]:
     """Yield the named sizes in the shapes of the graph inputs, each once."""
     seen: set[str] = set()
     for value in graph.inputs.values():
         for size in value.type.shape:
-            for name in sorted(sizes.names(size) - seen):
+            for name in sorted(sizes.list_names(size) - seen):
                 seen.add(name)
                 yield name

@@ -19,7 +19,7 @@ class Token(NamedTuple):
     at: int
 
 
-def language(pattern: str) -> re.Pattern[str]:
+def compile_language(pattern: str) -> re.Pattern[str]:
     """Compile the pattern of a language: a verbose alternation of named groups, one for each kind of token."""
     # The blank after a token is part of its match: one match per token.
     return re.compile(rf"(?:{pattern})(?:{BLANK})*", re.VERBOSE)
@@ -28,8 +28,8 @@ def language(pattern: str) -> re.Pattern[str]:
 class Lexer:
     """A lexer of `text`: `token` is the current token, consumed from the front.
 
-    `pattern` comes from `language`, `where` formats a position for errors (``file:3:7``), and numbers may have at most
-    `most` characters.
+    `pattern` comes from `compile_language`. `where` formats a position in `text` for errors (``file:3:7``). A number
+    token may have at most `most` characters.
     """
 
     def __init__(self, text: str, pattern: re.Pattern[str], where: Callable[[int], str], most: int = 1 << 62) -> None:
@@ -62,7 +62,7 @@ class Lexer:
         self.pos = pos
         self.token = self.tokens[pos]
 
-    def ahead(self, count: int = 1) -> Token:
+    def peek(self, count: int = 1) -> Token:
         """Return the token `count` positions after the current one, or the end token."""
         return self.tokens[min(self.pos + count, len(self.tokens) - 1)]
 
@@ -80,14 +80,14 @@ class Lexer:
             return True
         return False
 
-    def take(self, *expected: str) -> Token:
+    def expect(self, *expected: str) -> Token:
         """Consume the current token, which must be one of the signs or kinds `expected`, and return it."""
         token = self.token
         if token.kind not in expected and not (token.kind in ("punct", "name") and token.text in expected):
             self.fail(f"expected {' or '.join(expected)} but found {self.spelling}")
         return self.next()
 
-    def of_kind(self, kind: str, description: str) -> str:
+    def expect_kind(self, kind: str, description: str) -> str:
         """Consume a token of `kind` and return its characters; `description` names the expected token in the error."""
         if self.token.kind != kind:
             self.fail(f"expected {description} but found {self.spelling}")

@@ -8,13 +8,13 @@ from typing import Any, cast
 from .graph import Op, Value
 from .recipes.readers import Array
 from .registry import Registry
-from .schema.attributes import Attr, type_name
+from .schema.attributes import Attr, format_type
 from .schema.cases import Case, Sample, bools, case, ints, normal, positive
-from .schema.checks import axis_of, broadcast, require, require_int, show, total
+from .schema.checks import broadcast_shapes, format_shape, normalize_axis, require, require_int, sum_sizes
 from .schema.op_schema import OPS as SCHEMAS
 from .schema.op_schema import Cost, Trait
 from .schema.signature import OpCall, Operand
-from .schema.states import Growth, StateKind, StateSpec, caches, cross_states, fixed_size_state
+from .schema.states import Growth, StateKind, StateSpec, build_fixed_size_spec, list_cache_specs, list_cross_specs
 from .types import Shape, TensorType, sizes
 from .types.dtypes import DType
 from .types.sizes import Poly, Size
@@ -42,24 +42,24 @@ __all__ = [
     "TensorType",
     "Trait",
     "Value",
-    "axis_of",
     "bools",
-    "broadcast",
-    "caches",
+    "broadcast_shapes",
+    "build_fixed_size_spec",
     "case",
-    "cross_states",
-    "fixed_size_state",
+    "format_shape",
+    "format_type",
     "ints",
+    "list_cache_specs",
+    "list_cross_specs",
     "lookup",
     "normal",
+    "normalize_axis",
     "op",
     "positive",
     "require",
     "require_int",
-    "show",
     "sizes",
-    "total",
-    "type_name",
+    "sum_sizes",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """Return `number` with a decimal unit: 1234567 as 1.23 M."""
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
@@ -13,7 +13,7 @@ def count(number: int) -> str:
     return str(number)
 
 
-def size(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Return a number of bytes with a binary unit: 1536 as 1.5 KiB."""
     number = min(number, 1e300)  # dividing a larger int overflows
     for unit in ("B", "KiB", "MiB"):
@@ -23,7 +23,7 @@ def size(number: float) -> str:
     return f"{number:.2f} GiB"
 
 
-def printable(text: str, keep: str = "\n\t") -> str:
+def escape_controls(text: str, keep: str = "\n\t") -> str:
     """Return `text` with control characters and directional marks escaped, as ``\\u001b``, except those in `keep`.
 
     Names come from untrusted files, and answers from models: control characters move the cursor, set the title or

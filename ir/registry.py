@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from .errors import WeftError, unknown
-from .storage.documents import error_text
+from .errors import WeftError, unknown_name_error
+from .storage.documents import format_error
 
 T = TypeVar("T")
 GROUP = "weft.plugins"
@@ -64,7 +64,7 @@ class Registry(Mapping[str, T]):
             WeftError: if it does not exist; the message suggests the nearest names.
         """
         if name not in self:
-            raise unknown(self.kind, name, self, self.hint)
+            raise unknown_name_error(self.kind, name, self, self.hint)
         return self[name]
 
     def load(self) -> None:
@@ -184,4 +184,4 @@ def _describe(error: BaseException) -> str:
     """Return a description of `error` of foreign code. Raise it again if it is an interrupt or comes from a signal."""
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
-    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error_text(error)}"
+    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {format_error(error)}"

@@ -14,7 +14,7 @@ from .types import TensorType, dtypes
 from .types.dtypes import DType
 
 
-def one_node(
+def build_node_graph(
     op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
 ) -> tuple[Graph, dict[str, Array]]:
     """Return a graph that applies `op` once to the operands of `case`, and the arrays of its inputs by name; floats
@@ -51,7 +51,7 @@ def one_node(
     return graph, feeds
 
 
-def expand(graph: Graph) -> Graph:
+def expand_bodies(graph: Graph) -> Graph:
     """Return a copy of `graph` in which the bodies of ops replace nodes, once: ops in bodies are not expanded."""
     copy = graph.clone()
     for node in list(copy.nodes):

@@ -18,7 +18,7 @@ from typing import Any
 import weft
 from weft.ir.op import OPS, Attr, Op, Operand
 from weft.ir.ops import OPS as _filled  # noqa: F401 - importing the package fills the registry
-from weft.ir.schema.signature import record_name
+from weft.ir.schema.signature import results_class_name
 from weft.ir.types import Shape
 from weft.ir.types.dtypes import DType
 
@@ -79,17 +79,19 @@ def _op(op: Op) -> Iterator[str]:
     """The tuple that an op returns, if any, and its signatures."""
     if len(op.output_names) > 1:
         fields = "".join(f"    {name}: Value\n" for name in op.output_names)
-        yield f"class {record_name(op.name)}(NamedTuple):\n{fields}\n"
+        yield f"class {results_class_name(op.name)}(NamedTuple):\n{fields}\n"
     pasts = [o.name for o in op.operands if o.name.startswith("past")]
     if not pasts:
-        many = "tuple[Value, ...]" if op.several else record_name(op.name) if op.output_names else "Value"
+        many = "tuple[Value, ...]" if op.returns_tuple else results_class_name(op.name) if op.output_names else "Value"
         yield _function(op, _parameters(op, {}), many)
         return
     yield "@overload\n" + _function(op, _parameters(op, dict.fromkeys(pasts, "None = None")), "Value")
     for given in _states(op, pasts):
         kinds = {name: "Value" if name in given else "None = None" for name in pasts}
-        made = op.results([None if o.name in pasts and o.name not in given else object() for o in op.operands])
-        tuple_ = record_name(op.name) if made == op.output_names else f"tuple[{', '.join(['Value'] * len(made))}]"
+        made = op.result_names([None if o.name in pasts and o.name not in given else object() for o in op.operands])
+        tuple_ = (
+            results_class_name(op.name) if made == op.output_names else f"tuple[{', '.join(['Value'] * len(made))}]"
+        )
         for by_place in (True, False):
             yield "@overload\n" + _function(op, _parameters(op, kinds, by_place), tuple_, documented=False)
 
@@ -127,7 +129,7 @@ def _parameters(op: Op, kinds: dict[str, str], by_place: bool = False) -> list[s
     if not starred:
         parts.append("*")
     parts += [_attribute(a) for a in op.attrs.values()]
-    names = "str | Sequence[str] | None" if len(op.output_names) > 1 or op.several else "str | None"
+    names = "str | Sequence[str] | None" if len(op.output_names) > 1 or op.returns_tuple else "str | None"
     return [*parts, f"name: {names} = None"]
 
 

@@ -17,8 +17,8 @@ from onnx_ir import serde
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
-from weft.ir.recipes.readers import Array, TensorReader, find_switched
-from weft.ir.recipes.streams import cast_finite, stored_part, stream, stream_parts
+from weft.ir.recipes.readers import Array, TensorReader, find_switched_tensors
+from weft.ir.recipes.streams import cast_finite, find_stored_part, stream_parts, stream_rows
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
@@ -137,14 +137,14 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
     Raises:
         WeftError: if ONNX Runtime is missing, or a pass quantized adapter weights to less than 16 bits.
     """
-    if (tensors := find_switched(built.reader)) is None:
+    if (tensors := find_switched_tensors(built.reader)) is None:
         return
     ort = onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if low_precision := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
         raise WeftError(f"{low_precision.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
     for name in tensors.choices:
-        with tensors.chosen(name):
+        with tensors.select(name):
             arrays = {str(w.value.name): np.concatenate(list(_iter_cast_blocks(w, built.reader))) for w in slots}
         file = ort.AdapterFormat()
         file.set_adapter_version(1)
@@ -214,7 +214,7 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
     (codes, scales, zero points) of the same quantized weight."""
     bundles: dict[object, list[_Region]] = {}
     for region in regions:
-        part = stored_part(region.weight.recipe)
+        part = find_stored_part(region.weight.recipe)
         bundles.setdefault(region.weight.recipe if part is None else ("blocks", part.item), []).append(region)
     return bundles.values()
 
@@ -222,20 +222,22 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
     """Yield, block by block, a tuple of the next elements of each of `regions`, a group of `_group_regions`."""
     recipes = [region.weight.recipe for region in regions]
-    parts = [part for part in map(stored_part, recipes) if part is not None]
+    parts = [part for part in map(find_stored_part, recipes) if part is not None]
     if parts:
         return stream_parts(parts, reader)
-    return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # one recipe, stored in several dtypes
+    return (
+        (block,) * len(recipes) for block in stream_rows(recipes[0], reader)
+    )  # one recipe, stored in several dtypes
 
 
 def _iter_cast_blocks(w: StreamedInitializer, reader: TensorReader) -> Any:
     """Yield blocks of rows of a weight, contiguous, in the dtype in which it is stored."""
-    for block in stream(w.recipe, reader):
+    for block in stream_rows(w.recipe, reader):
         yield _cast_block(w, block)
 
 
 def _cast_block(w: StreamedInitializer, block: Array) -> Array:
     block = np.atleast_1d(block)
-    if w.recipe.constant and np.isinf(block).any():  # −∞ of a mask is intended
+    if w.recipe.is_constant and np.isinf(block).any():  # −∞ of a mask is intended
         return np.ascontiguousarray(block.astype(w.dtype.numpy))
     return cast_finite(block, w.dtype, next(iter(w.recipe.sources()), str(w.value.name)))

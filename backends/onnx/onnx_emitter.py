@@ -13,7 +13,7 @@ from onnx import defs
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Recipe
-from weft.ir.recipes.readers import find_switched
+from weft.ir.recipes.readers import find_switched_tensors
 from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
@@ -275,7 +275,7 @@ class OnnxEmitter:
 
     def adapter_inputs(self) -> list[StreamedInitializer]:
         """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
-        tensors = find_switched(self.graph.reader)
+        tensors = find_switched_tensors(self.graph.reader)
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
     def model(self) -> onnx.Model:

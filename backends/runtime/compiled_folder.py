@@ -135,7 +135,7 @@ def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
     vocab = data.integer("vocab")
     if max((token for place in begin for token in place), default=0) >= vocab:
         culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
-        raise data.misfit(culprit, f"the model has {vocab} tokens")
+        raise data.build_type_error(culprit, f"the model has {vocab} tokens")
     # Transformers ignores ids outside the vocabulary.
     never, never_first = (
         tuple(token for token in data.tokens(name) if token < vocab)

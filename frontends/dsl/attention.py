@@ -40,7 +40,7 @@ class BlockSparse:
         need_whole(self, "block", "first_weight")
         need_whole(self, "sides", "first", "last", "dense", least=0)
         need_few(self, "sides", "first", "last")  # a block gathers the keys of all of them
-        problem = VisibleBlocks.of(vars(self)).problem()
+        problem = VisibleBlocks.from_attrs(vars(self)).find_problem()
         need(self, problem is None, problem or "")
 
     def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:

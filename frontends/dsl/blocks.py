@@ -273,5 +273,5 @@ def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
     if chosen_positions.producer and not chosen_positions.uses:
         graph.erase(chosen_positions.producer)
         if not had_positions:
-            graph.forget(graph.inputs.pop("position_ids"))
+            graph.release_name(graph.inputs.pop("position_ids"))
     return y

@@ -25,7 +25,7 @@ from weft.ir.graph import Graph, Param, Value
 from weft.ir.graph.origins import Origin
 from weft.ir.op import Op
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
-from weft.ir.recipes.recipe import call_order
+from weft.ir.recipes.recipe import order_fields
 from weft.ir.types import TensorType, dtypes
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ def _location(builder: _Builder) -> str:
 
 def spell(module: Any) -> str:
     """Return the Python call that creates `module`, without default fields; repeated list entries are folded."""
-    fields = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
+    fields = [(f.name, getattr(module, f.name)) for f in order_fields(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in fields)})"
 
 

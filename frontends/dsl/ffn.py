@@ -10,7 +10,7 @@ from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 from weft.ir.ops.experts import moe
-from weft.ir.ops.routing import hierarchical, noisy_logits, sparse_mixer
+from weft.ir.ops.routing import emit_hierarchical_routing, emit_noisy_logits, emit_sparse_mixer
 
 from .build import Layer, contribute, current, fill, module, param, shared_attrs
 from .checks import (
@@ -153,7 +153,7 @@ class MoE:
     - expert: each expert selects its best `capacity` tokens of a row, by default k per token on average (Zhou 2022).
     - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
       best `k` experts of each by ``router.weight`` (Shazeer 2017, appendix B).
-    - sparsemixer: each token selects two experts, weighted by `sparse_mixer` with `jitter` (Liu 2024, Phi-3.5-MoE).
+    - sparsemixer: each token selects two experts, weighted by `emit_sparse_mixer` with `jitter` (Liu 2024: Phi-3.5).
 
     If `batched`, the tokens of all rows compete for the experts together, instead of within each row.
 
@@ -264,7 +264,7 @@ class MoE:
         logits = linear(x, self.experts + self.zero_experts, "router", self.router_bias)
         if self.noisy:
             noise = _noise_input(logits)
-            logits = noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
+            logits = emit_noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
         combine = self._choose(x, logits)
         if self.aux_loss:
             loss = ops.load_balance_loss(logits, combine)
@@ -279,9 +279,9 @@ class MoE:
             return ops.expert_choice(logits, batched=self.batched, **_limit(capacity))
         if self.choice == "hierarchical":
             by_group = linear(x, self.groups, "group_router")
-            return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)
+            return emit_hierarchical_routing(by_group, logits, top_groups=self.top_groups, k=self.k)
         if self.choice == "sparsemixer":
-            return sparse_mixer(logits, jitter=self.jitter)
+            return emit_sparse_mixer(logits, jitter=self.jitter)
         correction = param("router.correction", (logits.width,), fill(0.0)) if self.correction else None
         return ops.route(logits, correction, **shared_attrs(self, ops.route))
 

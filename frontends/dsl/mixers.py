@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.latent import absorbed, emit_expanded
+from weft.ir.ops.latent import emit_absorbed, emit_expanded
 from weft.ir.ops.positions import gather_per_query
 
 from .attention import LightningIndex
@@ -69,7 +69,7 @@ class MLA:
         q, rotary = self._queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
-        y = (absorbed if self.absorbed else emit_expanded)(
+        y = (emit_absorbed if self.absorbed else emit_expanded)(
             q,
             rotary if self.rope is None else self.rope(rotary, self.heads, "q_rope"),
             named(self.norm, "kv_norm")(latent),

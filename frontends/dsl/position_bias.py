@@ -9,7 +9,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.elementwise import fill_like, mask_fill
-from weft.ir.ops.tensor import indices
+from weft.ir.ops.tensor import emit_indices
 from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
@@ -205,11 +205,11 @@ class TransientGlobals:
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")
-        at, numbers = self._blocks(row, shown), indices(x, blocks, "blocks")
+        at, numbers = self._blocks(row, shown), emit_indices(x, blocks, "blocks")
         exists = ops.less_equal(ops.unsqueeze(numbers, axes=(0,)), ops.max(at, axes=(1,), keepdims=True))
         members = ops.equal(ops.unsqueeze(at, axes=(1,)), ops.unsqueeze(numbers, axes=(0, 2)))
-        first = ops.affine(indices(x, runs, "runs"), by=window, name="run_starts")
-        near = ops.affine(indices(x, 3 * window, "offsets"), plus=-window, name="near_offsets")
+        first = ops.affine(emit_indices(x, runs, "runs"), by=window, name="run_starts")
+        near = ops.affine(emit_indices(x, 3 * window, "offsets"), plus=-window, name="near_offsets")
         tokens = ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(near, axes=(0,)), name="near_tokens")
         inside = ops.logical_and(ops.less_equal(fill_like(tokens, 0), tokens), ops.less_equal(tokens, last))
         tokens = ops.clip(ops.minimum(tokens, last), low=0, name="near_tokens")
@@ -219,7 +219,7 @@ class TransientGlobals:
         exists = ops.expand(ops.unsqueeze(exists, axes=(1,)), shape=(batch, runs, blocks), name="globals_shown")
         global_indices = ops.unsqueeze(ops.affine(ops.add(numbers, last), plus=1), axes=(0,))
         global_indices = ops.expand(global_indices, shape=(runs, blocks), name="globals_behind")
-        queries = ops.minimum(indices(x, runs * window), last, name="run_queries")
+        queries = ops.minimum(emit_indices(x, runs * window), last, name="run_queries")
         query_blocks = ops.gather(at, queries, axis=1, name="run_blocks")
         keys = ops.concat(visible, exists, axis=2, name="run_shown")
         # In the dtype of x, even if the PyTorch module is cast later.
@@ -250,7 +250,7 @@ class TransientGlobals:
         `query_blocks` [batch · runs, window] are the block indices of the queries.
         """
         rows, window = query_blocks.shape
-        queries, keys = ops.unsqueeze(indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))
+        queries, keys = ops.unsqueeze(emit_indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))
         tables = [param(f"{name}.weight", (self.buckets, self.heads)) for name in ("local", "blocks")]
         local = ops.relative_position_bias(tables[0], queries, keys, max_distance=self.max_distance, name="local_bias")
         distance = ops.abs(ops.sub(ops.unsqueeze(keys, axes=(1,)), ops.unsqueeze(queries, axes=(2,))))

@@ -44,9 +44,9 @@ class RoPE(RopeScaling):
         need_positive(self, "theta", "factor", "amplitude", "beta_fast", "beta_slow", "low_freq", "high_freq")
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
         need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
-        fits = "original" not in self.used or self.original > 0
+        fits = "original" not in self.used_settings or self.original > 0
         need(self, fits, f"scaling={self.scaling!r} needs original, the context before it")
-        need(self, "factors" not in self.used or bool(self.factors), f"scaling={self.scaling!r} needs factors")
+        need(self, "factors" not in self.used_settings or bool(self.factors), f"scaling={self.scaling!r} needs factors")
         if self.dim is not None:
             self.recipe(self.dim)
 

@@ -156,7 +156,7 @@ def _param_values(param: Param) -> np.ndarray[Any, Any]:
     recipe = param.recipe
     if isinstance(recipe, RopeFrequencies):
         arrays = [recipe.frequencies()]
-        if "length" in recipe.used:  # parameters of the growth beyond the original context
+        if "length" in recipe.used_settings:  # parameters of the growth beyond the original context
             arrays.append(
                 np.array([recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors])
             )

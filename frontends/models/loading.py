@@ -11,7 +11,7 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.readers import TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.storage.documents import quote_value
 
 from .config_keys import unread_keys
@@ -87,7 +87,7 @@ def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: 
     if keys.isdisjoint(embed.sources()):
         return replace(table, names={**table.names, "embed": table.names[f"{side}lm_head"]})
     equal = head.shape(reader) == embed.shape(reader) and all(
-        np.array_equal(*pair) for pair in zip(stream(head, reader), stream(embed, reader), strict=True)
+        np.array_equal(*pair) for pair in zip(stream_rows(head, reader), stream_rows(embed, reader), strict=True)
     )
     without_tie = {name: rule for name, rule in table.found.items() if name != "tie"}
     return table if equal else replace(table, settings={**table.settings, "tie": False}, found=without_tie)
@@ -130,7 +130,7 @@ def describe(
         if recipe is not None:
             param.recipe = recipe
             check(param)
-        elif not param.recipe.constant:
+        elif not param.recipe.is_constant:
             raise WeftError(
                 f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}"
             )

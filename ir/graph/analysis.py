@@ -14,7 +14,7 @@ from ..types import sizes
 from .graph import Graph, Node, Value
 
 
-def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
+def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
     """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` has the named sizes."""
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
@@ -25,7 +25,7 @@ def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node],
     return nodes, sum(sizes.evaluate(n.op.node_cost(n).flops, binding) for n in nodes)
 
 
-def scopes(graph: Graph) -> dict[str, list[Node]]:
+def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
     """Return the nodes of each scope, in graph order; scopes are in the order of first appearance."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -33,7 +33,7 @@ def scopes(graph: Graph) -> dict[str, list[Node]]:
     return groups
 
 
-def block_hash(nodes: Iterable[Node]) -> str:
+def hash_structure(nodes: Iterable[Node]) -> str:
     """Return a hash (16 hex digits) of the ops, attributes and connections of `nodes`, without names and weights."""
     order: dict[Value, str] = {}
     text = []
@@ -51,7 +51,7 @@ def block_hash(nodes: Iterable[Node]) -> str:
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
-def total_cost(nodes: Iterable[Node]) -> Cost:
+def sum_costs(nodes: Iterable[Node]) -> Cost:
     """Return the sum of the costs of `nodes`."""
     total = Cost(0, 0, 0)
     for node in nodes:
@@ -59,6 +59,6 @@ def total_cost(nodes: Iterable[Node]) -> Cost:
     return total
 
 
-def attributes(node: Node) -> dict[str, Any]:
+def select_explicit_attributes(node: Node) -> dict[str, Any]:
     """Return the attributes of a node that differ from their defaults."""
     return {k: v for k, v in node.attrs.items() if node.op.attrs[k].default != v}

@@ -58,7 +58,9 @@ class Value(Operators["Value"]):
         """Apply `op` at the insertion point of the graph and return its outputs."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
-        hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types), full))
+        hints = (
+            [name] * len(types) if isinstance(name, str) else list(name or op.default_output_names(len(types), full))
+        )
         prefix = self.graph.insertion_scope
         names = [f"{prefix}.{hint}" if prefix else hint for hint in hints]
         assert isinstance(op, Op)
@@ -76,7 +78,7 @@ class Value(Operators["Value"]):
 
     @property
     def is_output(self) -> bool:
-        return bool(self.graph.outputs.names(self))
+        return bool(self.graph.outputs.names_of(self))
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -100,7 +102,7 @@ class Value(Operators["Value"]):
         for node, i in self.uses:
             if node not in keys:
                 node.set_input(i, new)
-        for name in self.graph.outputs.names(self):
+        for name in self.graph.outputs.names_of(self):
             self.graph.outputs[name] = new
 
 
@@ -170,7 +172,7 @@ class Node(LinkedElement):
         i = self.op.operand_index(name, self.attrs)
         return self.inputs[i] if i < len(self.inputs) else None
 
-    def required(self, name: str) -> Value:
+    def required_operand(self, name: str) -> Value:
         """Return the operand called `name`, which must be present."""
         value = self.operand(name)
         assert value is not None, name
@@ -239,7 +241,7 @@ class Graph(Displayable):
 
     # -- names and scopes
 
-    def fresh(self, hint: str) -> str:
+    def reserve_name(self, hint: str) -> str:
         """Return and reserve a value name not used before: `hint`, or `hint` with the next free number."""
         name = hint
         while name in self._names:
@@ -281,13 +283,13 @@ class Graph(Displayable):
         """Add the graph input `name` and return its value, called `value_name` or else `name` (made unique)."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
-        value = Value(self, self.fresh(value_name or name), type)
+        value = Value(self, self.reserve_name(value_name or name), type)
         self.inputs[name] = value
         return value
 
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
         """Add a parameter and return it; a number is appended to a name in use."""
-        unique = self.fresh(name)
+        unique = self.reserve_name(name)
         self.params[unique] = Param(self, unique, type, recipe)
         return self.params[unique]
 
@@ -310,7 +312,7 @@ class Graph(Displayable):
         """Insert a node at the insertion point. Ops call this after checking; call the op on values instead."""
         node = Node(self, op, inputs, attrs, self._scope if scope is None else scope)
         node.outputs = tuple(
-            Value(self, self.fresh(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
+            Value(self, self.reserve_name(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
         )
         for i, value in enumerate(node.inputs):
             if value is not None:
@@ -325,7 +327,7 @@ class Graph(Displayable):
         if value.producer is not None and value.producer.erased:
             raise ValueError(f"value {value!r} was erased")
 
-    def forget(self, value: Value) -> None:
+    def release_name(self, value: Value) -> None:
         """Free the name of `value`, which is no longer part of the graph, for reuse."""
         self._names.pop(value.name, None)
 

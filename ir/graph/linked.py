@@ -43,11 +43,11 @@ class LinkedList(Generic[L]):
     def __reversed__(self) -> Iterator[L]:
         return (item for item in _walk(self._last, "_prev") if not item.erased)
 
-    def before(self, item: L) -> Iterator[L]:
+    def items_before(self, item: L) -> Iterator[L]:
         """Yield the items before `item`, nearest first."""
         return _walk(item._prev, "_prev")
 
-    def after(self, item: L) -> Iterator[L]:
+    def items_after(self, item: L) -> Iterator[L]:
         """Yield the items after `item`, nearest first."""
         return _walk(item._next, "_next")
 
@@ -81,11 +81,11 @@ class LinkedList(Generic[L]):
         item.erased = True
         self._count -= 1
 
-    def first(self, items: Iterable[L]) -> L:
+    def find_first(self, items: Iterable[L]) -> L:
         """Return the first of `items` in list order, in time proportional to their distance."""
         first, *rest = dict.fromkeys(items)
         remaining: set[L | None] = set(rest)
-        for before, after in itertools.zip_longest(self.before(first), self.after(first)):
+        for before, after in itertools.zip_longest(self.items_before(first), self.items_after(first)):
             if not remaining:
                 break
             first = before if before and before in remaining else first

@@ -12,6 +12,6 @@ class Origin:
     The repr of `made` is its constructor call.
     """
 
-    made: object
+    module: object
     file: str | None = None
     line: int | None = None

@@ -15,7 +15,7 @@ class Outputs(UserDict[str, V], Generic[V]):
         self._names: dict[V, dict[str, None]] = {}
         super().__init__()
 
-    def names(self, value: V) -> tuple[str, ...]:
+    def names_of(self, value: V) -> tuple[str, ...]:
         """Return all output names of `value`; () if it is not an output."""
         return tuple(self._names.get(value, ()))
 

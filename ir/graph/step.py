@@ -42,7 +42,7 @@ class Step:
     """
 
     def __init__(self, graph: Graph, initial: Mapping[str, float], tokens: Iterable[str]) -> None:
-        self.graph, renamed = _canonical(graph)
+        self.graph, renamed = _canonicalize(graph)
         self.initial = {renamed[name]: float(value) for name, value in initial.items()}
         self.tokens = tuple(renamed[name] for name in tokens)
         varying = {*self.initial, *self.tokens}
@@ -64,11 +64,11 @@ class Step:
     def states(self) -> tuple[str, ...]:
         return tuple(self.initial)
 
-    def new(self, state: str) -> Value:
+    def new_state(self, state: str) -> Value:
         """Return the value in the graph that is the new `state`."""
         return self.graph.outputs[NEXT + state]
 
-    def type(self, name: str, batch: sizes.Size) -> TensorType:
+    def input_type(self, name: str, batch: sizes.Size) -> TensorType:
         """Return the type of the input `name` for a batch of size `batch`."""
         return bind_batch(self.graph.inputs[name].type, batch)
 
@@ -88,7 +88,7 @@ class Step:
                 raise WeftError(f"step: the state {name} begins with {start}; begin with a finite number such as ±1e30")
             if NEXT + name not in graph.outputs:
                 raise WeftError(f"step: nothing is the next %{name}")
-            old, new = inputs[name].type, self.new(name).type
+            old, new = inputs[name].type, self.new_state(name).type
             if old != new:
                 raise WeftError(f"step: the new state {name} is {new}, not {old} as the state before it")
             if not old.dtype.is_float:
@@ -101,7 +101,7 @@ class Step:
             if type.shape[:1] != (BATCH,):
                 raise WeftError(f"step: {name} is {type}; its first axis must be batch")
         for name, type in {**by_row, **{name: inputs[name].type for name in self.constants}}.items():
-            if named := {n for size in type.shape for n in sizes.names(size)} - {"batch"}:
+            if named := {n for size in type.shape for n in sizes.list_names(size)} - {"batch"}:
                 raise WeftError(f"step: {name} is {type}, but {named.pop()} is not a size of a single token")
 
 
@@ -110,24 +110,24 @@ def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:
     return type.with_shape(*(sizes.substitute(size, {"batch": batch}) for size in type.shape))
 
 
-def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
+def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
     """Return a copy of `graph` without scopes, unused nodes and dots in names, and a map from old to new input names.
     Outputs that are new states come first."""
     clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
-        renamed[name] = clone.fresh(_plain(name))
+        renamed[name] = clone.reserve_name(_simplify_name(name))
         mapped[value] = Value(clone, renamed[name], value.type)
         clone.inputs[renamed[name]] = mapped[value]
     for param in graph.params.values():
-        mapped[param] = clone.add_param(_plain(param.name), param.type, param.recipe)
-    for node in live_nodes(graph, graph.outputs.values()):
+        mapped[param] = clone.add_param(_simplify_name(param.name), param.type, param.recipe)
+    for node in find_live_nodes(graph, graph.outputs.values()):
         operands = [None if v is None else mapped[v] for v in node.inputs]
-        names = [_plain(v.name) for v in node.outputs]
+        names = [_simplify_name(v.name) for v in node.outputs]
         copy = clone.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
     for name, value in graph.outputs.items():
         state = name.startswith(NEXT)
-        clone.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _plain(name), mapped[value])
+        clone.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _simplify_name(name), mapped[value])
     ordered = [*(n for n in clone.outputs if n.startswith(NEXT)), *(n for n in clone.outputs if n[: len(NEXT)] != NEXT)]
     for name in ordered:  # new states before outputs
         value = clone.outputs[name]
@@ -136,7 +136,7 @@ def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
     return clone, renamed
 
 
-def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
+def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
     """Return the nodes of `graph` that `values` depend on, in order; the search stops at values in `known`."""
     needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
@@ -146,7 +146,7 @@ def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = 
     return live[::-1]
 
 
-def _plain(name: str) -> str:
+def _simplify_name(name: str) -> str:
     """Return the last part of a dotted name, with other characters than letters, digits and _ replaced by _."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
 
@@ -163,7 +163,7 @@ def _format_step(step: Step) -> str:
             value = f" = {start!r}" if repr(start) != "0.0" else ""
             lines.append(f"  {kind} %{name}: {step.graph.inputs[name].type}{value}")
     lines += ["  " + str(node).replace("\n", "\n  ") for node in step.graph.nodes]
-    lines += [f"  next %{name} = %{step.new(name).name}" for name in step.states]
+    lines += [f"  next %{name} = %{step.new_state(name).name}" for name in step.states]
     lines += [f"  output {name} = %{step.graph.outputs[name].name}" for name in step.outputs]
     return "\n".join([*lines, "}"])
 
@@ -188,7 +188,7 @@ def trace_step(
     """
     before = set(graph.nodes)
     types = {**{name: type for name, (type, _) in states.items()}, **tokens}
-    inputs = {name: Value(graph, graph.fresh(name), type) for name, type in types.items()}
+    inputs = {name: Value(graph, graph.reserve_name(name), type) for name, type in types.items()}
     try:
         new_states, outputs = function([inputs[n] for n in states], [inputs[n] for n in tokens])
         nodes = [n for n in graph.nodes if n not in before]
@@ -198,7 +198,7 @@ def trace_step(
         for node in reversed(nodes):
             graph.erase(node)
         for value in (*inputs.values(), *(v for node in nodes for v in node.outputs)):
-            graph.forget(value)
+            graph.release_name(value)
 
 
 def _extract_step(
@@ -215,11 +215,11 @@ def _extract_step(
     internal = {*inputs.values(), *(v for node in nodes for v in node.outputs)}
     for v in (*(v for node in nodes for v in node.inputs if v is not None), *new_states, *outputs):
         if v not in internal and v not in mapped:
-            if not isinstance(v, Param) and (sym := _token_axis(v)):
+            if not isinstance(v, Param) and (sym := _find_token_axis(v)):
                 raise WeftError(
                     f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input"
                 )
-            mapped[v] = body.add_input(body.fresh(v.name.rpartition(".")[2]) + "", v.type)
+            mapped[v] = body.add_input(body.reserve_name(v.name.rpartition(".")[2]) + "", v.type)
             read.append(v)
     for node in nodes:
         operands = [None if v is None else mapped[v] for v in node.inputs]
@@ -233,6 +233,6 @@ def _extract_step(
     return Step(body, initial, [name for name in inputs if name not in initial]), tuple(read)
 
 
-def _token_axis(value: Value) -> str:
+def _find_token_axis(value: Value) -> str:
     """Return the first named size of `value` other than batch; "" if it has none."""
-    return next((n for size in value.shape for n in sorted(sizes.names(size)) if n != "batch"), "")
+    return next((n for size in value.shape for n in sorted(sizes.list_names(size)) if n != "batch"), "")

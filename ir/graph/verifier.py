@@ -17,12 +17,12 @@ def verify(graph: Graph, recipes: bool = False) -> None:
     Raises:
         WeftError: naming the first violation.
     """
-    for rule in [*RULES, *([recipes_fit] if recipes else [])]:
+    for rule in [*RULES, *([check_recipe_shapes] if recipes else [])]:
         for complaint in rule(graph):
             raise WeftError(f"graph {graph.name}: {complaint}")
 
 
-def values_defined_before_use(graph: Graph) -> Iterator[str]:
+def check_definition_order(graph: Graph) -> Iterator[str]:
     defined: set[Value] = {*graph.inputs.values(), *graph.params.values()}
     for node in graph.nodes:
         for v in node.inputs:
@@ -34,7 +34,7 @@ def values_defined_before_use(graph: Graph) -> Iterator[str]:
             yield f"output {name} is {v!r}, which nothing defines"
 
 
-def uses_are_exact(graph: Graph) -> Iterator[str]:
+def check_use_lists(graph: Graph) -> Iterator[str]:
     counted: dict[Value, set[tuple[object, int]]] = {}
     for node in graph.nodes:
         for i, v in enumerate(node.inputs):
@@ -48,7 +48,7 @@ def uses_are_exact(graph: Graph) -> Iterator[str]:
             yield f"the use list of {v!r} is stale"
 
 
-def names_are_unique(graph: Graph) -> Iterator[str]:
+def check_unique_names(graph: Graph) -> Iterator[str]:
     seen: set[str] = set()
     for v in [*graph.inputs.values(), *graph.params.values(), *(o for n in graph.nodes for o in n.outputs)]:
         if v.name in seen:
@@ -59,13 +59,13 @@ def names_are_unique(graph: Graph) -> Iterator[str]:
             yield f"parameter {name} has the name {p.name}"
 
 
-def ops_are_registered(graph: Graph) -> Iterator[str]:
+def check_registered_ops(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if OPS.get(node.op.name) is not node.op:
             yield f"{node!r} applies an op that is not registered"
 
 
-def types_agree(graph: Graph) -> Iterator[str]:
+def check_types(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         try:
             node.op.check_operands(node.inputs)
@@ -79,11 +79,17 @@ def types_agree(graph: Graph) -> Iterator[str]:
             yield f"{node!r} makes {', '.join(map(str, types))} but declares {', '.join(map(str, declared))}"
 
 
-def recipes_fit(graph: Graph) -> Iterator[str]:
+def check_recipe_shapes(graph: Graph) -> Iterator[str]:
     for p in graph.params.values():
         shape = p.recipe.shape(graph.reader)
         if shape != p.type.shape:
             yield f"parameter {p!r} has a recipe of shape {list(shape)}"
 
 
-RULES: tuple[Rule, ...] = (values_defined_before_use, uses_are_exact, names_are_unique, ops_are_registered, types_agree)
+RULES: tuple[Rule, ...] = (
+    check_definition_order,
+    check_use_lists,
+    check_unique_names,
+    check_registered_ops,
+    check_types,
+)

@@ -20,7 +20,7 @@ from .reduce import max as greatest
 from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
 
-def slot_positions(newest: Array, capacity: int, keep: int) -> Array:
+def find_slot_positions(newest: Array, capacity: int, keep: int) -> Array:
     """Return the position whose key each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
 
     The first `keep` slots hold the first positions. Slots still empty get a position below 0 or above `newest`.
@@ -30,7 +30,7 @@ def slot_positions(newest: Array, capacity: int, keep: int) -> Array:
     return np.where(slot < keep, slot, np.where(rolled < keep, -1, rolled))
 
 
-def write(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
+def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
     """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row with `new` [kv_heads, seq, d] written.
 
     `positions` [seq] determine the slots. Keys after position `last`, and keys that later ones replace, are dropped.
@@ -44,7 +44,7 @@ def write(past: Array, new: Array, positions: Array, last: int, keep: int) -> Ar
 
 
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
-    """Emit the positions that `slot_positions` returns; `slot` [1, capacity] is 0, 1, …"""
+    """Emit the positions that `find_slot_positions` returns; `slot` [1, capacity] is 0, 1, …"""
     rolling_slots = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
     rolled = sub(newest, mod(sub(newest, slot), rolling_slots))
     if not keep:
@@ -75,7 +75,7 @@ def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCal
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
 
-def code_range(bits: int) -> tuple[int, int]:
+def get_code_range(bits: int) -> tuple[int, int]:
     """Return the smallest and the largest code of `bits` bits."""
     return -(1 << bits - 1), (1 << bits - 1) - 1
 
@@ -85,14 +85,14 @@ def reshape_scale(scale: Array, heads: int) -> Array:
     return scale if scale.size == 1 else scale.reshape(1, heads, 1, -1)
 
 
-def quantize(x: Array, scale: Array, bits: int) -> Array:
+def quantize_to_codes(x: Array, scale: Array, bits: int) -> Array:
     """Return the integer codes of x [batch, heads, slots, width] as int64, in the same shape."""
-    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *code_range(bits)).astype(np.int64)
+    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *get_code_range(bits)).astype(np.int64)
 
 
 def emit_codes(x: Value, scale: Value, bits: int) -> Value:
     """Emit the integer codes of the keys or values x [batch, keys, heads · width]."""
-    low, high = code_range(bits)
+    low, high = get_code_range(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])
 

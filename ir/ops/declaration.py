@@ -10,7 +10,7 @@ import numpy as np
 
 from ..graph import Graph, Op, Value
 from ..interpreter import interpret
-from ..op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, total
+from ..op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, sum_sizes
 from ..types import dtypes
 
 
@@ -27,12 +27,12 @@ def composed_op(
         @functools.wraps(body)
         def reference(*operands: Array | None, **attrs: Any) -> Any:
             arrays = [None if a is None else np.asarray(a) for a in operands]
-            graph = _build_body(body, [None if a is None else _type_of(a) for a in arrays], attrs)
+            graph = _build_body(body, [None if a is None else _infer_type(a) for a in arrays], attrs)
             results = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
             return tuple(results.values()) if len(results) > 1 else results["0"]
 
         new = op(outputs=outputs, traits=traits, cases=cases)(reference)
-        new.body(lambda n: body(*_operands(new, n), **{name: vars(n)[name] for name in new.attrs}))
+        new.body(lambda n: body(*_list_operands(new, n), **{name: vars(n)[name] for name in new.attrs}))
         return new
 
     return declare
@@ -55,7 +55,7 @@ def fused_op(
         )
 
         def body_of(n: OpCall) -> Graph:
-            body_graph: Graph = graph_of(_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
+            body_graph: Graph = graph_of(_list_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
             return body_graph
 
         @new.infer
@@ -65,12 +65,15 @@ def fused_op(
         @new.cost
         def _(n: OpCall) -> Cost:
             graph = body_of(n)
-            read, written = (total([v.type.bytes for _, v in part.items()]) for part in (graph.inputs, graph.outputs))
+            read, written = (
+                sum_sizes([v.type.bytes for _, v in part.items()]) for part in (graph.inputs, graph.outputs)
+            )
             costs = {node: node.op.node_cost(node) for node in graph.nodes if Trait.VIEW not in node.op.traits}
             unread = [  # bytes of table rows and experts that no token selects
-                total([v.type.bytes for v in node.inputs if v is not None]) - cost.read for node, cost in costs.items()
+                sum_sizes([v.type.bytes for v in node.inputs if v is not None]) - cost.read
+                for node, cost in costs.items()
             ]
-            return Cost(total([cost.flops for cost in costs.values()]), read - total(unread), written)
+            return Cost(sum_sizes([cost.flops for cost in costs.values()]), read - sum_sizes(unread), written)
 
         def list_states(n: OpCall) -> tuple[StateSpec, ...]:
             nodes = body_of(n).nodes
@@ -85,12 +88,12 @@ def fused_op(
     return declare
 
 
-def _operands(declared: Op, n: OpCall) -> tuple[Any, ...]:
+def _list_operands(declared: Op, n: OpCall) -> tuple[Any, ...]:
     *first, last = (vars(n)[o.name] for o in declared.operands)
     return (*first, *last) if declared.operands[-1].variadic else (*first, last)
 
 
-def _type_of(array: Array) -> TensorType:
+def _infer_type(array: Array) -> TensorType:
     kind = dtypes.bool_ if array.dtype == bool else dtypes.f32 if array.dtype.kind == "f" else dtypes.i64
     return TensorType(kind, array.shape)
 

@@ -16,7 +16,7 @@ from ..op import (
     Trait,
     Value,
     bools,
-    broadcast,
+    broadcast_shapes,
     case,
     ints,
     normal,
@@ -36,25 +36,25 @@ def _check_integers(x: TensorType, *numbers: float) -> None:
     )
 
 
-def _broadcast_type(n: OpCall) -> TensorType:
+def _infer_broadcast_type(n: OpCall) -> TensorType:
     require(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
-    return TensorType(n.x.dtype, broadcast(n.x, n.y))
+    return TensorType(n.x.dtype, broadcast_shapes(n.x, n.y))
 
 
-def _comparison_type(n: OpCall) -> TensorType:
-    return _broadcast_type(n).with_dtype(dtypes.bool_)
+def _infer_comparison_type(n: OpCall) -> TensorType:
+    return _infer_broadcast_type(n).with_dtype(dtypes.bool_)
 
 
-def _logical_type(n: OpCall) -> TensorType:
+def _infer_logical_type(n: OpCall) -> TensorType:
     require(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
-    return TensorType(dtypes.bool_, broadcast(n.x, n.y))
+    return TensorType(dtypes.bool_, broadcast_shapes(n.x, n.y))
 
 
 def _declare_binary(
     name: str,
     doc: str,
     fn: Callable[[Array, Array], Array],
-    infer: Callable[[OpCall], TensorType] = _broadcast_type,
+    infer: Callable[[OpCall], TensorType] = _infer_broadcast_type,
     commutes: bool = False,
     cases: Sequence[Case] = tuple(_PAIR),
 ) -> Op:
@@ -94,11 +94,11 @@ floordiv = _declare_binary(
 mod = _declare_binary(
     "mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
 )
-less = _declare_binary("less", "x < y", np.less, _comparison_type, cases=[*_PAIR, _INTS])
-less_equal = _declare_binary("less_equal", "x ≤ y", np.less_equal, _comparison_type, cases=[*_PAIR, _INTS])
-equal = _declare_binary("equal", "x = y", np.equal, _comparison_type, commutes=True, cases=[_INTS])
-logical_and = _declare_binary("logical_and", "x ∧ y", np.logical_and, _logical_type, True, _LOGIC)
-logical_or = _declare_binary("logical_or", "x ∨ y", np.logical_or, _logical_type, True, _LOGIC)
+less = _declare_binary("less", "x < y", np.less, _infer_comparison_type, cases=[*_PAIR, _INTS])
+less_equal = _declare_binary("less_equal", "x ≤ y", np.less_equal, _infer_comparison_type, cases=[*_PAIR, _INTS])
+equal = _declare_binary("equal", "x = y", np.equal, _infer_comparison_type, commutes=True, cases=[_INTS])
+logical_and = _declare_binary("logical_and", "x ∧ y", np.logical_and, _infer_logical_type, True, _LOGIC)
+logical_or = _declare_binary("logical_or", "x ∨ y", np.logical_or, _infer_logical_type, True, _LOGIC)
 logical_not = _declare_unary("logical_not", "¬x", np.logical_not, (case(bools(2, 3)),))
 
 neg = _declare_unary("neg", "−x", np.negative)
@@ -215,7 +215,7 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 def _(n: OpCall) -> TensorType:
     require(n.condition.dtype == dtypes.bool_, "the condition must be bool")
     require(n.x.dtype == n.y.dtype, f"branches have dtypes {n.x.dtype} and {n.y.dtype}")
-    return TensorType(n.x.dtype, broadcast(n.condition, n.x, n.y))
+    return TensorType(n.x.dtype, broadcast_shapes(n.condition, n.x, n.y))
 
 
 # -- compositions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, require, total
+from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, require, sum_sizes
 from ..types import sizes
 from .activation import activate, apply_activation, check_activation, glu
 from .elementwise import add, mul
@@ -53,13 +53,15 @@ def moe(
         chosen = combine[..., e] != 0
         biases = (None if b is None else b[e] for b in (up_bias, gate_bias))
         gate_weight = None if gate is None else gate[e]
-        hidden = expert_hidden(x[chosen], up[e], gate_weight, *biases, activation=activation, limit=limit, shift=shift)
+        hidden = compute_expert_hidden(
+            x[chosen], up[e], gate_weight, *biases, activation=activation, limit=limit, shift=shift
+        )
         expert_output = hidden @ down[e].T + (0 if down_bias is None else down_bias[e])
         y[chosen] += combine[chosen, e, None] * expert_output
     return y
 
 
-def expert_hidden(
+def compute_expert_hidden(
     x: Array,
     up: Array,
     gate: Array | None,
@@ -101,9 +103,9 @@ def _(n: OpCall) -> None:
 @moe.cost
 def _(n: OpCall) -> Cost:
     experts, hidden, dim = n.up.shape
-    chosen, tokens = experts if n.active is None else n.active, sizes.product(n.x.shape[:-1])
+    chosen, tokens = experts if n.active is None else n.active, sizes.multiply_sizes(n.x.shape[:-1])
     stacks = [t for t in (n.up, n.down, n.gate, n.up_bias, n.down_bias, n.gate_bias) if t is not None]
-    each = total([t.with_shape(*t.shape[1:]).bytes for t in stacks])
+    each = sum_sizes([t.with_shape(*t.shape[1:]).bytes for t in stacks])
     read = n.x.bytes + n.combine.bytes + each * sizes.minimum(experts, tokens * chosen)
     return Cost(tokens * chosen * hidden * dim * (4 if n.gate is None else 6), read, n.x.bytes)
 
@@ -112,7 +114,7 @@ def _(n: OpCall) -> Cost:
 def _(n: OpCall) -> Value:
     """Emit all experts on all tokens, and the sum of their results weighted by combine."""
     experts, _, dim = n.up.shape
-    tokens = sizes.product(n.x.shape[:-1])
+    tokens = sizes.multiply_sizes(n.x.shape[:-1])
 
     def project(rows: Value, weight: Value, bias: Value | None) -> Value:
         y = matmul(rows, swap_last_axes(weight))

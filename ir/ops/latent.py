@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), composed of `attention` and products.
 
 Keys and values of all heads are projections of one latent c [batch, keys, rank]: k = W_UK c, v = W_UV c; the heads
-share a rotary part of the key. `emit_expanded` follows that definition. `absorbed` multiplies W_UK into the queries and
-W_UV into the outputs instead and attends to (c, rotary key) as one KV head of width rank + rotary, whose value is c:
-only that need be cached. Both compute the same function.
+share a rotary part of the key. `emit_expanded` follows that definition. `emit_absorbed` computes the same function, but
+multiplies the queries by W_UK and the outputs by W_UV instead: it attends to (c, rotary key) as one KV head of width
+rank + rotary, whose value is c. Then only c and the rotary key need a cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _(n: OpCall) -> TensorType:
 @head_linear.cost
 def _(n: OpCall) -> Size:
     weight: TensorType = n.weight
-    return sizes.product(n.x.shape[:2]) * weight.elements * 2
+    return sizes.multiply_sizes(n.x.shape[:2]) * weight.elements * 2
 
 
 @head_linear.body
@@ -95,7 +95,7 @@ def emit_expanded(
     return attention(q, k, v, *masks, heads=heads, kv_heads=heads, causal=causal, **attrs)
 
 
-def absorbed(
+def emit_absorbed(
     q: Value,
     q_rope: Value | None,
     latent: Value,

@@ -11,7 +11,7 @@ from ..graph import Graph
 from ..graph.step import BATCH, NEXT, Step, bind_batch, trace_step
 from ..interpreter import interpret
 from ..op import Array, Growth, OpCall, Size, StateKind, StateSpec, TensorType, Trait, Value, case, normal, op, require
-from ..schema.checks import total
+from ..schema.checks import sum_sizes
 from ..types import sizes
 from ..types.dtypes import DType, f32
 from .elementwise import add, cast, exp, mul, sigmoid, tanh
@@ -20,7 +20,7 @@ from .reduce import sum as add_up
 from .tensor import squeeze, unsqueeze
 
 
-def step_of(
+def build_step(
     function: Callable[[Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]],
     states: Mapping[str, tuple[int | float, ...]],
     tokens: Mapping[str, tuple[int, ...]],
@@ -67,8 +67,8 @@ def _elman_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[
     return [new, summed], [mul(new, summed), add_up(summed, axes=(1,), keepdims=True)]
 
 
-_GATED = step_of(_gated_step, {"state": (2, 3, 4)}, {"q": (2, 3), "k": (2, 3), "v": (2, 4), "decay": (2, 3)})
-_ELMAN = step_of(_elman_step, {"h": (4,), "c": (4, -1.5)}, {"x": (4,)}, weight=(4, 4))
+_GATED = build_step(_gated_step, {"state": (2, 3, 4)}, {"q": (2, 3), "k": (2, 3), "v": (2, 4), "decay": (2, 3)})
+_ELMAN = build_step(_elman_step, {"h": (4,), "c": (4, -1.5)}, {"x": (4,)}, weight=(4, 4))
 _QKV = (normal(2, 7, 2, 3), normal(2, 7, 2, 3), normal(2, 7, 2, 4), -np.linspace(0.1, 9, 84).reshape(2, 7, 2, 3))
 
 
@@ -91,7 +91,7 @@ def scan(*values: Array, step: Step) -> tuple[Array, ...]:
     """
     inputs, constants, states = _split_operands(values, step)
     if not states:
-        states = [np.full(step.type(n, len(inputs[0])).concrete({}), start) for n, start in step.initial.items()]
+        states = [np.full(step.input_type(n, len(inputs[0])).concrete({}), start) for n, start in step.initial.items()]
     constant_values = dict(zip(step.constants, constants, strict=True))
     rows: list[list[Array]] = []
     for t in range(inputs[0].shape[1]):
@@ -128,12 +128,12 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(inputs[0].rank >= 2, f"{names[0]} {inputs[0]} must be [batch, seq, ...]")
     batch, seq = inputs[0].shape[:2]
     for name, type in zip(step.tokens, inputs, strict=True):
-        token = step.type(name, batch)
+        token = step.input_type(name, batch)
         expected = token.with_shape(batch, seq, *token.shape[1:])
         require(type == expected, f"{name} {type} must be {expected}: the step reads {token} for each token")
     named = zip((*step.constants, *step.states), (*constants, *states), strict=False)
     for name, type in named:
-        expected = step.type(name, batch)
+        expected = step.input_type(name, batch)
         require(type == expected, f"{name} {type} must be {expected}")
     outputs = [bind_batch(step.graph.outputs[name].type, batch) for name in step.outputs]
     return (*(t.with_shape(batch, seq, *t.shape[1:]) for t in outputs), *states)
@@ -142,7 +142,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 @scan.cost
 def _(n: OpCall) -> Size:
     batch, seq = n.values[0].shape[:2]
-    step_flops: Size = total(node.op.node_cost(node).flops for node in n.step.graph.nodes)
+    step_flops: Size = sum_sizes(node.op.node_cost(node).flops for node in n.step.graph.nodes)
     flops: Size = sizes.substitute(step_flops, {"batch": batch}) * seq
     return flops
 
@@ -152,7 +152,13 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
     batch, kind = n.values[0].shape[0], StateKind.SCAN
     return tuple(
         StateSpec(
-            name, kind, Growth.CONSTANT, f"past_{name}", f"present_{name}", n.step.type(name, batch), initial=start
+            name,
+            kind,
+            Growth.CONSTANT,
+            f"past_{name}",
+            f"present_{name}",
+            n.step.input_type(name, batch),
+            initial=start,
         )
         for name, start in n.step.initial.items()
     )

@@ -115,15 +115,15 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     if number in (0, 1):
         return affine(value, by=number, plus=1 - number, name=name)
     if number < 0:
-        return reciprocal(_power(value, -int(number)), name=name)
-    return _power(value, int(number), name)
+        return reciprocal(_emit_power(value, -int(number)), name=name)
+    return _emit_power(value, int(number), name)
 
 
-def _power(x: Value, times: int, name: str | None = None) -> Value:
+def _emit_power(x: Value, times: int, name: str | None = None) -> Value:
     """Emit x to the power `times` by repeated squaring."""
     if times == 1:
         return x
-    half = _power(x, times // 2)
+    half = _emit_power(x, times // 2)
     return mul(square(half), x, name=name) if times % 2 else square(half, name=name)
 
 

@@ -19,10 +19,10 @@ from ..op import (
     TensorType,
     Trait,
     Value,
-    broadcast,
-    caches,
+    broadcast_shapes,
     case,
     ints,
+    list_cache_specs,
     normal,
     op,
     positive,
@@ -72,18 +72,18 @@ from .tensor import (
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
 
-def _bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
+def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     """Return the type of a bias [batch, heads, seq, keys] over `queries` and `keys`, in the dtype of `like`."""
     queries: TensorType = n.queries
     keys: TensorType = n.keys
     for t in (queries, keys):
         require(t.rank == 2 and t.dtype.is_int, f"positions {t} must be integers [batch or 1, n]")
     require(queries.dtype == keys.dtype, f"positions {queries} and {keys} differ in dtype")
-    (batch,) = broadcast(queries.with_shape(queries.shape[0]), keys.with_shape(keys.shape[0]))
+    (batch,) = broadcast_shapes(queries.with_shape(queries.shape[0]), keys.with_shape(keys.shape[0]))
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _relative_positions(n: OpCall) -> Value:
+def _emit_relative_positions(n: OpCall) -> Value:
     """Emit j − i [batch, seq, keys] of the key positions j and query positions i."""
     return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
 
@@ -105,7 +105,7 @@ def relative_position_bias(
     all of them between past and future, otherwise the future shares bucket 0.
     """
     relative = keys[:, None, :] - queries[:, :, None]
-    count, exact, rate = _bucket_counts(len(table), bidirectional, max_distance)
+    count, exact, rate = _count_buckets(len(table), bidirectional, max_distance)
     distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     far = np.floor(np.log(np.maximum(distance, 1) / exact) * rate + (exact + _NUDGE)).astype(np.int64)
     bucket = np.where(distance < exact, distance, np.minimum(far, count - 1))
@@ -116,7 +116,7 @@ def relative_position_bias(
 _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance just below its integer
 
 
-def _bucket_counts(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
+def _count_buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
     """Return (buckets per direction, exact buckets among them, logarithmic buckets per factor e of distance)."""
     count = count // 2 if bidirectional else count
     exact = count // 2
@@ -130,13 +130,13 @@ def _(n: OpCall) -> TensorType:
     buckets, heads = table.shape
     fits = isinstance(buckets, int) and buckets >= 4 and n.max_distance > buckets // (4 if n.bidirectional else 2)
     require(fits, f"max_distance={n.max_distance} must exceed the distances that table {table} has a bucket for")
-    return _bias_type(table, heads, n)
+    return _infer_bias_type(table, heads, n)
 
 
 @relative_position_bias.body
 def _(n: OpCall) -> Value:
-    relative = _relative_positions(n)
-    count, exact, rate = _bucket_counts(n.table.shape[0], n.bidirectional, n.max_distance)
+    relative = _emit_relative_positions(n)
+    count, exact, rate = _count_buckets(n.table.shape[0], n.bidirectional, n.max_distance)
     distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
     ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
@@ -161,12 +161,12 @@ def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False
 def _(n: OpCall) -> TensorType:
     slopes: TensorType = n.slopes
     require(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
-    return _bias_type(slopes, slopes.shape[0], n)
+    return _infer_bias_type(slopes, slopes.shape[0], n)
 
 
 @alibi.body
 def _(n: OpCall) -> Value:
-    distance = _relative_positions(n)
+    distance = _emit_relative_positions(n)
     distance = neg(absolute(distance)) if n.symmetric else distance
     slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
     return mul(slopes, unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,)))
@@ -260,14 +260,14 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Size:
     q: TensorType = n.q
     tables = 1 if n.value_table is None else 2
-    per_key = q.elements * (4 + 2 * tables) + sizes.product((*q.shape[:2], n.heads)) * 5
+    per_key = q.elements * (4 + 2 * tables) + sizes.multiply_sizes((*q.shape[:2], n.heads)) * 5
     keys: Size = n.k.shape[1] if n.past_k is None else n.past_k.shape[2]
     return per_key * keys
 
 
 @relative_attention.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return caches(n.k, n.v, n.past_k, n.heads) if n.causal else ()
+    return list_cache_specs(n.k, n.v, n.past_k, n.heads) if n.causal else ()
 
 
 @relative_attention.body
@@ -316,7 +316,7 @@ def gather_per_query(x: Value, index: Value) -> Value:
 # -- compositions
 
 
-def sinusoidal(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
+def emit_sinusoids(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
     """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs], any
     length: p[2k] = sin and p[2k + 1] = cos of position · frequency k, or all sines before all cosines."""
     angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, require, show
+from ..op import (
+    Array,
+    Cost,
+    OpCall,
+    Size,
+    TensorType,
+    Trait,
+    Value,
+    broadcast_shapes,
+    case,
+    format_shape,
+    ints,
+    normal,
+    op,
+    require,
+)
 from .elementwise import add
 
 
@@ -53,7 +68,7 @@ def _product_type(n: OpCall) -> TensorType:
     require(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
     require(x.rank >= 2 and y.rank >= 2, f"operands {x} and {y} must have two axes or more")
     require(x.shape[-1] == y.shape[-2], f"inner sizes of {x} and {y} differ")
-    lead = broadcast(x.with_shape(*x.shape[:-2], 1, 1), y.with_shape(*y.shape[:-2], 1, 1))[:-2]
+    lead = broadcast_shapes(x.with_shape(*x.shape[:-2], 1, 1), y.with_shape(*y.shape[:-2], 1, 1))[:-2]
     return x.with_shape(*lead, x.shape[-2], y.shape[-1])
 
 
@@ -73,7 +88,7 @@ def embedding(ids: Array, table: Array) -> Array:
 def _rows_type(n: OpCall) -> TensorType:
     table: TensorType = n.table
     require(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
-    require(table.rank == 2, f"table {show(table.shape)} is not a matrix")
+    require(table.rank == 2, f"table {format_shape(table.shape)} is not a matrix")
     return table.with_shape(*n.ids.shape, table.shape[1])
 
 

@@ -23,8 +23,8 @@ from ..op import (
     TensorType,
     Trait,
     Value,
+    build_fixed_size_spec,
     case,
-    fixed_size_state,
     ints,
     normal,
     positive,
@@ -35,7 +35,7 @@ from ..types import dtypes, sizes
 from .activation import relu
 from .declaration import composed_op
 from .elementwise import add, cast, clip, div, exp, mul, sub
-from .loops import scan, step_of
+from .loops import build_step, scan
 from .products import matmul
 from .reduce import cumsum
 from .reduce import sum as add_up
@@ -45,7 +45,7 @@ from .tensor import expand, merge_heads, reshape, split_heads, squeeze, swap_las
 _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
-def present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
+def infer_present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
     """Return the types of the present state: (type of `past`,), which is `wanted` or `wanted` in f32; () without past.
 
     Raises:
@@ -56,7 +56,7 @@ def present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorTyp
     return () if past is None else (past,)
 
 
-def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
+def cast_to(dtype: dtypes.DType, x: Value) -> Value:
     """Return `x` cast to `dtype`, or `x` itself if it has that dtype."""
     return x if x.type.dtype == dtype else cast(x, to=dtype)
 
@@ -83,7 +83,7 @@ def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, de
 
     tokens: dict[str, tuple[int, ...]] = {"q": (groups, keys), "k": (groups, keys), "v": (heads, values)}
     tokens |= {"beta": (heads,)} if delta_rule else {}
-    return step_of(step, {"state": (heads, keys, values)}, tokens | ({"decay": (heads, gates)} if gates else {}))
+    return build_step(step, {"state": (heads, keys, values)}, tokens | ({"decay": (heads, gates)} if gates else {}))
 
 
 def _read_state(q: Value, state: Value) -> Value:
@@ -95,18 +95,18 @@ def _emit_recurrence(
     q: Value, k: Value, v: Value, beta: Value | None, decay: Value | None, past: Value | None, heads: int, groups: int
 ) -> tuple[Value, ...]:
     """Emit the delta rule or, without `beta`, linear attention, with a state matrix per head in f32."""
-    wide = [in_dtype(dtypes.f32, t) for t in (q, k, v)]
+    wide = [cast_to(dtypes.f32, t) for t in (q, k, v)]
     tokens = [
         reshape(t, shape=(*t.shape[:2], n, t.width // n)) for t, n in zip(wide, (groups, groups, heads), strict=True)
     ]
-    tokens += [] if beta is None else [in_dtype(dtypes.f32, beta)]
+    tokens += [] if beta is None else [cast_to(dtypes.f32, beta)]
     gates = 0 if decay is None else decay.width // heads
     if decay is not None:
-        tokens.append(reshape(in_dtype(dtypes.f32, decay), shape=(*decay.shape[:2], heads, gates)))
+        tokens.append(reshape(cast_to(dtypes.f32, decay), shape=(*decay.shape[:2], heads, gates)))
     step = _matrix_step(heads, groups, q.width // groups, v.width // heads, gates, beta is not None)
-    y, *present = scan.emit(*tokens, *([] if past is None else [in_dtype(dtypes.f32, past)]), step=step)
-    y = in_dtype(v.type.dtype, reshape(y, shape=v.shape))
-    return (y,) if past is None else (y, in_dtype(past.type.dtype, present[0]))
+    y, *present = scan.emit(*tokens, *([] if past is None else [cast_to(dtypes.f32, past)]), step=step)
+    y = cast_to(v.type.dtype, reshape(y, shape=v.shape))
+    return (y,) if past is None else (y, cast_to(past.type.dtype, present[0]))
 
 
 @composed_op(
@@ -145,7 +145,7 @@ def infer_matrix_recurrence(n: OpCall) -> tuple[TensorType, ...]:
     require(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
     gates = [v.with_shape(*v.shape[:2], heads * keys) for keys in (1, wide // groups)]
     require(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
-    return v, *present_type(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
+    return v, *infer_present_type(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
 
 
 gated_linear_attention.infer(infer_matrix_recurrence)
@@ -157,31 +157,31 @@ def _(n: OpCall) -> Size:
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
 
 
-def matrix_state(n: OpCall) -> tuple[StateSpec, ...]:
+def list_matrix_states(n: OpCall) -> tuple[StateSpec, ...]:
     """Return the specification of the state [heads, d, dv] of a recurrence of q, k and v."""
     matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
-    return (fixed_size_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
+    return (build_fixed_size_spec(StateKind.RECURRENT, n.v, *matrix, part="state"),)
 
 
-gated_linear_attention.states(matrix_state)
+gated_linear_attention.states(list_matrix_states)
 
 
 _RNG = np.random.default_rng(11)
 
 
-def _unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
+def _draw_unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
     """Return random keys [batch, seq, groups·d] with norm 1 per group: with longer keys, states may grow per token."""
     keys = _RNG.standard_normal((batch, seq, groups, d))
     return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
 
 
-def _uniform(*shape: int) -> Array:
+def _draw_uniform(*shape: int) -> Array:
     """Return uniform random values in [0, 1)."""
     return _RNG.random(shape)
 
 
-_GROUPED = (normal(2, 7, 6), _unit_keys(7, 2, 3), normal(2, 7, 20), _uniform(2, 7, 4))
-_EACH = (normal(2, 7, 6), _unit_keys(7, 1, 6), normal(2, 7, 20), _uniform(2, 7, 4))
+_GROUPED = (normal(2, 7, 6), _draw_unit_keys(7, 2, 3), normal(2, 7, 20), _draw_uniform(2, 7, 4))
+_EACH = (normal(2, 7, 6), _draw_unit_keys(7, 1, 6), normal(2, 7, 20), _draw_uniform(2, 7, 4))
 
 
 @composed_op(
@@ -193,20 +193,20 @@ _EACH = (normal(2, 7, 6), _unit_keys(7, 1, 6), normal(2, 7, 20), _uniform(2, 7, 
         case(*_EACH, np.linspace(-1, 0, 56).reshape(2, 7, 4), normal(2, 4, 6, 5), heads=4),
         case(*_GROUPED, None, normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 150, 3), _unit_keys(150, 1, 3, 1), normal(1, 150, 4), _uniform(1, 150, 2)),
+            *(normal(1, 150, 3), _draw_unit_keys(150, 1, 3, 1), normal(1, 150, 4), _draw_uniform(1, 150, 2)),
             -np.arange(300.0).reshape(1, 150, 2) / 300,
             heads=2,
         ),
         case(
-            *(normal(3, 1, 2), _unit_keys(1, 1, 2, 3), normal(3, 1, 4), _uniform(3, 1, 2)),
+            *(normal(3, 1, 2), _draw_unit_keys(1, 1, 2, 3), normal(3, 1, 4), _draw_uniform(3, 1, 2)),
             *(-np.ones((3, 1, 2)), normal(3, 2, 2, 2)),
             heads=2,
         ),
         case(*_GROUPED, np.linspace(-9, 0, 168).reshape(2, 7, 12), heads=4, groups=2),
         case(*_GROUPED, np.linspace(-1, 0, 168).reshape(2, 7, 12), normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 40, 3), _unit_keys(40, 1, 3, 1), normal(1, 40, 4), 2 * _uniform(1, 40, 2)),
-            -3 * _uniform(1, 40, 6),
+            *(normal(1, 40, 3), _draw_unit_keys(40, 1, 3, 1), normal(1, 40, 4), 2 * _draw_uniform(1, 40, 2)),
+            -3 * _draw_uniform(1, 40, 6),
             heads=2,
         ),
     ],
@@ -249,7 +249,7 @@ def _(n: OpCall) -> Size:
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (6 if n.decay is None else 7)
 
 
-gated_delta_rule.states(matrix_state)
+gated_delta_rule.states(list_matrix_states)
 
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
@@ -298,16 +298,16 @@ def linear_attention(
     rq, rk = fq, fk
     if positions is not None:
         rq, rk = (rope(t, positions, frequencies, heads=heads, interleaved=interleaved) for t in (fq, fk))
-    terms = in_dtype(dtypes.f32, fk)
+    terms = cast_to(dtypes.f32, fk)
     norm = add_up(terms, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
     present: tuple[Value, ...] = ()
     if causal:
         y, *state = gated_linear_attention.emit(rq, rk, v, None, past_state, heads=heads, groups=heads)
         seen = cumsum(terms, axis=1)
         if past_norm is not None:
-            before = reshape(in_dtype(dtypes.f32, past_norm), shape=norm.shape)
+            before = reshape(cast_to(dtypes.f32, past_norm), shape=norm.shape)
             seen, norm = add(seen, before), reshape(add(norm, before), shape=past_norm.shape)
-            present = *state, in_dtype(past_norm.type.dtype, norm)
+            present = *state, cast_to(past_norm.type.dtype, norm)
     else:
         y, seen = (
             merge_heads(
@@ -315,10 +315,10 @@ def linear_attention(
             ),
             norm,
         )
-    products = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
-    numerators = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
+    products = reshape(mul(cast_to(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    numerators = reshape(cast_to(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
     y = reshape(div(numerators, add_up(products, axes=(3,), keepdims=True)), shape=y.shape)
-    return in_dtype(v.type.dtype, y), *present
+    return cast_to(v.type.dtype, y), *present
 
 
 @linear_attention.infer
@@ -342,7 +342,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.causal, "a past needs causal=true")
     norm = q.with_shape(q.shape[0], heads, width // heads)
     state = norm.with_shape(*norm.shape, dv // heads)
-    return v, *present_type(n.past_state, state), *present_type(n.past_norm, norm)
+    return v, *infer_present_type(n.past_state, state), *infer_present_type(n.past_norm, norm)
 
 
 @linear_attention.cost
@@ -358,6 +358,6 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
         return ()
     keys, values = (n.heads, n.q.shape[2] // n.heads), n.v.shape[2] // n.heads
     return (
-        fixed_size_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
-        fixed_size_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
+        build_fixed_size_spec(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
+        build_fixed_size_spec(StateKind.NORM, n.v, *keys, suffix="_norm"),
     )

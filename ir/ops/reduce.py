@@ -6,7 +6,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, require
+from ..op import (
+    Array,
+    Case,
+    Op,
+    OpCall,
+    Size,
+    TensorType,
+    Trait,
+    Value,
+    case,
+    ints,
+    normal,
+    normalize_axis,
+    op,
+    require,
+)
 from ..types import dtypes
 
 _CASES = [
@@ -16,15 +31,15 @@ _CASES = [
 ]
 
 
-def _reduced_type(n: OpCall) -> TensorType:
+def _infer_reduced_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    gone = {axis_of(a, x.rank) for a in n.axes}
+    gone = {normalize_axis(a, x.rank) for a in n.axes}
     require(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
     shape = [1 if i in gone else s for i, s in enumerate(x.shape) if n.keepdims or i not in gone]
     return x.with_shape(*shape)
 
 
-def _addition_count(n: OpCall) -> Size:
+def _count_additions(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements
 
@@ -35,8 +50,8 @@ def _declare_reduction(name: str, doc: str, fn: Callable[..., Array], cases: Seq
 
     reference.__name__, reference.__doc__ = name, doc
     new = op(cases=cases)(reference)
-    new.infer(_reduced_type)
-    new.cost(_addition_count)
+    new.infer(_infer_reduced_type)
+    new.cost(_count_additions)
     return new
 
 
@@ -58,7 +73,7 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 @softmax.infer
 def _check_axis(n: OpCall) -> None:
-    axis_of(n.axis, n.x.rank)
+    normalize_axis(n.axis, n.x.rank)
 
 
 @softmax.cost
@@ -92,7 +107,7 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
     return values, values.with_dtype(dtypes.i64)
 
 
-def count(condition: Value, axes: tuple[int, ...]) -> Value:
+def emit_true_count(condition: Value, axes: tuple[int, ...]) -> Value:
     """Emit the number of true elements over `axes`, as i64."""
     from .elementwise import cast
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, axis_of, case, normal, op, require, require_int
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, normalize_axis, op, require, require_int
 from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,
@@ -111,7 +111,7 @@ def _routing_cost(n: OpCall) -> Size:
     return logits.elements * 8
 
 
-def _top_k_mask(best: Value, k: int, depth: int, like: Value) -> Value:
+def _emit_top_k_mask(best: Value, k: int, depth: int, like: Value) -> Value:
     """Emit 1 at the k largest elements along the last axis of `best` [..., depth], else 0, in the dtype of `like`."""
     _, indices = top_k.emit(best, k=k)
     hits = add_up(one_hot(indices, depth=depth), axes=(len(indices.shape) - 1,))
@@ -126,15 +126,15 @@ def _(n: OpCall) -> Value:
     if n.groups > 1:
         members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
         best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
-        open_ = less(fill_like(best, 0.5), _top_k_mask(best, n.top_groups, n.groups, best))
+        open_ = less(fill_like(best, 0.5), _emit_top_k_mask(best, n.top_groups, n.groups, best))
         ranked = reshape(mask_fill(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
-    chosen_scores = mul(scores, _top_k_mask(ranked, n.k, experts, scores))
+    chosen_scores = mul(scores, _emit_top_k_mask(ranked, n.k, experts, scores))
     if n.renormalize:
         chosen_scores = div(chosen_scores, add_up(chosen_scores, axes=(-1,), keepdims=True))
     return chosen_scores if n.scale == 1 else affine(chosen_scores, by=n.scale)
 
 
-def _capacity(x: Array, capacity: int | None, factor: float) -> int:
+def _compute_capacity(x: Array, capacity: int | None, factor: float) -> int:
     """Return the number of tokens that an expert takes, `capacity` or ⌈factor · tokens/experts⌉.
 
     The margin 1e-9 keeps a rounding error above an integer share from adding a token.
@@ -149,8 +149,8 @@ def _check_capacity(x: TensorType, n: OpCall) -> None:
     require(n.factor > 0, f"factor={n.factor} must be positive")
 
 
-def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
-    """Emit whether `count` is below the capacity C of `_capacity`; an integer is below ⌈z⌉ exactly if it is below z."""
+def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
+    """Emit a mask: whether `count` is below the capacity C (an integer is below ⌈z⌉ exactly if it is below z)."""
     if n.capacity is not None:
         return less(count, fill_like(count, n.capacity))
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
@@ -158,7 +158,7 @@ def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
     return less(cast(count, to=dtypes.f32), share)
 
 
-def _routed_mask(combine: Value) -> Value:
+def _emit_routed_mask(combine: Value) -> Value:
     """Emit the mask [..., tokens, experts] of the tokens that are routed to each expert."""
     return logical_not(equal(combine, fill_like(combine, 0)))
 
@@ -168,7 +168,7 @@ _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 def _merge_batch(x: Value, n: OpCall) -> Value:
     """Emit x with all competing tokens on axis −2: if `batched`, the tokens of all batch rows are merged into it."""
-    return reshape(x, shape=(sizes.product(x.shape[:-1]), x.width)) if n.batched else x
+    return reshape(x, shape=(sizes.multiply_sizes(x.shape[:-1]), x.width)) if n.batched else x
 
 
 @op(
@@ -185,7 +185,7 @@ def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float
     ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
     are those of all batch rows, in order."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
-    limit = _capacity(rows, capacity, factor)
+    limit = _compute_capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
 
 
@@ -197,9 +197,9 @@ def _(n: OpCall) -> None:
 @limit_capacity.body
 def _(n: OpCall) -> Value:
     combine = _merge_batch(n.combine, n)
-    is_routed = cast(_routed_mask(combine), to=dtypes.i64)
+    is_routed = cast(_emit_routed_mask(combine), to=dtypes.i64)
     before = cumsum(is_routed, axis=len(combine.shape) - 2, exclusive=True)
-    limited = mask_fill(_below_limit(before, combine, n), combine)
+    limited = mask_fill(_emit_below_capacity(before, combine, n), combine)
     return reshape(limited, shape=n.combine.shape) if n.batched else limited
 
 
@@ -217,7 +217,7 @@ def expert_choice(logits: Array, *, capacity: int | None = None, factor: float =
     [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
     `batched`, the tokens are those of all batch rows."""
     scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
-    limit = _capacity(scores, capacity, factor)
+    limit = _compute_capacity(scores, capacity, factor)
     chosen_scores = np.where(_is_top_k(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
     return chosen_scores.reshape(logits.shape)
 
@@ -240,7 +240,7 @@ def _(n: OpCall) -> Value:
     earlier = less(unsqueeze(token, axes=(0,)), unsqueeze(token, axes=(1,)))  # [token, other token]
     is_ahead = logical_or(less(mine, others), logical_and(equal(mine, others), earlier))
     better = swap_last_axes(add_up(cast(is_ahead, to=dtypes.i64), axes=(rank,)))
-    chosen = mask_fill(_below_limit(better, logits, n), scores)
+    chosen = mask_fill(_emit_below_capacity(better, logits, n), scores)
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
 
@@ -257,7 +257,7 @@ def load_balance_loss(logits: Array, combine: Array) -> Array:
 def _(n: OpCall) -> TensorType:
     logits: TensorType = n.logits
     require(logits == n.combine, f"logits {logits} and combine {n.combine} differ")
-    axis_of(-2, logits.rank)
+    normalize_axis(-2, logits.rank)
     return logits.with_shape()
 
 
@@ -267,7 +267,7 @@ load_balance_loss.cost(_routing_cost)
 @load_balance_loss.body
 def _(n: OpCall) -> Value:
     tokens = tuple(range(len(n.logits.shape) - 1))
-    is_routed = cast(_routed_mask(n.combine), to=n.logits.type.dtype)
+    is_routed = cast(_emit_routed_mask(n.combine), to=n.logits.type.dtype)
     product = mul(mean(is_routed, axes=tokens), mean(softmax(n.logits), axes=tokens))
     return affine(add_up(product, axes=(0,)), by=n.logits.width)
 
@@ -275,13 +275,13 @@ def _(n: OpCall) -> Value:
 # -- compositions
 
 
-def noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
+def emit_noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
     """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017: `spread` is x W_noise, `noise` standard
     normal and an input, all [..., experts]. Route the result with ``route(..., k=k)``."""
     return add(logits, mul(noise, softplus(spread)))
 
 
-def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
+def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
     """Emit two-level routing (Shazeer 2017, appendix B): `top_groups` groups by group_logits [..., groups], then k
     experts inside every group by logits [..., experts]; weights multiply → combine [..., experts]."""
     groups, shape = group_logits.width, logits.shape
@@ -290,7 +290,7 @@ def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int)
     return reshape(mul(unsqueeze(outer, axes=(len(shape),)), inner), shape=shape)
 
 
-def sparse_mixer(logits: Value, *, jitter: float) -> Value:
+def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
     """Emit combine [..., experts] of SparseMixer-v2 at inference: two experts (Liu 2024, arXiv 2409.12136).
 
     The weight of each is its softmax over the experts near it: those whose logit falls short of its logit by at most
@@ -303,7 +303,7 @@ def sparse_mixer(logits: Value, *, jitter: float) -> Value:
         best = greatest(open_to, axes=axis, keepdims=True)
         gap = div(sub(best, logits), maximum(magnitude, best))
         near = less_equal(gap, fill_like(gap, 2 * jitter))
-        hit = _top_k_mask(open_to, 1, experts, logits)
+        hit = _emit_top_k_mask(open_to, 1, experts, logits)
         weight = mul(hit, softmax(mask_fill(near, open_to, number=_CLOSED)))
         combine = weight if combine is None else add(combine, weight)
         open_to = mask_fill(less(hit, fill_like(hit, 0.5)), open_to, number=_CLOSED)
@@ -312,11 +312,11 @@ def sparse_mixer(logits: Value, *, jitter: float) -> Value:
 
 
 __all__ = [
+    "emit_hierarchical_routing",
+    "emit_noisy_logits",
+    "emit_sparse_mixer",
     "expert_choice",
-    "hierarchical",
     "limit_capacity",
     "load_balance_loss",
-    "noisy_logits",
     "route",
-    "sparse_mixer",
 ]

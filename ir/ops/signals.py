@@ -16,8 +16,8 @@ from ..op import (
     StateSpec,
     TensorType,
     Value,
+    build_fixed_size_spec,
     case,
-    fixed_size_state,
     normal,
     op,
     require,
@@ -28,7 +28,7 @@ from .activation import activate, apply_activation, check_activation
 from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
 from .products import linear, matmul
 from .reduce import max as greatest
-from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
+from .tensor import concat, emit_indices, gather, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
 
 
 @op(cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))])
@@ -111,7 +111,7 @@ def conv1d(
     return y if bias is None else y + bias
 
 
-def _frame_count(n: OpCall) -> Size:
+def _count_frames(n: OpCall) -> Size:
     """Return the number of output frames of a convolution over time."""
     length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
     return sizes.floordiv(length, n.stride) + 1
@@ -132,7 +132,7 @@ def _(n: OpCall) -> TensorType:
     require(n.stride >= 1, f"stride={n.stride} must be positive")
     pads = tuple(n.padding)
     require(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must be the numbers of zeros before and after x")
-    frames = _frame_count(n)
+    frames = _count_frames(n)
     require(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
     return x.with_shape(x.shape[0], frames, out)
 
@@ -140,16 +140,16 @@ def _(n: OpCall) -> TensorType:
 @conv1d.cost
 def _(n: OpCall) -> Size:
     x, weight = n.x, n.weight
-    products: Size = x.shape[0] * _frame_count(n) * weight.elements
+    products: Size = x.shape[0] * _count_frames(n) * weight.elements
     return products * 2
 
 
 @conv1d.body
 def _(n: OpCall) -> Value:
     (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
-    batch, frames = n.x.shape[0], _frame_count(n)
+    batch, frames = n.x.shape[0], _count_frames(n)
     padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
-    starts = affine(indices(n.x, frames), by=n.stride)
+    starts = affine(emit_indices(n.x, frames), by=n.stride)
     at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
     windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
     rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
@@ -175,18 +175,20 @@ def _(n: OpCall) -> None:
 @fourier.cost
 def _(n: OpCall) -> Size:
     count, width = n.x.shape[-2:]
-    flops: Size = sizes.product(n.x.shape) * (count + width) * 4
+    flops: Size = sizes.multiply_sizes(n.x.shape) * (count + width) * 4
     return flops
 
 
 @fourier.body
 def _(n: OpCall) -> Value:
-    (c_rows, s_rows), (c_columns, s_columns) = (_cos_sin(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1))
+    (c_rows, s_rows), (c_columns, s_columns) = (
+        _emit_dft_matrices(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1)
+    )
     real = matmul(c_rows, matmul(n.x, c_columns))
     return sub(real, matmul(s_rows, matmul(n.x, s_columns)))
 
 
-def _cos_sin(x: Value, axis: int) -> tuple[Value, Value]:
+def _emit_dft_matrices(x: Value, axis: int) -> tuple[Value, Value]:
     """Emit the cosines and sines [n, n] of 2π·i·j/n for an axis of x of size n; i·j is reduced modulo n as an integer,
     since f32 is not precise enough for large products."""
     at = iota(x, axis=axis)
@@ -243,7 +245,7 @@ def _(n: OpCall) -> Size:
 @causal_conv.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
     channels, taps = n.weight.shape
-    return (fixed_size_state(StateKind.CONV, n.x, taps - 1, channels),)
+    return (build_fixed_size_spec(StateKind.CONV, n.x, taps - 1, channels),)
 
 
 @causal_conv.body

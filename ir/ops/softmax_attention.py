@@ -15,13 +15,13 @@ from ..op import (
     TensorType,
     Trait,
     Value,
-    caches,
     case,
-    cross_states,
+    list_cache_specs,
+    list_cross_specs,
     normal,
     op,
     require,
-    total,
+    sum_sizes,
 )
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
@@ -161,12 +161,12 @@ def attention(
     fresh = (kh, vh)
     scales = (k_scale, k_scale if v is None else v_scale)
     if cache_bits is not None and k_scale is not None:
-        codes = cache_ops.quantize(kh, k_scale, cache_bits)
+        codes = cache_ops.quantize_to_codes(kh, k_scale, cache_bits)
         kh = codes * cache_ops.reshape_scale(k_scale, kv_heads)
         if v is None:
             fresh, vh = (codes, codes), kh[..., :value_dim]
         elif v_scale is not None:
-            fresh = codes, cache_ops.quantize(vh, v_scale, cache_bits)
+            fresh = codes, cache_ops.quantize_to_codes(vh, v_scale, cache_bits)
             vh = fresh[1] * cache_ops.reshape_scale(v_scale, kv_heads)
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
@@ -175,7 +175,7 @@ def attention(
         capacity = past_k.shape[2]
         first = positions[:, :1]
         slots = np.arange(capacity) + 0 * first
-        past_at = cache_ops.slot_positions(first - 1, capacity, keep_first) if rolling else slots
+        past_at = cache_ops.find_slot_positions(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         pasts = [
@@ -220,7 +220,7 @@ def attention(
         for b, at in enumerate(positions):
             if rolling:
                 last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
-                updated[b] = cache_ops.write(past[b], new[b], at, last, keep_first)
+                updated[b] = cache_ops.write_rolling_cache(past[b], new[b], at, last, keep_first)
             else:
                 updated[b][:, at] = new[b]
         present.append(updated)
@@ -250,7 +250,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
         require(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
     fits_q = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
     require(fits_q, f"q {q}, k {k} and v {v} differ in batch or length")
-    dv = _value_dim(n)
+    dv = _get_value_dim(n)
     require(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
     require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
     require(n.window is None or n.window >= 1, f"window={n.window} must be positive")
@@ -292,7 +292,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return y, *(past for past, _, _ in pasts)
 
 
-def _value_dim(n: OpCall) -> int:
+def _get_value_dim(n: OpCall) -> int:
     """Return the width dv of a value head of the call `n`, whose operands are types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
@@ -303,28 +303,28 @@ def _(n: OpCall) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)
-    d, dv = sizes.floordiv(q.shape[2], n.heads), _value_dim(n)
+    d, dv = sizes.floordiv(q.shape[2], n.heads), _get_value_dim(n)
     flops = q.shape[0] * q.shape[1] * reached * n.heads * ((d + dv) * 2 + 5)
-    read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
+    read = sum_sizes(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
     written = q.with_shape(*q.shape[:2], dv * n.heads).bytes
     fresh = (t if n.cache_bits is None else t.with_dtype(CODES[n.cache_bits]) for t in (k, v) if t is not None)
-    return Cost(flops, read, written if n.past_k is None else written + total(t.bytes for t in fresh))
+    return Cost(flops, read, written if n.past_k is None else written + sum_sizes(t.bytes for t in fresh))
 
 
 @attention.states
-def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
+def list_attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
-        return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
+        return list_cache_specs(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
     # Rows that are chunks of sequences (their number depends on two sizes) attend within one call: nothing is cached.
-    parts = len(sizes.names(n.q.shape[0])) > 1
-    return () if parts or n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
+    parts = len(sizes.list_names(n.q.shape[0])) > 1
+    return () if parts or n.k.shape[1] == n.q.shape[1] else list_cross_specs(n.k, n.v)
 
 
 @attention.body
 def _(n: OpCall) -> Value | tuple[Value, ...]:
     heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
     (batch, seq, _), group = n.q.shape, heads // kv_heads
-    d, dv = n.q.width // heads, _value_dim(n)
+    d, dv = n.q.width // heads, _get_value_dim(n)
     qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
     kv = [t for t in (n.k, n.v) if t is not None]
     if n.cache_bits is not None:
@@ -372,7 +372,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     if key_mask is not None:
         seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
     at = unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,))
-    seen += VisibleKeys.of(vars(n)).conditions(*at, equal=equal)
+    seen += VisibleKeys.from_attrs(vars(n)).conditions(*at, equal=equal)
     if seen:
         scores = mask_fill(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
     if n.sinks is not None:  # a key of that score with value 0

@@ -17,12 +17,12 @@ from ..op import (
     TensorType,
     Trait,
     Value,
-    caches,
     case,
+    list_cache_specs,
     normal,
     op,
     require,
-    total,
+    sum_sizes,
 )
 from ..schema.states import StateKind
 from ..schema.visible_blocks import VisibleBlocks
@@ -54,10 +54,10 @@ from .reduce import top_k as largest
 from .softmax_attention import attention
 from .tensor import (
     concat,
+    emit_indices,
     expand,
     gather,
     gather_rows,
-    indices,
     iota,
     pad,
     reshape,
@@ -118,30 +118,30 @@ def block_sparse_attention(
     return np.asarray(result)
 
 
-def _attention_attrs(n: OpCall) -> dict[str, Any]:
+def _select_attention_attrs(n: OpCall) -> dict[str, Any]:
     """Return the attributes of the call that `attention` has also, by name."""
     return {"heads": n.heads, "kv_heads": n.kv_heads, "scale": n.scale}
 
 
 @block_sparse_attention.infer
 def _(n: OpCall) -> TensorType:
-    problem = VisibleBlocks.of(vars(n)).problem()
+    problem = VisibleBlocks.from_attrs(vars(n)).find_problem()
     require(problem is None, problem or "")
-    (y,) = attention.types((n.q, n.k, n.v, None, n.key_mask), attention.check_attrs(_attention_attrs(n)))
+    (y,) = attention.types((n.q, n.k, n.v, None, n.key_mask), attention.check_attrs(_select_attention_attrs(n)))
     require(n.q.shape[1] == n.k.shape[1], f"q {n.q} and k {n.k} must be equally long: blocks are those of one sequence")
     return y
 
 
 @block_sparse_attention.cost
 def _(n: OpCall) -> Cost:
-    q, blocks = n.q, VisibleBlocks.of(vars(n))
-    (batch, length, width), sparse = q.shape, blocks.sparse(q.shape[1])
-    reached = sparse * ((blocks.ends + 2 * blocks.sides + 1) * blocks.block) + (1 - sparse) * length
+    q, blocks = n.q, VisibleBlocks.from_attrs(vars(n))
+    (batch, length, width), sparse = q.shape, blocks.is_sparse(q.shape[1])
+    reached = sparse * ((blocks.global_count + 2 * blocks.sides + 1) * blocks.block) + (1 - sparse) * length
     # Queries of global blocks also see all keys.
-    pairs = batch * length * (reached + sparse * (blocks.ends * blocks.block))
+    pairs = batch * length * (reached + sparse * (blocks.global_count * blocks.block))
     d, dv = sizes.floordiv(width, n.heads), sizes.floordiv(n.v.shape[2], n.kv_heads)
     flops: Size = pairs * n.heads * ((d + dv) * 2 + 5)
-    read = total(t.bytes for t in (q, n.k, n.v, n.key_mask) if t is not None)
+    read = sum_sizes(t.bytes for t in (q, n.k, n.v, n.key_mask) if t is not None)
     return Cost(flops, read, q.with_shape(batch, length, n.heads * dv).bytes)
 
 
@@ -152,16 +152,16 @@ def _(n: OpCall) -> Value:
     One graph serves all lengths: for `dense` lengths all blocks are gathered, since the number of gathered blocks is a
     size that depends on the length.
     """
-    blocks, dtype = VisibleBlocks.of(vars(n)), n.q.type.dtype
-    (batch, seq, _), block, ends = n.q.shape, blocks.block, blocks.ends
-    count, columns = blocks.blocks(seq), blocks.columns(seq)
+    blocks, dtype = VisibleBlocks.from_attrs(vars(n)), n.q.type.dtype
+    (batch, seq, _), block, ends = n.q.shape, blocks.block, blocks.global_count
+    count, columns = blocks.count_blocks(seq), blocks.count_gathered(seq)
     # Values that depend on the length, [1] each.
     length = affine(greatest(iota(n.q, axis=1), axes=(0,), keepdims=True), plus=1)
     block_count = floordiv(affine(length, plus=block - 1), affine(length, by=0, plus=block))  # the number of blocks
     sparse = clip(floordiv(length, affine(length, by=0, plus=blocks.dense + 1)), high=1)
     last = affine(block_count, plus=-blocks.last)  # the first of the last blocks
     # Tokens by block; the last token repeated where the last block is not full.
-    token = indices(n.q, count * block)
+    token = emit_indices(n.q, count * block)
     row = minimum(token, affine(length, plus=-1))
     parts = [reshape(gather(x, row, axis=1), shape=(batch, count, block, x.width)) for x in (n.q, n.k, n.v)]
     shown = unsqueeze(less(token, length), axes=(0,))
@@ -169,12 +169,12 @@ def _(n: OpCall) -> Value:
         shown = logical_and(shown, cast(gather(n.key_mask, row, axis=1), to=dtypes.bool_))
     shown = reshape(expand(shown, shape=(batch, count * block)), shape=(batch, count, block))
     # The blocks that a block sees, [count, ends + columns]: the global ones and its neighbours, or all blocks.
-    at = unsqueeze(indices(n.q, count), axes=(1,))
-    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(indices(n.q, columns), axes=(0,)))
+    at = unsqueeze(emit_indices(n.q, count), axes=(1,))
+    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(emit_indices(n.q, columns), axes=(0,)))
     inside = logical_and(less(affine(near, by=0, plus=blocks.first - 1), near), less(near, last))
     seen, exists = near, inside
     if ends:
-        globals_, exist = _global_blocks(n.q, blocks, block_count, last)
+        globals_, exist = _emit_global_blocks(n.q, blocks, block_count, last)
         seen = concat(expand(unsqueeze(globals_, axes=(0,)), shape=(count, ends)), near, axis=1)
         exists = concat(expand(unsqueeze(exist, axes=(0,)), shape=(count, ends)), inside, axis=1)
     index = _clamp_index(seen, block_count)
@@ -183,20 +183,20 @@ def _(n: OpCall) -> Value:
     mask = logical_and(gather(shown, index, axis=1), unsqueeze(exists, axes=(0, 3)))
     bias = None
     if blocks.first_weight > 1:
-        column = indices(n.q, keys)
+        column = emit_indices(n.q, keys)
         heavy = mul(cast(less(column, affine(column, by=0, plus=blocks.first * block)), to=dtypes.i64), sparse)
         bias = reshape(affine(cast(heavy, to=dtype), by=math.log(blocks.first_weight)), shape=(1, 1, 1, keys))
     queries = reshape(parts[0], shape=(batch * count, block, n.q.width))
-    y = attention(queries, *kv, bias, reshape(mask, shape=(batch * count, keys)), **_attention_attrs(n))
+    y = attention(queries, *kv, bias, reshape(mask, shape=(batch * count, keys)), **_select_attention_attrs(n))
     width = y.width
     y = reshape(y, shape=(batch, count, block, width))
     if ends:
         global_queries = reshape(
             gather(parts[0], _clamp_index(globals_, block_count), axis=1), shape=(batch, ends * block, n.q.width)
         )
-        global_outputs = attention(global_queries, n.k, n.v, None, n.key_mask, **_attention_attrs(n))
+        global_outputs = attention(global_queries, n.k, n.v, None, n.key_mask, **_select_attention_attrs(n))
         y = concat(y, reshape(global_outputs, shape=(batch, ends, block, width)), axis=1)
-        at = indices(n.q, count)
+        at = emit_indices(n.q, count)
         source = choose(less_equal(last, at), add(sub(at, last), affine(block_count, plus=blocks.first)), at)
         source = choose(less(at, affine(at, by=0, plus=blocks.first)), add(at, block_count), source)
         y = gather(y, source, axis=1)
@@ -204,14 +204,14 @@ def _(n: OpCall) -> Value:
     return gather(y, iota(n.q, axis=1), axis=1)
 
 
-def _global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, last: Value) -> tuple[Value, Value]:
+def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, last: Value) -> tuple[Value, Value]:
     """Emit the indices of the global blocks [ends], and a mask of those that exist and are not duplicates."""
     block_indices, exist = [], []
     if blocks.first:
-        firsts = indices(x, blocks.first)
+        firsts = emit_indices(x, blocks.first)
         block_indices, exist = [firsts], [less(firsts, block_count)]
     if blocks.last:
-        lasts = add(indices(x, blocks.last), last)
+        lasts = add(emit_indices(x, blocks.last), last)
         block_indices.append(lasts)
         exist.append(less_equal(affine(lasts, by=0, plus=blocks.first), lasts))
     return (
@@ -313,14 +313,14 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Cost:
     keys: Size = n.k.shape[1] if n.past_k is None else n.past_k.shape[2]
     flops = n.q.shape[0] * n.q.shape[1] * keys * n.heads * (2 * n.k.shape[2] + 3)
-    read = total(t.bytes for t in (n.q, n.k, n.weights, n.key_mask, n.past_k) if t is not None)
+    read = sum_sizes(t.bytes for t in (n.q, n.k, n.weights, n.key_mask, n.past_k) if t is not None)
     bias = n.q.with_shape(n.q.shape[0], 1, n.q.shape[1], keys).bytes
     return Cost(flops, read, bias if n.past_k is None else bias + n.k.bytes)
 
 
 @lightning_index.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return caches(n.k, None, n.past_k, 1, kind=StateKind.INDEX) if n.causal else ()
+    return list_cache_specs(n.k, None, n.past_k, 1, kind=StateKind.INDEX) if n.causal else ()
 
 
 @lightning_index.body
@@ -339,7 +339,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     if n.causal:
         seen.append(less_equal(unsqueeze(key_at, axes=(1,)), unsqueeze(query_at, axes=(2,))))
     if n.key_mask is not None:
-        seen.append(unsqueeze(_visible_keys(n, key_at), axes=(1,)))
+        seen.append(unsqueeze(_emit_visible_keys(n, key_at), axes=(1,)))
     visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
     scores = mask_fill(visible, scores, -math.inf)
     best, _ = largest.emit(pad(scores, axis=2, after=n.top_k, value=-math.inf), k=n.top_k)
@@ -352,7 +352,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     return bias if n.past_k is None else (bias, kh)
 
 
-def _visible_keys(n: OpCall, key_at: Value) -> Value:
+def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
     """Emit the mask [batch or 1, keys]: whether `key_mask` is not 0 at the position `key_at` [1, keys] of each key."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)

@@ -19,8 +19,8 @@ from ..op import (
     TensorType,
     Trait,
     Value,
+    build_fixed_size_spec,
     case,
-    fixed_size_state,
     normal,
     positive,
     require,
@@ -29,7 +29,7 @@ from ..op import (
 from ..types import sizes
 from .declaration import composed_op
 from .elementwise import add, mul
-from .recurrences import gated_linear_attention, present_type
+from .recurrences import gated_linear_attention, infer_present_type
 from .tensor import reshape, squeeze, swap_last_axes, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
@@ -37,7 +37,7 @@ _SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3
 _SSD = (normal(2, 7, 20), positive(2, 7, 4), _A[:, 0], normal(2, 7, 6), normal(2, 7, 6))
 
 
-def _long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
+def _draw_long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
     """Return operands of 150 tokens, longer than the chunks of any backend."""
     return normal(1, 150, 4), positive(1, 150, 4), a, normal(1, 150, states), normal(1, 150, states)
 
@@ -49,7 +49,7 @@ def _long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
         case(*_SCAN),
         case(*_SCAN, normal(4)),
         case(*_SCAN, normal(4), normal(2, 3, 4)),
-        case(*_long_operands(_A, 3)),
+        case(*_draw_long_operands(_A, 3)),
     ],
 )
 def selective_scan(
@@ -75,7 +75,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
     require(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
     require(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
-    return x, *present_type(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
+    return x, *infer_present_type(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
 
 
 @selective_scan.cost
@@ -88,7 +88,7 @@ def _(n: OpCall) -> Size:
 @selective_scan.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
     channels, states = n.a.shape
-    return (fixed_size_state(StateKind.SSM, n.x, states, channels),)
+    return (build_fixed_size_spec(StateKind.SSM, n.x, states, channels),)
 
 
 @composed_op(
@@ -99,7 +99,7 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
         case(*_SSD, normal(4), heads=4, groups=2),
         case(*_SSD, normal(4), normal(2, 4, 3, 5), heads=4, groups=2),
         case(*_SSD, None, normal(2, 4, 6, 5), heads=4),
-        case(*_long_operands(_A[:, 0], 6), heads=4, groups=2),
+        case(*_draw_long_operands(_A[:, 0], 6), heads=4, groups=2),
     ],
 )
 def ssd(
@@ -139,7 +139,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     fits = b == n.c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0
     require(fits, f"b {b}, c {n.c} do not fit groups={groups}")
     require(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
-    return x, *present_type(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
+    return x, *infer_present_type(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
 
 
 @ssd.cost
@@ -150,4 +150,4 @@ def _(n: OpCall) -> Size:
 
 @ssd.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return (fixed_size_state(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)
+    return (build_fixed_size_spec(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)

@@ -13,15 +13,15 @@ from ..op import (
     TensorType,
     Trait,
     Value,
-    axis_of,
-    broadcast,
+    broadcast_shapes,
     case,
+    format_shape,
     ints,
     normal,
+    normalize_axis,
     op,
     require,
-    show,
-    total,
+    sum_sizes,
 )
 from ..types import dtypes, sizes
 
@@ -35,7 +35,10 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 @reshape.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    require(sizes.product(n.shape) == x.elements, f"cannot reshape {x} to {show(n.shape)}: the element counts differ")
+    require(
+        sizes.multiply_sizes(n.shape) == x.elements,
+        f"cannot reshape {x} to {format_shape(n.shape)}: the element counts differ",
+    )
     return x.with_shape(*n.shape)
 
 
@@ -61,7 +64,7 @@ def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 @squeeze.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    gone = {axis_of(a, x.rank) for a in n.axes}
+    gone = {normalize_axis(a, x.rank) for a in n.axes}
     require(all(x.shape[a] == 1 for a in gone), f"axes {list(n.axes)} of {x} are not all of size 1")
     return x.with_shape(*(s for i, s in enumerate(x.shape) if i not in gone))
 
@@ -92,7 +95,7 @@ def expand(x: Array, *, shape: Shape) -> Array:
 @expand.infer
 def _(n: OpCall) -> TensorType:
     expanded: TensorType = n.x.with_shape(*n.shape)
-    require(broadcast(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {show(n.shape)}")
+    require(broadcast_shapes(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {format_shape(n.shape)}")
     return expanded
 
 
@@ -109,10 +112,10 @@ def concat(*xs: Array, axis: int) -> Array:
 def _(n: OpCall) -> TensorType:
     require(bool(n.xs), "nothing to concatenate")
     first: TensorType = n.xs[0]
-    a = axis_of(n.axis, first.rank)
+    a = normalize_axis(n.axis, first.rank)
     for x in n.xs:
         require(x.rank == first.rank and x.with_axis(a) == first.with_axis(a), f"{x} does not join {first}")
-    return first.with_axis(a, total([x.shape[a] for x in n.xs]))
+    return first.with_axis(a, sum_sizes([x.shape[a] for x in n.xs]))
 
 
 @op(traits=[Trait.COPY], cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
@@ -123,8 +126,8 @@ def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, .
 
 @split.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
-    a = axis_of(n.axis, n.x.rank)
-    require(n.x.shape[a] == total(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
+    a = normalize_axis(n.axis, n.x.rank)
+    require(n.x.shape[a] == sum_sizes(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
     return tuple(n.x.with_axis(a, s) for s in n.sizes)
 
 
@@ -140,7 +143,7 @@ def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Arra
 @slice_.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    a = axis_of(n.axis, x.rank)
+    a = normalize_axis(n.axis, x.rank)
     size = x.shape[a]
     require(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is not a range")
     require(not isinstance(size, int) or n.stop <= size, f"{n.start}:{n.stop} exceeds axis {n.axis} of {x}")
@@ -156,7 +159,7 @@ def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
 @gather.infer
 def _gather_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    a = axis_of(n.axis, x.rank)
+    a = normalize_axis(n.axis, x.rank)
     require(n.indices.dtype.is_int, f"indices {n.indices} must be integers")
     return x.with_axis(a, *n.indices.shape)
 
@@ -225,7 +228,7 @@ def iota(x: Array, *, axis: int) -> Array:
 
 @iota.infer
 def _iota_type(n: OpCall) -> TensorType:
-    return TensorType(dtypes.i64, (n.x.shape[axis_of(n.axis, n.x.rank)],))
+    return TensorType(dtypes.i64, (n.x.shape[normalize_axis(n.axis, n.x.rank)],))
 
 
 @iota.cost
@@ -259,14 +262,14 @@ def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 
 @pad.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    a = axis_of(n.axis, x.rank)
+    a = normalize_axis(n.axis, x.rank)
     return x.with_axis(a, x.shape[a] + (n.before + n.after))
 
 
 # -- compositions
 
 
-def indices(x: Value, size: Size, name: str | None = None) -> Value:
+def emit_indices(x: Value, size: Size, name: str | None = None) -> Value:
     """Emit 0, 1, …, size − 1. `size` need not be an axis of x, which only provides an element to expand."""
     zero = slice_(iota(x, axis=x.type.rank - 1), axis=0, start=0, stop=1, name="zero")
     return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)

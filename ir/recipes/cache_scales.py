@@ -27,7 +27,7 @@ class HeadScales(Recipe):
     biases: tuple[Recipe, ...] = ()
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         return True
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class FittedScales(Recipe):
     item: Recipe
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         return True
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class Source(Recipe):
     def sources(self) -> Iterator[str]:
         yield self.key
 
-    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+    def substitute(self, table: Mapping[str, Recipe]) -> Recipe:
         return table.get(self.key, self)
 
 
@@ -53,7 +53,7 @@ class Literal(Recipe):
         return array.reshape(self.dims)[start:stop] if self.dims else array
 
     @staticmethod
-    def of(array: Any) -> Literal:
+    def from_array(array: Any) -> Literal:
         """Return the literal of the values in `array` (anything numpy accepts)."""
         a = np.asarray(array)
         return Literal(tuple(a.reshape(-1).tolist()), a.shape)

@@ -48,7 +48,7 @@ class RopeScaling:
         return {f.name: getattr(self, f.name) for f in fields(RopeScaling)}
 
     @property
-    def used(self) -> tuple[str, ...]:
+    def used_settings(self) -> tuple[str, ...]:
         """The names of the settings that `scaling` depends on."""
         return tuple(self._formula.settings.split())
 
@@ -75,8 +75,8 @@ class RopeScaling:
         """Return the amplitude of `rope` that the paper of `scaling` pairs with it; with DeepSeek's mscales for
         YaRN."""
         if self.scaling == "yarn":
-            return yarn_amplitude(self.factor, mscale, mscale_all_dim)
-        return longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
+            return compute_yarn_amplitude(self.factor, mscale, mscale_all_dim)
+        return compute_longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
 
     def describe(self) -> str:
         """Return a sentence about the scaling, "" for none."""
@@ -92,7 +92,7 @@ class _Formula(NamedTuple):
     sentence: str
 
 
-def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+def _scale_yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     dim = 2 * len(frequencies)
 
     def rotating_pair(rotations: float) -> float:
@@ -109,7 +109,7 @@ def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     return np.asarray(frequencies / s.factor * ramp + frequencies * (1 - ramp))
 
 
-def _llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+def _scale_llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     rotations = s.original * frequencies / (2 * math.pi)  # within the original context
     smooth = np.clip((rotations - s.low_freq) / (s.high_freq - s.low_freq), 0, 1)
     return (1 - smooth) * frequencies / s.factor + smooth * frequencies
@@ -133,12 +133,12 @@ SCALINGS = {
     ),
     "yarn": _Formula(
         "factor original beta_fast beta_slow truncate",
-        _yarn,
+        _scale_yarn,
         "YaRN (Peng 2023), factor {factor:g}: rotary pairs with more than {beta_fast:g} " + _BLENDED % "beta_slow",
     ),
     "llama3": _Formula(
         "factor original low_freq high_freq",
-        _llama3,
+        _scale_llama3,
         "Llama 3.1, factor {factor:g}: rotary pairs with more than {high_freq:g} " + _BLENDED % "low_freq",
     ),
     "longrope": _Formula(
@@ -154,20 +154,20 @@ SCALINGS = {
 }
 
 
-def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
+def compute_yarn_temperature(factor: float, mscale: float = 1.0) -> float:
     """Return 1 + 0.1 · mscale · ln(factor), the √(1/t) of YaRN (Peng 2023); 1 for a context that is not extended."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+def compute_yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
     """Return the amplitude of `rope` with YaRN for a context `factor` times the original, with DeepSeek's two
     mscales."""
     if not (mscale and mscale_all_dim):
-        return yarn_temperature(factor)
-    return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
+        return compute_yarn_temperature(factor)
+    return compute_yarn_temperature(factor, mscale) / compute_yarn_temperature(factor, mscale_all_dim)
 
 
-def longrope_amplitude(factor: float, original: int) -> float:
+def compute_longrope_amplitude(factor: float, original: int) -> float:
     """Return the amplitude of `rope` with LongRoPE (Ding 2024) for a context `factor` times the `original`."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 

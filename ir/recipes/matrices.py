@@ -17,7 +17,7 @@ from .readers import Array, TensorReader
 from .recipe import Recipe
 
 
-def _product(left: Array, right: Array) -> Array:
+def _multiply(left: Array, right: Array) -> Array:
     product = left.astype(np.float64) @ right.astype(np.float64)
     return np.asarray(product.astype(np.result_type(left, right)))
 
@@ -40,7 +40,7 @@ class MatMul(Recipe):
         return True  # all of `right`
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return _product(self.left.read(reader, start, stop), self.right.evaluate(reader))
+        return _multiply(self.left.read(reader, start, stop), self.right.evaluate(reader))
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ class RandomOrthogonal(Recipe):
         return self.size, self.size
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return _orthogonal(self.size, self.seed)[start:stop]
+        return _draw_orthogonal(self.size, self.seed)[start:stop]
 
 
 @functools.lru_cache(maxsize=1)
-def _orthogonal(size: int, seed: int) -> Array:
+def _draw_orthogonal(size: int, seed: int) -> Array:
     rng = default_rng(seed)
     # The lowest set bit: the largest power of two that divides `size`.
     power = size & -size

@@ -82,7 +82,7 @@ class MemoryReader:
         return tuple(self._get(key).shape)
 
     def dtype(self, key: str) -> DType:
-        return dtypes.of(self._get(key))
+        return dtypes.from_numpy(self._get(key))
 
     def read(self, key: str, start: int, stop: int) -> Array:
         array = self._get(key)
@@ -111,7 +111,7 @@ class SpilledTensors:
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
 
     @classmethod
-    def over(cls, reader: TensorReader) -> SpilledTensors:
+    def wrap(cls, reader: TensorReader) -> SpilledTensors:
         """Return `reader` if it accepts computed tensors already, else a `SpilledTensors` on top of it."""
         return reader if isinstance(reader, cls) else cls(reader)
 
@@ -120,11 +120,11 @@ class SpilledTensors:
         return self.base.path
 
     @property
-    def computed(self) -> tuple[str, ...]:
+    def computed_keys(self) -> tuple[str, ...]:
         """Names of the computed tensors."""
         return tuple(self._places)
 
-    def fresh(self, key: str) -> str:
+    def unique_key(self, key: str) -> str:
         """Return `key`, or `key` with a number appended if a tensor is already called `key`."""
         keys, name, n = {*self.keys()}, key, 1
         while name in keys:
@@ -153,7 +153,7 @@ class SpilledTensors:
         return self._places[key][1] if key in self._places else self.base.shape(key)
 
     def dtype(self, key: str) -> DType:
-        return dtypes.of(np.empty(0, self._places[key][2])) if key in self._places else self.base.dtype(key)
+        return dtypes.from_numpy(np.empty(0, self._places[key][2])) if key in self._places else self.base.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
         if key not in self._places:
@@ -187,7 +187,7 @@ class SwitchedTensors:
         return self.base.path
 
     @contextlib.contextmanager
-    def chosen(self, name: str) -> Iterator[None]:
+    def select(self, name: str) -> Iterator[None]:
         """Fill the slots with the arrays of the choice `name` during the block."""
         self._chosen = name
         try:
@@ -220,7 +220,7 @@ class SwitchedTensors:
         return self.base.read_blocks(key, start, stop)
 
 
-def find_switched(reader: TensorReader) -> SwitchedTensors | None:
+def find_switched_tensors(reader: TensorReader) -> SwitchedTensors | None:
     """Return the first `SwitchedTensors` among `reader`, its base, the base of that, …; None if there is none."""
     while not isinstance(reader, SwitchedTensors):
         if (base := getattr(reader, "base", None)) is None:

@@ -21,7 +21,7 @@ SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a full read of the it
 REGISTRY: dict[str, type[Recipe]] = {}
 
 
-def call_order(kind: Any) -> tuple[Field[Any], ...]:
+def order_fields(kind: Any) -> tuple[Field[Any], ...]:
     """Return the fields of a dataclass in the order of calls: positional ones before keyword-only ones."""
     return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
@@ -81,19 +81,19 @@ class Recipe:
                 changed[f.name] = tuple(change(v) for v in value)
         return replace(self, **changed) if changed else self
 
-    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+    def substitute(self, table: Mapping[str, Recipe]) -> Recipe:
         """Return this recipe with sources replaced by the recipes in `table`, by checkpoint key."""
-        return self.map_parts(lambda part: part.substituted(table))
+        return self.map_parts(lambda part: part.substitute(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
         """Return whether this recipe, or one inside it, is of one of `kinds`."""
         return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         """Return whether the tensor is never trained: it reads no checkpoint, random or initial values."""
         parts = self.parts
-        return all(part.constant for part in parts) if parts else not self.trained
+        return all(part.is_constant for part in parts) if parts else not self.trained
 
     def sources(self) -> Iterator[str]:
         """Yield the checkpoint keys that are read, in order, with repetitions."""

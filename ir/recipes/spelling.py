@@ -8,7 +8,7 @@ from typing import Any
 
 from ..types.dtypes import DType
 from ..types.sizes import Poly
-from .recipe import Recipe, call_order
+from .recipe import Recipe, order_fields
 
 
 def spell(value: Any) -> str:
@@ -35,7 +35,7 @@ def spell(value: Any) -> str:
 def spell_recipe(recipe: Recipe) -> str:
     """Return the text form of a recipe, a call: the first field by position, others by name unless at their default."""
     args = []
-    for i, (name, default) in enumerate(_fields(recipe)):
+    for i, (name, default) in enumerate(_list_fields(recipe)):
         value = getattr(recipe, name)
         if default is not MISSING and default == value:
             continue
@@ -44,11 +44,11 @@ def spell_recipe(recipe: Recipe) -> str:
     return f"{recipe.name}({', '.join(args)})"
 
 
-def _fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
+def _list_fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
     """Return (name, default) of each field of `recipe`, in call order."""
     kind = type(recipe)
     if kind not in _FIELDS:
-        _FIELDS[kind] = tuple((f.name, f.default) for f in call_order(kind))
+        _FIELDS[kind] = tuple((f.name, f.default) for f in order_fields(kind))
     return _FIELDS[kind]
 
 

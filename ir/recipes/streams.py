@@ -26,7 +26,7 @@ from .blocks import (
     Stored,
     ToFloat4,
     ToFloat8,
-    block_layout,
+    find_block_layout,
     split_parts,
 )
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
@@ -35,7 +35,7 @@ from .readers import Array, TensorReader
 from .recipe import BLOCK_ELEMENTS, Recipe
 
 
-def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
+def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
     """Yield the tensor in row-major order as blocks of rows of one of its axes, each as small as its recipe allows.
 
     Raises:
@@ -46,11 +46,11 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
         yield from recipe.blocks(reader)
         return
     for i in range(shape[0]):
-        part = row_recipe(recipe, reader, i)
+        part = select_row(recipe, reader, i)
         if part is None:
             yield recipe.read(reader, i, i + 1)
         else:
-            yield from stream(part, reader)
+            yield from stream_rows(part, reader)
 
 
 def cast_finite(values: Array, dtype: DType, name: str) -> Array:
@@ -75,7 +75,7 @@ def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
     raise WeftError(f"tensor {name!r} holds {value:g}, beyond the range of {dtype}: choose --dtype {wider}")
 
 
-def stored_part(recipe: Recipe) -> Stored | None:
+def find_stored_part(recipe: Recipe) -> Stored | None:
     """Return the `Stored` part of blocks that `recipe` reshapes, if it is one, else None."""
     while isinstance(recipe, Reshape):
         recipe = recipe.item
@@ -83,55 +83,55 @@ def stored_part(recipe: Recipe) -> Stored | None:
 
 
 def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield several parts of the blocks of one weight at a time, like `stream`; rows are read and rounded once."""
+    """Yield several parts of the blocks of one weight at a time, like `stream_rows`; rows are read and rounded once."""
     item, names = parts[0].item, [part.part for part in parts]
-    layout, width = block_layout(item, reader), item.shape(reader)[-1]
+    layout, width = find_block_layout(item, reader), item.shape(reader)[-1]
     assert isinstance(layout, BlockLayout)
-    for rows in stream(Stored(item, "+".join(names)), reader):
+    for rows in stream_rows(Stored(item, "+".join(names)), reader):
         yield split_parts(rows, layout, width, names) if names[1:] else (rows,)
 
 
-def row_recipe(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
+def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
     """Return row `index` of `recipe` as a recipe with one axis less; None where the row can only be read as array."""
     match recipe:
         case Concat(axis=0):
-            return _row_of_concat(recipe, reader, index)
+            return _select_row_of_concat(recipe, reader, index)
         case Concat(items, axis):
-            arrays = _rows_of_items(items, reader, index)
+            arrays = _select_row_of_items(items, reader, index)
             return Concat(arrays, axis - 1) if arrays else None
         case Add(items):
-            arrays = _rows_of_items(items, reader, index)
+            arrays = _select_row_of_items(items, reader, index)
             return replace(recipe, items=arrays) if arrays else None
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
-            return _row_of_reshape(recipe, reader, index)
+            return _select_row_of_reshape(recipe, reader, index)
         case MatMul(left):
-            part = row_recipe(left, reader, index)
+            part = select_row(left, reader, index)
             return part and replace(recipe, left=part)
         case Dequantize(codes, scales, zeros):
-            arrays = _rows_of_items((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
+            arrays = _select_row_of_items((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
             return _replace_dequantize(recipe, arrays) if arrays else None
         case Float8(codes, scales):
-            arrays = _rows_of_items((codes, scales), reader, index)
+            arrays = _select_row_of_items((codes, scales), reader, index)
             return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
         case Float4(codes, scales, outer):
-            arrays = _rows_of_items((codes, scales) if outer is None else (codes, scales, outer), reader, index)
+            arrays = _select_row_of_items((codes, scales) if outer is None else (codes, scales, outer), reader, index)
             return _replace_float4(recipe, arrays) if arrays else None
         case ToFloat4(item, _, outer):
-            part = row_recipe(item, reader, index)
+            part = select_row(item, reader, index)
             return part and replace(recipe, item=part, tensor_scales=outer[index : index + 1] if outer[1:] else outer)
         case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Kept(item) | Stored(item):
-            part = row_recipe(item, reader, index)
+            part = select_row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
-            part = row_recipe(item, reader, index)
+            part = select_row(item, reader, index)
             return part and replace(recipe, item=part, axis=axis - 1)
         case Scale(item, float()):
-            part = row_recipe(item, reader, index)
+            part = select_row(item, reader, index)
             return part and replace(recipe, item=part)
         case Permute(item, (0, *axes)):
-            part = row_recipe(item, reader, index)
+            part = select_row(item, reader, index)
             return part and Permute(part, tuple(a - 1 for a in axes))
     return None
 
@@ -146,29 +146,29 @@ def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
     return replace(recipe, codes=codes, scales=scales, tensor_scales=tensor_scales[0] if tensor_scales else None)
 
 
-def _rows_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
+def _select_row_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
     """Return a recipe for row `index` of every item; () if an item has none."""
-    rows = [row_recipe(p, reader, index) for p in items]
+    rows = [select_row(p, reader, index) for p in items]
     recipes = tuple(p for p in rows if p is not None)
     return recipes if len(recipes) == len(rows) else ()
 
 
-def _row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
+def _select_row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
     for p in recipe.items:
         rows = p.shape(reader)[0]
         if index < rows:
-            return row_recipe(p, reader, index)
+            return select_row(p, reader, index)
         index -= rows
     return None
 
 
-def _row_of_reshape(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:
+def _select_row_of_reshape(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:
     dims, inner = recipe.shape(reader), recipe.item.shape(reader)
     rows, remainder = divmod(inner[0], dims[0])
     if remainder:
         return None
     if rows == 1:
-        part = row_recipe(recipe.item, reader, index)
+        part = select_row(recipe.item, reader, index)
     else:
         part = Slice(recipe.item, 0, index * rows, (index + 1) * rows) if rows >= dims[1] else None
     return None if part is None else Reshape(part, dims[1:])

@@ -35,23 +35,23 @@ class Attr:
         """
         canonical = _conform(value, self.type)
         if canonical is _MISFIT:
-            raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {type_name(self.type)}")
+            raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {format_type(self.type)}")
         return canonical
 
 
 _MISFIT = object()
 
 
-def type_name(t: Any) -> str:
+def format_type(t: Any) -> str:
     """Return the attribute type `t` as documentation prints it, such as ``int | none`` or ``[int]``."""
     if t is type(None):
         return "none"
     if t == Shape:
         return "shape"
     if typing.get_origin(t) in (types.UnionType, typing.Union):
-        return " | ".join(type_name(a) for a in typing.get_args(t))
+        return " | ".join(format_type(a) for a in typing.get_args(t))
     if typing.get_origin(t) is tuple:
-        return f"[{type_name(typing.get_args(t)[0])}]"
+        return f"[{format_type(typing.get_args(t)[0])}]"
     name: str = t.__name__
     return {"DType": "dtype", "Poly": "size"}.get(name, name)
 

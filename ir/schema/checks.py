@@ -26,28 +26,28 @@ def require_int(size: Size, message: str) -> int:
     return size
 
 
-def broadcast(*operands: TensorType | None) -> Shape:
+def broadcast_shapes(*operands: TensorType | None) -> Shape:
     """Return the shape that the operands broadcast to, as in numpy; a symbolic size only matches itself or 1."""
     shapes = [t.shape for t in operands if t is not None]
     rank = max(map(len, shapes))
     out: list[Size] = []
     for i in range(rank):
-        broadcast: Size = 1
+        common: Size = 1
         for s in shapes:
             size = s[i - rank + len(s)] if i - rank + len(s) >= 0 else 1
-            if size != 1 and broadcast != 1 and size != broadcast:
-                raise WeftError(f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast")
-            broadcast = size if size != 1 else broadcast
-        out.append(broadcast)
+            if size != 1 and common != 1 and size != common:
+                raise WeftError(f"shapes {' and '.join(format_shape(s) for s in shapes)} do not broadcast")
+            common = size if size != 1 else common
+        out.append(common)
     return tuple(out)
 
 
-def show(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     """Format a shape: [batch, seq, 64]."""
     return f"[{', '.join(map(str, shape))}]"
 
 
-def axis_of(axis: int, rank: int) -> int:
+def normalize_axis(axis: int, rank: int) -> int:
     """Return `axis` counted from the front, 0 to rank − 1.
 
     Raises:
@@ -57,7 +57,7 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def total(items: Iterable[Size]) -> Size:
+def sum_sizes(items: Iterable[Size]) -> Size:
     """Return the sum of sizes."""
     result: Size = 0
     for item in items:

@@ -45,7 +45,7 @@ from ..registry import Registry
 from ..types import TensorType
 from ..types.sizes import Size
 from .cases import Case
-from .checks import total
+from .checks import sum_sizes
 from .signature import OpCall, Signature, is_number
 from .states import StateSpec
 
@@ -180,7 +180,7 @@ class OpSchema(Signature, Generic[V]):
 
         `name` suggests names for the outputs (a string for all, or a sequence); the current scope is their prefix.
         """
-        operands, attrs = self.split(operands, attrs)
+        operands, attrs = self.split_call(operands, attrs)
         values = self.check_operands(operands)
         if any(map(is_number, values)):
             return (self._emit_with_numbers(values, name, attrs),)
@@ -219,12 +219,12 @@ class OpSchema(Signature, Generic[V]):
         self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
     ) -> Cost:
         """Return the cost of a call with these operand types (None if absent), output types and complete attributes."""
-        written = total([t.bytes for t in outputs])
-        read = total([t.bytes for t in operands if t is not None])
+        written = sum_sizes([t.bytes for t in outputs])
+        read = sum_sizes([t.bytes for t in operands if t is not None])
         if Trait.VIEW in self.traits:
             return Cost(0, 0, 0)
         if self._cost is None:
-            computed = 0 if Trait.COPY in self.traits else total([t.elements for t in outputs])
+            computed = 0 if Trait.COPY in self.traits else sum_sizes([t.elements for t in outputs])
             return Cost(computed, read, written)
         cost = self._cost(OpCall(self, operands, attrs))
         return cost if isinstance(cost, Cost) else Cost(cost, read, written)

@@ -32,7 +32,7 @@ class Signature:
         hints = typing.get_type_hints(reference)
         returned = hints.get("return")
         several = typing.get_origin(returned) is tuple and typing.get_args(returned)[1:] == (Ellipsis,)
-        self.several = several and not output_names  # an attribute determines the number of results
+        self.returns_tuple = several and not output_names  # an attribute determines the number of results
         operands, attrs = [], []
         for p in inspect.signature(reference).parameters.values():
             if p.kind is p.KEYWORD_ONLY:
@@ -97,14 +97,16 @@ class Signature:
         names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
-    def names_for(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
+    def default_output_names(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
         """Return default names for `count` outputs: those of the signature, or the name of the op for all."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
         return list(names[:count])
 
-    def split(self, operands: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def split_call(
+        self, operands: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Split a call into its operands, in the order of the signature, and its attributes.
 
         Raises:
@@ -119,7 +121,7 @@ class Signature:
         rest = (by_name.get(name) for name in names[len(operands) :])
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
-    def results(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    def result_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Return the output names of a call with `operands`: a state (`present_k`) only if its past (`past_k`) is not
         None."""
         names, outputs = self.call_names(attrs)
@@ -132,11 +134,11 @@ class Signature:
 
         An op whose attributes determine the number of outputs always returns the tuple.
         """
-        if self.several:
+        if self.returns_tuple:
             return outputs
         if len(outputs) == 1:
             return outputs[0]
-        return record(self.name, self.output_names[: len(outputs)])(*outputs)
+        return results_class(self.name, self.output_names[: len(outputs)])(*outputs)
 
     def _for_inspect(self) -> inspect.Signature:
         """Return the signature for `inspect`, `help` and the stubs: operands, attributes, and `name` of the outputs."""
@@ -174,11 +176,11 @@ def is_number(operand: object) -> bool:
 
 
 @functools.cache
-def record(name: str, fields: tuple[str, ...]) -> Any:
+def results_class(name: str, fields: tuple[str, ...]) -> Any:
     """Return the named tuple class for the outputs of the op called `name`: ``TopKResults(values, indices)``."""
-    return namedtuple(record_name(name), fields)
+    return namedtuple(results_class_name(name), fields)
 
 
-def record_name(name: str) -> str:
+def results_class_name(name: str) -> str:
     """Return the class name of the outputs of the op called `name`: TopKResults for top_k."""
     return "".join(word.capitalize() for word in name.split("_")) + "Results"

@@ -47,7 +47,7 @@ class Growth(enum.Enum):
     SOURCE = "source"
 
     @property
-    def rewinds(self) -> bool:
+    def can_rewind(self) -> bool:
         """Return whether a batch row can drop its last tokens."""
         return self in (Growth.TEXT, Growth.SOURCE)
 
@@ -64,8 +64,8 @@ class StateSpec:
     part: str  # its name among the states of a node
     kind: StateKind
     growth: Growth
-    taken: str  # the operand that receives the past state
-    made: str  # the output with the new state; "" if calls do not change it
+    past_operand: str  # the operand that receives the past state
+    present_output: str  # the output with the new state; "" if calls do not change it
     type: TensorType
     slots: int | None = None  # the axis that counts slots
     positions: str = ""  # the operand with the positions of the new tokens
@@ -73,17 +73,17 @@ class StateSpec:
     initial: float = 0.0
 
     @property
-    def row(self) -> tuple[Size, ...]:
+    def row_shape(self) -> tuple[Size, ...]:
         """The shape of the state without the batch axis."""
         return self.type.shape[1:]
 
     @property
-    def per_slot(self) -> tuple[Size, ...]:
+    def slot_shape(self) -> tuple[Size, ...]:
         """The shape of the state without the axes of batch and slots."""
         return tuple(s for axis, s in enumerate(self.type.shape) if axis not in (0, self.slots))
 
 
-def fixed_size_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
+def build_fixed_size_spec(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
     """Return the spec of a state [batch, *row] of constant size, taken as past`suffix`, returned as present`suffix`.
 
     `like` is the type of an operand with the batch axis; `part` defaults to the name of `kind`.
@@ -93,7 +93,7 @@ def fixed_size_state(kind: StateKind, like: TensorType, *row: Size, part: str = 
     return StateSpec(part or kind.value, kind, Growth.CONSTANT, f"past{suffix}", f"present{suffix}", type)
 
 
-def caches(
+def list_cache_specs(
     k: TensorType,
     v: TensorType | None,
     past: TensorType | None,
@@ -122,7 +122,7 @@ def caches(
     return (cache("key", k),) if v is None else (cache("key", k), cache("value", v))
 
 
-def cross_states(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
+def list_cross_specs(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
     """Return the specs of cached keys and values k, v [batch, source, width] of a source, which every step reads."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(

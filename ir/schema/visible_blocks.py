@@ -30,11 +30,11 @@ class VisibleBlocks:
     dense: int = 0
 
     @classmethod
-    def of(cls, attrs: Mapping[str, Any]) -> VisibleBlocks:
+    def from_attrs(cls, attrs: Mapping[str, Any]) -> VisibleBlocks:
         """Build it from the attributes of a node."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls)})
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Return an error message about the first attribute out of range; None if all are in range."""
         for name, least in {"block": 1, "sides": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
             if getattr(self, name) < least:
@@ -44,22 +44,22 @@ class VisibleBlocks:
         return None
 
     @property
-    def ends(self) -> int:
+    def global_count(self) -> int:
         """The number of global blocks."""
         return self.first + self.last
 
-    def blocks(self, length: Size) -> Size:
+    def count_blocks(self, length: Size) -> Size:
         """Return the number of blocks in a sequence of `length` tokens."""
         return sizes.floordiv(length + self.block - 1, self.block)
 
-    def sparse(self, length: Size) -> Size:
+    def is_sparse(self, length: Size) -> Size:
         """Return 0 if all keys are visible in a sequence of `length` tokens, and 1 if it is longer than `dense`."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
-    def columns(self, length: Size) -> Size:
+    def count_gathered(self, length: Size) -> Size:
         """Return the number of blocks gathered for a block besides the global ones, including masked ones."""
-        sparse = self.sparse(length)
-        return sparse * (2 * self.sides + 1) + (1 - sparse) * self.blocks(length)
+        sparse = self.is_sparse(length)
+        return sparse * (2 * self.sides + 1) + (1 - sparse) * self.count_blocks(length)
 
     def counts(self, length: int) -> np.ndarray[Any, Any]:
         """Compute how often each query counts each key, [length, length]: 0 where it does not see the key."""

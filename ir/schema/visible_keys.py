@@ -48,12 +48,12 @@ class VisibleKeys:
     summary: int = 1
 
     @classmethod
-    def of(cls, attrs: Mapping[str, Any]) -> VisibleKeys:
+    def from_attrs(cls, attrs: Mapping[str, Any]) -> VisibleKeys:
         """Build it from the attributes of a node; attributes that its op lacks keep their defaults."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls) if f.name in attrs})
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Return whether a window or a pattern hides keys."""
         return self.window is not None or self.pattern != "dense"
 

@@ -1,14 +1,14 @@
 """Files: untrusted ones read with limits, and results written so that nothing is lost.
 
-`documents` reads text and JSON. `output` writes: weft writes results only by `whole_folder` and `whole_file`.
-`contents` records and checks the files of a folder, `partials` names and removes temporary files, `stamps` notices
+`documents` reads text and JSON. `output` writes: weft writes results only by `replace_folder` and `replace_file`.
+`contents` records and checks the files of a folder, `partials` names and removes temporary files, `take_stamps` notices
 sources that change while they are read, `disk` wraps the system calls. Never here: the meaning of the files.
 """
 
-from .contents import MANIFEST, PROVENANCE, check_contents, check_format, seal
-from .output import check_free, whole_file, whole_folder
+from .contents import MANIFEST, PROVENANCE, check_contents, check_format, write_manifest
+from .output import check_replaceable, replace_file, replace_folder
 from .partials import scratch_folder
-from .stamps import Stamp, check_unchanged, stamps
+from .stamps import Stamp, check_unchanged, take_stamps
 
 __all__ = [
     "MANIFEST",
@@ -16,11 +16,11 @@ __all__ = [
     "Stamp",
     "check_contents",
     "check_format",
-    "check_free",
+    "check_replaceable",
     "check_unchanged",
+    "replace_file",
+    "replace_folder",
     "scratch_folder",
-    "seal",
-    "stamps",
-    "whole_file",
-    "whole_folder",
+    "take_stamps",
+    "write_manifest",
 ]

@@ -18,19 +18,19 @@ MANIFEST = "weft.json"  # of compiled models
 PROVENANCE = "provenance.json"  # of model folders and exported checkpoints
 MANIFESTS = (MANIFEST, PROVENANCE)
 FORMAT = 1  # of manifests; raised when older versions of weft would misread a newer one
-SEALED = ("format", "files", "checksum")  # keys that `seal` adds to a record
+SEALED = ("format", "files", "checksum")  # keys that `write_manifest` adds to a record
 _PIECE = 1 << 22
 
 
-def seal(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     """Write `record` as the manifest `name` of `folder`, with the checksums of all files in it and of the manifest.
 
     The checksum of the manifest (`checksum`) is the SHA-256 of its JSON without that entry, keys sorted, without
     spaces.
     """
-    files = dict(_hashes(folder, sorted(set(_files(folder)) - {name})))
+    files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
     sealed = {**record, "format": FORMAT, "files": files}
-    sealed["checksum"] = _checksum(sealed)
+    sealed["checksum"] = _compute_checksum(sealed)
     half = folder / f".{name}.half"  # renamed when complete: a folder with a manifest is a finished result
     half.write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8")
     half.rename(folder / name)
@@ -56,11 +56,11 @@ def check_contents(folder: Path) -> int:
     Raises:
         WeftError: naming a damaged or missing file, or if there is no manifest with checksums.
     """
-    path, manifest = _manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
+    path, manifest = _find_manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
     if manifest is None:
         raise WeftError(f"{folder} has no {' or '.join(MANIFESTS)} with checksums: its files cannot be checked")
     check_format(path, manifest)
-    damages = [f"{name} {damage}" for name, damage in _damage(folder, path, manifest)]
+    damages = [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
     if damages:
         rest = f" ({len(damages)} such)" if len(damages) > 1 else ""
         raise WeftError(f"{folder}: {damages[0]}{rest}; compile it again")
@@ -72,7 +72,7 @@ def find_unlisted(folder: Path) -> list[str]:
 
     Without a manifest, all files are foreign. Bytecode that Python compiled from listed sources is never foreign.
     """
-    path, manifest = _manifest(folder)
+    path, manifest = _find_manifest(folder)
     listed = {path.name, *manifest["files"]} if manifest is not None else set()
     inner = {str(parent) for name in listed for parent in PurePosixPath(name).parents}
     foreign: list[str] = []
@@ -96,10 +96,10 @@ def find_unlisted(folder: Path) -> list[str]:
 
 def find_altered(folder: Path) -> list[str]:
     """Return the files of `folder` that exist but differ from their checksums in the manifest."""
-    path, manifest = _manifest(folder)
+    path, manifest = _find_manifest(folder)
     if manifest is None:
         return []
-    return [name for name, damage in _damage(folder, path, manifest) if damage != "is missing"]
+    return [name for name, damage in _find_damage(folder, path, manifest) if damage != "is missing"]
 
 
 def remove_listed(folder: Path) -> None:
@@ -107,7 +107,7 @@ def remove_listed(folder: Path) -> None:
 
     Where foreign files remain the manifest does as well: the next removal needs it to distinguish them.
     """
-    path, manifest = _manifest(folder)
+    path, manifest = _find_manifest(folder)
     names = list(manifest["files"]) if manifest is not None else []
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def remove_listed(folder: Path) -> None:
         folder.rmdir()
 
 
-def sha256(path: Path, abandoned: Any = None) -> str:
+def hash_file(path: Path, abandoned: Any = None) -> str:
     """Return the SHA-256 of the bytes of a file, in hexadecimal; stop early once `abandoned()` is true."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
@@ -135,7 +135,7 @@ def sha256(path: Path, abandoned: Any = None) -> str:
     return digest.hexdigest()
 
 
-def _manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, Any] | None]:
+def _find_manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, Any] | None]:
     """Return the first manifest of weft in `folder`, or None, after its path; `links` allows a link."""
     for name in MANIFESTS:
         path = folder / name
@@ -158,12 +158,12 @@ def _is_listing(files: object) -> bool:
     )
 
 
-def _damage(folder: Path, path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _find_damage(folder: Path, path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the files that differ from their entry in `manifest`, each with a description of the damage."""
-    if manifest.get("checksum") != _checksum(manifest):
+    if manifest.get("checksum") != _compute_checksum(manifest):
         yield path.name, "was modified after compilation"
     present = [name for name in manifest["files"] if (folder / name).is_file()]
-    hashes = dict(_hashes(folder, present))
+    hashes = dict(_hash_files(folder, present))
     for name, digest in manifest["files"].items():
         if name not in hashes:
             yield name, "is missing"
@@ -171,19 +171,19 @@ def _damage(folder: Path, path: Path, manifest: Mapping[str, Any]) -> Iterator[t
             yield name, "was modified after compilation"
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
+def _compute_checksum(manifest: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _hashes(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
+def _hash_files(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
     """Yield names with the SHA-256 of their files, hashed on several cores: one takes about 0.6 s for a GB."""
     # Threads suffice: hashlib releases the GIL while it hashes.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        yield from zip(names, pool.map(sha256, (folder / name for name in names)), strict=True)
+        yield from zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True)
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _list_files(folder: Path) -> Iterator[str]:
     for at, _, names in os.walk(folder):
         for name in names:
             yield Path(at, name).relative_to(folder).as_posix()

@@ -13,7 +13,7 @@ _RENAME_EXCHANGE = 2  # linux/fs.h; macOS calls the same bit RENAME_SWAP
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-def exchange(a: Path, b: Path) -> bool:
+def swap_paths(a: Path, b: Path) -> bool:
     """Swap the files or folders at `a` and `b` in one step; return False where the file system cannot.
 
     A process that opens either name gets one or the other at every moment (renameat2(2), renamex_np(2)).
@@ -55,7 +55,7 @@ def flush_tree(folder: Path) -> None:
         flush(Path(at))
 
 
-def umask() -> int:
+def read_umask() -> int:
     """Return the permission bits that new files of this process do not get."""
     # Setting the mask is the only portable way to read it.
     mask = os.umask(0)
@@ -63,7 +63,7 @@ def umask() -> int:
     return mask
 
 
-def reason(e: OSError) -> str:
+def explain_os_error(e: OSError) -> str:
     """Return a short description of why the system refused to write, and of the remedy."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space or name a folder on another disk"

@@ -53,10 +53,10 @@ def check_regular(path: Path) -> None:
     except (OSError, ValueError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise WeftError(f"{path} is {_kind_of_file(mode)}, not a file: write its contents into one")
+        raise WeftError(f"{path} is {_name_file_kind(mode)}, not a file: write its contents into one")
 
 
-def _kind_of_file(mode: int) -> str:
+def _name_file_kind(mode: int) -> str:
     kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for test, name in kinds if test(mode)), "a device")
 
@@ -71,7 +71,7 @@ def open_regular(path: Path) -> int:
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else _kind_of_file(mode)
+            kind = "a folder" if stat.S_ISDIR(mode) else _name_file_kind(mode)
             raise WeftError(f"{path} is {kind}, not a file")
     except BaseException:
         os.close(fd)
@@ -138,7 +138,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
         # An upper bound, counted before Python creates any object; characters in strings count as well.
         if (count := sum(map(text.count, _STRUCTURE))) > values:
             raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
-        value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
+        value, end = parse_json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
     except UnicodeDecodeError as error:
         raise WeftError(f"{name}: not valid JSON: byte {error.start} is not UTF-8") from None
     except (WeftError, json.JSONDecodeError) as error:
@@ -146,11 +146,11 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     if text[end:].strip(_BLANKS):
         raise WeftError(f"{name}: not valid JSON: more text follows its end, at character {end}")
     if not isinstance(value, kind):
-        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_json_name(value)}")
+        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_name_json_type(value)}")
     return value
 
 
-def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
+def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
     """Return the JSON value that begins at `start` of `text`, and the position of its end; `unique` as in `parse_json`.
 
     Raises:
@@ -194,7 +194,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique_pairs
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise WeftError(f"it holds an integer of {len(text)} digits")
     return int(text)
@@ -204,8 +204,10 @@ def _reject_constant(text: str) -> float:
     raise WeftError(f"{text} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer)  # knows NaN and Infinity, which transformers writes
-_UNIQUE = json.JSONDecoder(parse_int=_integer, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates)
+_DECODER = json.JSONDecoder(parse_int=_parse_integer)  # knows NaN and Infinity, which transformers writes
+_UNIQUE = json.JSONDecoder(
+    parse_int=_parse_integer, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates
+)
 
 
 # -- values by type
@@ -215,7 +217,7 @@ _JSON_NAMES: dict[Any, str] = {
 }  # fmt: skip
 
 
-def _json_name(value: Any) -> str:
+def _name_json_type(value: Any) -> str:
     return _JSON_NAMES.get(None if value is None else type(value), type(value).__name__)
 
 
@@ -228,7 +230,7 @@ def quote_value(value: Any) -> str:
     return text if len(text) <= _CUT else f"{text[: _CUT - 1]}…"
 
 
-def fits(value: Any, hint: Any) -> bool:
+def matches_type(value: Any, hint: Any) -> bool:
     """Return whether `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
     if hint is Any or hint is None:
         return hint is Any or value is None
@@ -237,15 +239,15 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (int, float) if hint is float else hint) and not (number and isinstance(value, bool))
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, UnionType) or origin is Union:
-        return any(fits(value, option) for option in arguments)
+        return any(matches_type(value, option) for option in arguments)
     if origin is list:
         if isinstance(value, list) and set(map(type, value)) <= {arguments[0]}:  # vocabularies have 100,000 items
             return True
-        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
+        return isinstance(value, list) and all(matches_type(item, arguments[0]) for item in value)
     if origin is tuple:
-        return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
+        return isinstance(value, tuple) and all(matches_type(item, arguments[0]) for item in value)
     if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(fits(item, arguments[1]) for item in value.values())
+        return isinstance(value, Mapping) and all(matches_type(item, arguments[1]) for item in value.values())
     return isinstance(value, hint)
 
 
@@ -256,7 +258,7 @@ class Record:
     """
 
     def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
-        self.source, self.data, self.prefix, self.asked = str(source), data, prefix, set[str]()
+        self.source, self.data, self.prefix, self.read_keys = str(source), data, prefix, set[str]()
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -272,15 +274,15 @@ class Record:
         Raises:
             WeftError: if it is of another type, or missing without a default.
         """
-        self.asked.add(key)
+        self.read_keys.add(key)
         value = self.data.get(key)
-        if value is None and not fits(None, hint):
+        if value is None and not matches_type(None, hint):
             if default is not REQUIRED:
                 return default
             if key not in self.data:
                 raise WeftError(f"{self.source}: the key {self.prefix + key!r} is missing")
-        if not fits(value, hint):
-            raise self.misfit(key, f"it must be of type {type_name(hint)}")
+        if not matches_type(value, hint):
+            raise self.build_type_error(key, f"it must be of type {name_type(hint)}")
         return value
 
     def text(self, key: str, default: Any = REQUIRED) -> Any:
@@ -291,9 +293,9 @@ class Record:
         """Return the integer of `key`, at least `least` and at most `most`; errors as of `get`."""
         value = self.get(key, int, default)
         if value is not default and least is not None and value < least:
-            raise self.misfit(key, f"it must be at least {least}")
+            raise self.build_type_error(key, f"it must be at least {least}")
         if value is not default and most is not None and value > most:
-            raise self.misfit(key, f"it must be at most {most}")
+            raise self.build_type_error(key, f"it must be at most {most}")
         return value
 
     def flag(self, key: str, default: Any = REQUIRED) -> Any:
@@ -305,7 +307,7 @@ class Record:
         value = self.text(key, default)
         if value is not default and value not in choices:
             *most, last = map(repr, choices)
-            raise self.misfit(key, f"it must be {', '.join(most)} or {last}")
+            raise self.build_type_error(key, f"it must be {', '.join(most)} or {last}")
         return value
 
     def record(self, key: str, default: Any = REQUIRED) -> Record:
@@ -321,25 +323,25 @@ class Record:
         """Return the token ids of `key`, a number or a list, or [] where it is null or missing; errors as of `get`."""
         value = self.data.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(fits(i, int) and i >= 0 for i in ids):
-            raise self.misfit(key, "it must hold token ids")
+        if not all(matches_type(i, int) and i >= 0 for i in ids):
+            raise self.build_type_error(key, "it must hold token ids")
         return ids
 
-    def misfit(self, key: str, expected: str) -> WeftError:
+    def build_type_error(self, key: str, expected: str) -> WeftError:
         """Return the error for a value of `key` that differs from `expected`."""
         return WeftError(f"{self.source}: {self.prefix}{key} is {quote_value(self.data.get(key))}, but {expected}")
 
 
-def type_name(hint: Any) -> str:
+def name_type(hint: Any) -> str:
     """Return the name of the type `hint` in errors."""
     if isinstance(hint, UnionType):
-        return " or ".join(map(type_name, get_args(hint)))
+        return " or ".join(map(name_type, get_args(hint)))
     if (origin := get_origin(hint)) is not None:
-        return f"{type_name(origin)} of {type_name(get_args(hint)[-1])}"
+        return f"{name_type(origin)} of {name_type(get_args(hint)[-1])}"
     return "null" if hint is type(None) else str(hint.__name__)
 
 
-def error_text(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the failure."""
     try:
         return str(error)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ..errors import WeftError
 from .contents import MANIFESTS, find_altered, find_unlisted, remove_listed
-from .disk import exchange, flush, flush_tree, reason, umask
-from .partials import ASIDE, hold_lock, log, scratch_folder, temporary
+from .disk import explain_os_error, flush, flush_tree, read_umask, swap_paths
+from .partials import ASIDE, create_temporary, lock_folder, log, scratch_folder
 
 SHOWN = 3  # foreign names in an error
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
+def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a temporary folder that replaces `out` when the block ends without an error; the block must `seal` it.
 
     At every moment `out` is the complete older folder or the complete new one, also for other processes and after a
@@ -28,27 +28,27 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     replaced. `sources` are the files that are read meanwhile.
 
     Raises:
-        WeftError: as `check_free`, or if `out` cannot be written: no permission, or the disk is full.
+        WeftError: as `check_replaceable`, or if `out` cannot be written: no permission, or the disk is full.
     """
-    out, sources = _destination(out), tuple(sources)
-    check_free(out, sources, contents=True)
+    out, sources = _resolve_links(out), tuple(sources)
+    check_replaceable(out, sources, contents=True)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _restore(out)
-        with temporary(out.parent) as partial:
+        _restore_backup(out)
+        with create_temporary(out.parent) as partial:
             yield partial
             assert any((partial / name).is_file() for name in MANIFESTS), "a folder without a manifest is not ours"
             # mkdtemp makes folders that only their owner can open.
-            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.is_dir() else 0o777 & ~umask())
+            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.is_dir() else 0o777 & ~read_umask())
             # Before the names change: after a power failure the new name must not refer to files without their bytes.
             flush_tree(partial)
             _install(partial, out, sources)
     except OSError as e:
-        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+        raise WeftError(f"cannot write to {out}: {explain_os_error(e)}") from e
 
 
 @contextlib.contextmanager
-def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
+def replace_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a temporary file next to `out` that replaces it when the block succeeds; else an older `out` stays.
 
     If `out` is a device or a pipe the result is written into it. `sources` are the files that are read meanwhile.
@@ -59,12 +59,12 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     try:
         if out.is_dir():
             raise WeftError(f"cannot write to {out}: it is a folder")
-        out = _destination(out) if out.is_file() or not out.exists() else out.absolute()
+        out = _resolve_links(out) if out.is_file() or not out.exists() else out.absolute()
         _check_sources(out, sources)
         plain = out.is_file() or not out.exists()
         with contextlib.ExitStack() as stack:
             if plain:
-                partial = stack.enter_context(temporary(out.parent, folder=False))
+                partial = stack.enter_context(create_temporary(out.parent, folder=False))
             else:
                 partial = stack.enter_context(scratch_folder()) / "output"
             yield partial
@@ -73,39 +73,39 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
                     shutil.copyfileobj(source_file, device)
                 return
             # mkstemp makes files that only their owner can read.
-            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~umask())
+            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~read_umask())
             flush(partial)
             partial.replace(out)
             flush(out.parent)
     except OSError as e:
-        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+        raise WeftError(f"cannot write to {out}: {explain_os_error(e)}") from e
 
 
-def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = False) -> None:
-    """Check that `whole_folder` may replace `out`; call this before long work for it.
+def check_replaceable(out: Path, sources: Iterable[Path] = (), *, contents: bool = False) -> None:
+    """Check that `replace_folder` may replace `out`; call this before long work for it.
 
-    It replaces only an empty folder, or one whose manifest lists every file in it, all unchanged since weft wrote them.
-    With `contents` all files are read to compare checksums, as `whole_folder` does once; else only names are compared.
+    It may if `out` does not exist, is an empty folder, or is a folder whose manifest lists every file in it. With
+    `contents` the files must also match the checksums of the manifest, for which all are read.
 
     Raises:
-        WeftError: naming files that would be lost.
+        WeftError: naming files that would be lost; if `out` is a file; if one of `sources` is `out` or inside it.
     """
-    out = _destination(out)
+    out = _resolve_links(out)
     try:
         if out.exists() and not out.is_dir():
             raise WeftError(f"cannot write to {out}: a file with that name is in the way")
         _check_sources(out, sources)
         foreign, edited = _find_losses(out, contents) if out.is_dir() else ([], [])
     except OSError as e:
-        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+        raise WeftError(f"cannot write to {out}: {explain_os_error(e)}") from e
     if foreign:
         raise WeftError(
-            f"will not replace {out}: it holds files that weft did not write ({_list_some(foreign)}); "
+            f"will not replace {out}: it holds files that weft did not write ({_format_names(foreign)}); "
             "name an empty or new folder"
         )
     if edited:
         raise WeftError(
-            f"will not replace {out}: files in it have changed since weft wrote them ({_list_some(edited)}); "
+            f"will not replace {out}: files in it have changed since weft wrote them ({_format_names(edited)}); "
             "name another folder, or remove this one"
         )
 
@@ -129,7 +129,7 @@ def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
             return foreign, edited
 
 
-def _destination(out: Path) -> Path:
+def _resolve_links(out: Path) -> Path:
     """Return the real path of `out`, with links followed."""
     try:
         return Path(os.path.realpath(out))
@@ -155,9 +155,9 @@ def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
     """
     while True:
         try:
-            with hold_lock(out):
-                check_free(out, sources)
-                _replace(new, out)
+            with lock_folder(out):
+                check_replaceable(out, sources)
+                _swap_folders(new, out)
                 return
         # There is no folder to replace yet.
         except FileNotFoundError:
@@ -171,7 +171,7 @@ def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
                 raise  # otherwise another process was faster
 
 
-def _replace(new: Path, out: Path) -> None:
+def _swap_folders(new: Path, out: Path) -> None:
     """Swap `new` and `out` and remove the older folder; swap back if foreign files were added to it at the last moment.
 
     Raises:
@@ -179,34 +179,34 @@ def _replace(new: Path, out: Path) -> None:
         OSError: as the system reports it.
     """
     old = new
-    if not exchange(new, out):
-        # no system call swaps: between the two renames `out` is missing; `_restore` repairs a kill between them
-        old = _aside(out)
+    if not swap_paths(new, out):
+        # no system call swaps: between the two renames `out` is missing; `_restore_backup` repairs a kill between them
+        old = _backup_path(out)
         out.rename(old)
         new.rename(out)
     flush(out.parent)
     if foreign := find_unlisted(old):
         if old == new:
-            exchange(new, out)
+            swap_paths(new, out)
         else:
             out.rename(new)
             old.rename(out)
         raise WeftError(
-            f"will not replace {out}: it was written to meanwhile ({_list_some(foreign)}); name a new folder"
+            f"will not replace {out}: it was written to meanwhile ({_format_names(foreign)}); name a new folder"
         )
     remove_listed(old)
 
 
-def _aside(out: Path) -> Path:
+def _backup_path(out: Path) -> Path:
     return out.parent / f"{ASIDE}{out.name[:200]}"
 
 
-def _restore(out: Path) -> None:
+def _restore_backup(out: Path) -> None:
     """Rename back the older `out` that a process killed between two renames left, or remove it if `out` exists."""
-    aside = _aside(out)
+    aside = _backup_path(out)
     if not aside.is_dir():
         return
-    with hold_lock(aside):
+    with lock_folder(aside):
         if not out.exists():
             aside.rename(out)
             log.warning("restored %s, which an interrupted run had put aside", out)
@@ -215,6 +215,6 @@ def _restore(out: Path) -> None:
             log.warning("removed %s, which an interrupted run had left", aside)
 
 
-def _list_some(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + rest

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import WeftError
-from ..readable import size
+from ..readable import format_bytes
 from .contents import MANIFESTS, remove_listed
-from .disk import reason
+from .disk import explain_os_error
 
 PARTIAL = ".weft-partial-"  # next to the result; short, so that it fits before any name of a result
 ASIDE = ".weft-old-"  # prefix of the older result where two names cannot be swapped in one step
@@ -42,17 +42,17 @@ def scratch_folder() -> Iterator[Path]:
     parent = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary(parent, SCRATCH))
+            folder = stack.enter_context(create_temporary(parent, SCRATCH))
         except OSError as e:
-            raise WeftError(f"cannot write to {parent}: {reason(e)}") from e
+            raise WeftError(f"cannot write to {parent}: {explain_os_error(e)}") from e
         yield folder
 
 
 @contextlib.contextmanager
-def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
+def create_temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
     """Yield a temporary `folder` in `parent`, or a file, locked during the block and removed afterwards."""
-    sweep(parent, prefix)
-    path, lock = _claim(parent, prefix, folder)
+    remove_leftovers(parent, prefix)
+    path, lock = _create_locked(parent, prefix, folder)
     try:
         yield path
     finally:
@@ -62,7 +62,7 @@ def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Itera
             os.close(lock)
 
 
-def _claim(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
+def _create_locked(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
     """Create a temporary file or folder and lock it; retry where another process swept it before it was locked."""
     while True:
         if folder:
@@ -99,7 +99,7 @@ def _lock(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
     """Hold the lock of the folder at `path`, so that only one process replaces it, and no other removes it meanwhile.
 
     Raises:
@@ -122,7 +122,7 @@ def hold_lock(path: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def sweep(parent: Path, prefix: str = PARTIAL) -> None:
+def remove_leftovers(parent: Path, prefix: str = PARTIAL) -> None:
     """Remove leftovers of dead processes of this user in `parent`, and log each.
 
     A leftover with a manifest is an older result whose removal was interrupted: only its listed files are removed.
@@ -137,7 +137,7 @@ def sweep(parent: Path, prefix: str = PARTIAL) -> None:
             lock = _lock(path)
             if lock is None:  # its process may still run
                 continue
-            bytes_ = _bytes(path)
+            bytes_ = _count_bytes(path)
             _remove(path)
         except OSError:  # locked, or removed by another process meanwhile
             continue
@@ -147,10 +147,10 @@ def sweep(parent: Path, prefix: str = PARTIAL) -> None:
         if path.exists():
             log.warning("%s holds files that weft did not write; move them elsewhere and remove it", path)
         else:
-            log.warning("removed %s, %s that an interrupted run had left", path, size(bytes_))
+            log.warning("removed %s, %s that an interrupted run had left", path, format_bytes(bytes_))
 
 
-def _bytes(path: Path) -> int:
+def _count_bytes(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size
     return sum(Path(at, name).lstat().st_size for at, _, names in os.walk(path) for name in names)

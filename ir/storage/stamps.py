@@ -19,9 +19,9 @@ class Stamp(NamedTuple):
     inode: int
 
 
-def stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
+def take_stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
     """Return the stamps of the files among `paths`; call it before the first byte is read."""
-    return {path: _stamp(path) for path in paths if path.is_file()}
+    return {path: _take_stamp(path) for path in paths if path.is_file()}
 
 
 def check_unchanged(before: Mapping[Path, Stamp]) -> None:
@@ -32,13 +32,13 @@ def check_unchanged(before: Mapping[Path, Stamp]) -> None:
     """
     for path, then in before.items():
         try:
-            same = _stamp(path) == then
+            same = _take_stamp(path) == then
         except OSError:
             same = False
         if not same:
             raise WeftError(f"{path} has changed while it was read: run the command again when it is complete")
 
 
-def _stamp(path: Path) -> Stamp:
+def _take_stamp(path: Path) -> Stamp:
     status = os.stat(path)
     return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)

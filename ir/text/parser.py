@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 from ..errors import WeftError
 from ..graph import Graph, Value
 from ..graph.step import NEXT, Step
-from ..lexer import Lexer, language
+from ..lexer import Lexer, compile_language
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
-from ..recipes.recipe import REGISTRY, Recipe, call_order
-from ..storage.documents import MOST_DIGITS, json_at
+from ..recipes.recipe import REGISTRY, Recipe, order_fields
+from ..storage.documents import MOST_DIGITS, parse_json_at
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
 MOST_BYTES = 16 << 20  # of the text form of a graph; the largest models take 3 MB
 DEEPEST = 64  # nested lists and recipes; weft writes about a dozen levels
 T = TypeVar("T")
-_LANGUAGE = language(
+_LANGUAGE = compile_language(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
       | (?P<value>%[A-Za-z0-9_.\-/]+)
@@ -36,7 +36,7 @@ _LANGUAGE = language(
 
 
 @functools.cache
-def _fields(recipe: str) -> dict[str, Attr]:
+def _list_fields(recipe: str) -> dict[str, Attr]:
     """Return the fields of a recipe, by name."""
     return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
@@ -93,12 +93,12 @@ class _GraphParser(Lexer):
 
     def parse_list(self, item: Callable[[], Any]) -> tuple[Any, ...]:
         self.enter_nesting()
-        self.take("[")
+        self.expect("[")
         items = []
         while not self.accept("]"):
             items.append(item())
             if self.token.text != "]":
-                self.take(",")
+                self.expect(",")
         self.depth -= 1
         return tuple(items)
 
@@ -111,7 +111,7 @@ class _GraphParser(Lexer):
             kind, count = self.types[spelled]
             self.goto(self.pos + count)
             return kind
-        name = self.of_kind("name", "a dtype")
+        name = self.expect_kind("name", "a dtype")
         dtype = self.check(at, lambda: dtypes.parse(name))
         kind = TensorType(dtype, self.parse_list(self.size))
         if self.tokens[self.pos - 1].at == end:  # a comment may hold a bracket
@@ -122,7 +122,7 @@ class _GraphParser(Lexer):
         """Parse a literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
         t = self.token
         if t.kind == "string":
-            return self.check(t.at, lambda: json_at(self.next().text, 0)[0])
+            return self.check(t.at, lambda: parse_json_at(self.next().text, 0)[0])
         if t.text == "[":
             return self.parse_list(self.attr)
         if t.text == "{":
@@ -153,7 +153,7 @@ class _GraphParser(Lexer):
         initial: dict[str, float] = {}
         tokens: list[str] = []
         self.enter_nesting()
-        self.take("{")
+        self.expect("{")
         while not self.accept("}"):
             start = self.token.at
             if kind := next((k for k in ("state", "token", "constant") if self.accept(k)), ""):
@@ -164,14 +164,14 @@ class _GraphParser(Lexer):
                 elif kind == "token":
                     tokens.append(name)
             elif self.accept("next"):
-                state = self.of_kind("value", "a state such as %h")[1:]
-                self.take("=")
+                state = self.expect_kind("value", "a state such as %h")[1:]
+                self.expect("=")
                 if state not in initial:
                     self.fail(f"%{state} is not a state", start)
                 self.check(start, partial(graph.add_output, NEXT + state, self.use(values, "")))
             elif self.accept("output"):
-                name = self.of_kind("name", "an output name")
-                self.take("=")
+                name = self.expect_kind("name", "an output name")
+                self.expect("=")
                 self.check(start, partial(graph.add_output, name, self.use(values, "")))
             elif self.token.kind == "value":
                 self.node(graph, values, "")
@@ -183,7 +183,7 @@ class _GraphParser(Lexer):
     def number(self) -> float:
         """Parse a number, which may have a sign or be infinite."""
         sign = -1.0 if self.accept("-") else 1.0
-        text = self.take("number", "inf").text
+        text = self.expect("number", "inf").text
         return sign * float(text)
 
     def size(self) -> Size:
@@ -204,18 +204,18 @@ class _GraphParser(Lexer):
 
     def recipe(self) -> Recipe:
         at = self.token.at
-        name = self.of_kind("name", "a recipe")
+        name = self.expect_kind("name", "a recipe")
         cls = REGISTRY.get(name)
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.enter_nesting()
-        self.take("(")
-        parameters, attrs = call_order(cls), _fields(name)
+        self.expect("(")
+        parameters, attrs = order_fields(cls), _list_fields(name)
         values: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
                 key = self.next().text
-                self.take("=")
+                self.expect("=")
             elif len(values) < len(parameters):
                 key = parameters[len(values)].name
             else:
@@ -226,7 +226,7 @@ class _GraphParser(Lexer):
             value = self.attr()
             values[key] = self.check(start, partial(attrs[key].check, value, name))
             if self.token.text != ")":
-                self.take(",")
+                self.expect(",")
         self.depth -= 1
         missing = [f.name for f in parameters if f.name not in values and f.default is MISSING]
         if missing:
@@ -236,7 +236,7 @@ class _GraphParser(Lexer):
     def json_value(self) -> Any:
         start = self.token.at
         try:
-            value, end = json_at(self.text, start)
+            value, end = parse_json_at(self.text, start)
         except json.JSONDecodeError as e:
             self.fail(f"not JSON: {e.msg}", e.pos)
         except WeftError as e:
@@ -249,32 +249,32 @@ class _GraphParser(Lexer):
     # -- statements
 
     def graph(self, reader: TensorReader) -> Graph:
-        self.take("graph")
-        graph = Graph(self.of_kind("name", "the name of the graph"), reader)
+        self.expect("graph")
+        graph = Graph(self.expect_kind("name", "the name of the graph"), reader)
         values: dict[str, Value] = {}
         scope = ""
-        self.take("{")
+        self.expect("{")
         while not self.accept("}"):
             at = self.token.at
             if self.accept("meta"):
-                key = self.of_kind("name", "a key")
-                self.take("=")
+                key = self.expect_kind("name", "a key")
+                self.expect("=")
                 graph.meta[key] = self.json_value()
             elif self.accept("input"):
                 name, type = self.typed_name("")
-                key = self.of_kind("name", "an input name") if self.accept("as") else name
+                key = self.expect_kind("name", "an input name") if self.accept("as") else name
                 self.define(values, at, name, self.check(at, partial(graph.add_input, key, type, name)))
             elif self.accept("param"):
                 name, type = self.typed_name("")
-                self.take("=")
+                self.expect("=")
                 recipe = self.recipe()
                 self.define(values, at, name, graph.add_param(name, type, recipe))
             elif self.accept("scope"):
-                scope = self.of_kind("name", "a scope")
+                scope = self.expect_kind("name", "a scope")
                 scope = "" if scope == "_" else scope
             elif self.accept("output"):
-                name = self.of_kind("name", "an output name")
-                self.take("=")
+                name = self.expect_kind("name", "an output name")
+                self.expect("=")
                 value = self.use(values, "")
                 self.check(at, partial(graph.add_output, name, value))
             elif self.token.kind == "value":
@@ -289,8 +289,8 @@ class _GraphParser(Lexer):
         return scope + text[1:] if text.startswith("%.") else text[1:]
 
     def typed_name(self, scope: str) -> tuple[str, TensorType]:
-        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
-        self.take(":")
+        name = self.full_name(self.expect_kind("value", "a value such as %x"), scope)
+        self.expect(":")
         return name, self.tensor_type()
 
     def define(self, values: dict[str, Value], at: int, name: str, value: Value) -> None:
@@ -300,7 +300,7 @@ class _GraphParser(Lexer):
 
     def use(self, values: dict[str, Value], scope: str) -> Value:
         at = self.token.at
-        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
+        name = self.full_name(self.expect_kind("value", "a value such as %x"), scope)
         if name not in values:
             self.fail(f"value %{name} is not defined before its use", at)
         return values[name]
@@ -310,11 +310,11 @@ class _GraphParser(Lexer):
         outs = [self.typed_name(scope)]
         while self.accept(","):
             outs.append(self.typed_name(scope))
-        self.take("=")
+        self.expect("=")
         at = self.token.at
-        name = self.of_kind("name", "an op")
+        name = self.expect_kind("name", "an op")
         op = self.check(at, lambda: lookup(name))
-        self.take("(")
+        self.expect("(")
         operands: list[Value | None] = []
         attrs: dict[str, Any] = {}
         while not self.accept(")"):
@@ -323,11 +323,11 @@ class _GraphParser(Lexer):
             elif self.accept("_"):
                 operands.append(None)
             else:
-                key = self.of_kind("name", "an operand or attribute")
-                self.take("=")
+                key = self.expect_kind("name", "an operand or attribute")
+                self.expect("=")
                 attrs[key] = self.attr()
             if self.token.text != ")":
-                self.take(",")
+                self.expect(",")
         inputs = self.check(at, lambda: op.check_operands(operands))
         full = self.check(at, lambda: op.check_attrs(attrs))
         types = self.check(at, lambda: op.types([None if v is None else v.type for v in inputs], full))

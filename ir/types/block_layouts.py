@@ -10,7 +10,7 @@ infinities) or 4 (e2m1, `small_floats`); a weight is then scale · float. Offset
 groups (`BlockLayout.sums`). A block of a file holds one group, or several (`SuperBlock`).
 
 A layout is data. Each file format registers a `BlockLayout` by `add_layout`. Layouts of integers, which weft quantizes
-to and which folders of GPTQ, AWQ and others contain, come from `integer_layout`. `layout_of` finds both kinds.
+to and which folders of GPTQ, AWQ and others contain, come from `build_integer_layout`. `find_layout` finds both kinds.
 Kernels and lowerings never ask for a layout by name: they state the bits, groups, zero points and offsets that they
 support. A registered layout states the bits of an unpacked code, in its dtype or as `code_bits`: the smaller of 4 and 8
 that holds the w bits of a stored code. Without a minimum, `unpack` adds 2^{bits−1} − 2^{w−1} to each code, so that the
@@ -34,7 +34,7 @@ from .small_floats import E2M1, decode_scales, encode_scales
 
 Array = np.ndarray[Any, Any]
 BITS = (4, 8)  # of codes that `pack_words` and kernels take
-INTEGER_BITS = (2, 3, 4, 8)  # of codes of `integer_layout`
+INTEGER_BITS = (2, 3, 4, 8)  # of codes of `build_integer_layout`
 LARGEST = dtypes.f16  # dtype of the largest scale of a row, where scales are u8
 
 
@@ -193,7 +193,7 @@ class BlockLayout:
         return 1 << (self.bits - 1)
 
     @property
-    def numbers(self) -> DType:
+    def scale_dtype(self) -> DType:
         """Dtype that represents every decoded scale exactly."""
         return dtypes.f32 if self.sums or self.small_floats else self.scale
 
@@ -203,7 +203,7 @@ class BlockLayout:
         return self.floats and self.bits == 4
 
     @property
-    def unit(self) -> DType:
+    def range_dtype(self) -> DType:
         """Dtype that limits the range of scales: `scale`, or with `sums` that of the largest scale of a row."""
         return LARGEST if self.sums else self.scale
 
@@ -263,7 +263,9 @@ class BlockLayout:
             tensor_scales = np.ascontiguousarray(raw[..., -1, :4]).view(np.float32)
             raw = raw[..., :-1, :]
         return Blocks(
-            self.packing.unpack(raw[..., 1:]), self.scales_of(raw[..., 0], tensor_scales), tensor_scales=tensor_scales
+            self.packing.unpack(raw[..., 1:]),
+            self.decode_scales(raw[..., 0], tensor_scales),
+            tensor_scales=tensor_scales,
         )
 
     def _pack_floats(self, blocks: Blocks) -> Array:
@@ -279,13 +281,13 @@ class BlockLayout:
         """Return the scales of `blocks` of 4-bit floats as stored, u8 [rows, groups]."""
         return encode_scales(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
 
-    def scales_of(self, raw: Array, tensor_scales: Array | None) -> Array:
+    def decode_scales(self, raw: Array, tensor_scales: Array | None) -> Array:
         """Decode the stored scales `raw` u8 [rows, groups], times `tensor_scales` [rows, 1]: inverse of
         `encode_scales`."""
         return decode_scales(raw, self.scale == dtypes.u8, tensor_scales)
 
     @property
-    def integers(self) -> BlockLayout:
+    def without_sums(self) -> BlockLayout:
         """The layout of the groups of codes alone, without the groups of offsets of `sums`."""
         return replace(self, sums=False)
 
@@ -295,7 +297,7 @@ class BlockLayout:
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
         trailing = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
-        offsets = self.integers.dequantize(trailing)[..., :count]
+        offsets = self.without_sums.dequantize(trailing)[..., :count]
         return Blocks(codes[..., :count, :], scales[..., :count], offsets, zeros[..., :count])
 
     def dequantize(self, blocks: Blocks) -> Array:
@@ -317,7 +319,7 @@ class BlockLayout:
 
 
 @functools.cache
-def integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16) -> BlockLayout:
+def build_integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16) -> BlockLayout:
     """Return the layout of integer codes of `bits` bits in groups of `group`, with zero points or without.
 
     Its name is int4_32, for example, or uint4_32 with zero points; a dtype other than f16 of the scales is appended.
@@ -329,20 +331,20 @@ def integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16
 
 
 @functools.cache
-def offset_layout(bits: int, group: int) -> BlockLayout:
+def build_offset_layout(bits: int, group: int) -> BlockLayout:
     """Return the layout of integer codes with zero points, whose offsets are such codes as well: uint4_32_sums."""
-    integers = integer_layout(bits, group, True)
+    integers = build_integer_layout(bits, group, True)
     dtype = DType(f"{integers}_sums", "block", bits, group, integers.dtype.block_bytes)
     return BlockLayout(dtype, integers.packing, has_minimum=True, scale=dtypes.u8, has_zeros=True, sums=True)
 
 
-def largest_scales(scales: Array) -> Array:
+def find_largest_scales(scales: Array) -> Array:
     """Return the largest of the `scales` [rows, groups] of each row, f16 [rows, 1]."""
     largest: Array = scales.max(-1, keepdims=True).astype(LARGEST.numpy)
     return largest
 
 
-def scale_levels(scales: Array, largest: Array) -> Array:
+def encode_scale_levels(scales: Array, largest: Array) -> Array:
     """Round non-negative `scales` f32 [rows, groups] to 255ths of the `largest` per row, u8; small positive ones get
     1."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -350,8 +352,8 @@ def scale_levels(scales: Array, largest: Array) -> Array:
     return np.where(scales > 0, levels.clip(1, 255), 0).astype(np.uint8)
 
 
-def level_scales(levels: Array, largest: Array) -> Array:
-    """Return the scales f32 that `levels` represent: the inverse of `scale_levels`, except for rounding."""
+def decode_scale_levels(levels: Array, largest: Array) -> Array:
+    """Return the scales f32 that `levels` represent: the inverse of `encode_scale_levels`, except for rounding."""
     scales: Array = levels * (largest.astype(np.float32) / np.float32(255))
     return scales
 
@@ -391,10 +393,10 @@ add_layout(BlockLayout(NVFP4, PAIRS, scale=dtypes.f8e4m3, floats=True, tensor_sc
 _INTEGER = re.compile(r"(u?)int([2348])_([1-9]\d{0,8})(?:_(bf16|f32))?")
 
 
-def layout_of(dtype: DType) -> BlockLayout | None:
+def find_layout(dtype: DType) -> BlockLayout | None:
     """Return the layout of blocks of `dtype`: a registered one or the integer layout of that name, else None."""
     layout = LAYOUTS.get(dtype.name)
     if layout is None and (match := _INTEGER.fullmatch(dtype.name)) is not None:
         zeros, bits, group, scale = match.groups()
-        layout = integer_layout(int(bits), int(group), bool(zeros), dtypes.parse(scale or "f16"))
+        layout = build_integer_layout(int(bits), int(group), bool(zeros), dtypes.parse(scale or "f16"))
     return layout if layout is None or layout.dtype == dtype else None

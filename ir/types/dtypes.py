@@ -148,7 +148,7 @@ def parse(name: str, known: Iterable[str] = ALL) -> DType:
     return dtype
 
 
-def of(array: np.ndarray[Any, Any]) -> DType:
+def from_numpy(array: np.ndarray[Any, Any]) -> DType:
     """Return the dtype of a numpy array."""
     dtype = _BY_NUMPY.get(array.dtype)
     if dtype is None:

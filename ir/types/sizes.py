@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import WeftError
-from ..lexer import Lexer, language
+from ..lexer import Lexer, compile_language
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Poly:
         if other == 0:
             return self
         sums = dict(self.terms)
-        for mono, c in _terms(other):
+        for mono, c in _list_terms(other):
             sums[mono] = sums.get(mono, 0) + c
-        return _make(sums)
+        return _build_size(sums)
 
     def __mul__(self, other: Size) -> Size:
         if not isinstance(other, int | Poly):
@@ -65,9 +65,9 @@ class Poly:
         out: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
             for m2, c2 in other.terms:
-                mono = _times(m1, m2)
+                mono = _multiply_monomials(m1, m2)
                 out[mono] = out.get(mono, 0) + c1 * c2
-        return _make(out)
+        return _build_size(out)
 
     def __neg__(self) -> Size:
         return self * -1
@@ -117,12 +117,12 @@ Size = int | Poly
 _TOO_LARGE = f"a size has more than {MOST_TERMS} terms, or a degree above {MOST_DEGREE}: no model's sizes grow so"
 
 
-def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
+def _list_terms(size: Size) -> Iterable[tuple[Monomial, int]]:
     return size.terms if isinstance(size, Poly) else (((), size),)
 
 
 @functools.lru_cache(maxsize=4096)  # the sizes of a model have few monomials, repeated in every layer
-def _times(m1: Monomial, m2: Monomial) -> Monomial:
+def _multiply_monomials(m1: Monomial, m2: Monomial) -> Monomial:
     """Return the product of two monomials."""
     powers = dict(m1)
     for atom, p in m2:
@@ -132,20 +132,20 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
 
 
 @functools.lru_cache(maxsize=4096)
-def _rank(mono: Monomial) -> tuple[int, str]:
+def _sort_key(mono: Monomial) -> tuple[int, str]:
     """Return the sort key of a monomial: highest degree first, the constant last, names in alphabetical order."""
     return -sum(p for _, p in mono), str(mono)
 
 
-def _make(terms: Mapping[Monomial, int]) -> Size:
+def _build_size(terms: Mapping[Monomial, int]) -> Size:
     nonzero = [term for term in terms.items() if term[1]]
     if not nonzero:
         return 0
     if len(nonzero) == 1 and not nonzero[0][0]:
         return nonzero[0][1]
     # Sorted: one spelling per polynomial.
-    order = sorted(nonzero, key=lambda term: _rank(term[0]))
-    if len(order) > MOST_TERMS or -_rank(order[0][0])[0] > MOST_DEGREE:
+    order = sorted(nonzero, key=lambda term: _sort_key(term[0]))
+    if len(order) > MOST_TERMS or -_sort_key(order[0][0])[0] > MOST_DEGREE:
         raise WeftError(_TOO_LARGE)
     return Poly(tuple(order))
 
@@ -156,7 +156,7 @@ def sym(name: str) -> Poly:
     return Poly(((((name, 1),), 1),))
 
 
-def _call(fn: str, *args: Size) -> Poly:
+def _build_call(fn: str, *args: Size) -> Poly:
     return Poly(((((SizeCall(fn, args), 1),), 1),))
 
 
@@ -172,19 +172,19 @@ def floordiv(a: Size, b: Size) -> Size:
         return a // b
     if a == b:
         return 1
-    (mono_b, c_b), *rest = _terms(b)
+    (mono_b, c_b), *rest = _list_terms(b)
     # A divisor of one term divides `a` if it divides each term of `a`; other divisors stay opaque.
     if not rest:
         out: dict[Monomial, int] = {}
-        for mono, c in _terms(a):
+        for mono, c in _list_terms(a):
             powers = dict(mono)
             if c % c_b or any(powers.get(atom, 0) < p for atom, p in mono_b):
-                return _call("floordiv", a, b)
+                return _build_call("floordiv", a, b)
             for atom, p in mono_b:
                 powers[atom] -= p
             out[tuple((atom, p) for atom, p in powers.items() if p)] = c // c_b
-        return _make(out)
-    return _call("floordiv", a, b)
+        return _build_size(out)
+    return _build_call("floordiv", a, b)
 
 
 def minimum(a: Size, b: Size) -> Size:
@@ -192,10 +192,10 @@ def minimum(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     # Sorted: min(a, b) and min(b, a) are the same size and must compare equal.
-    return a if a == b else _call("min", *sorted((a, b), key=str))
+    return a if a == b else _build_call("min", *sorted((a, b), key=str))
 
 
-def product(shape: Iterable[Size]) -> Size:
+def multiply_sizes(shape: Iterable[Size]) -> Size:
     """Return the product of the sizes: the number of elements of a tensor of this shape."""
     total: Size = 1
     for size in shape:
@@ -203,21 +203,21 @@ def product(shape: Iterable[Size]) -> Size:
     return total
 
 
-def total(sizes: Iterable[Size]) -> Size:
+def sum_sizes(sizes: Iterable[Size]) -> Size:
     """Return the sum of sizes."""
     terms: dict[Monomial, int] = {}
     for size in sizes:
-        for mono, c in _terms(size):
+        for mono, c in _list_terms(size):
             terms[mono] = terms.get(mono, 0) + c
-    return _make(terms)
+    return _build_size(terms)
 
 
-def names(size: Size) -> set[str]:
+def list_names(size: Size) -> set[str]:
     """Return the named sizes that `size` depends on."""
     symbols: set[str] = set()
-    for mono, _ in _terms(size):
+    for mono, _ in _list_terms(size):
         for atom, _p in mono:
-            symbols |= {atom} if isinstance(atom, str) else {n for a in atom.args for n in names(a)}
+            symbols |= {atom} if isinstance(atom, str) else {n for a in atom.args for n in list_names(a)}
     return symbols
 
 
@@ -226,7 +226,7 @@ def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
     if isinstance(size, int):
         return size
     total: Size = 0
-    for mono, c in _terms(size):
+    for mono, c in _list_terms(size):
         value: Size = c
         for atom, p in mono:
             if isinstance(atom, str):
@@ -248,7 +248,7 @@ def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
     """
     value = substitute(size, binding)
     if not isinstance(value, int):
-        raise WeftError(f"size {size} needs a value for {', '.join(sorted(names(value)))}")
+        raise WeftError(f"size {size} needs a value for {', '.join(sorted(list_names(value)))}")
     return value
 
 
@@ -256,14 +256,14 @@ def maximum(a: Size, b: Size) -> Size:
     """Return the larger size."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
-    return a if a == b else _call("max", *sorted((a, b), key=str))
+    return a if a == b else _build_call("max", *sorted((a, b), key=str))
 
 
 _CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
-_LANGUAGE = language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<punct>[-+*^(),])")
+_LANGUAGE = compile_language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<punct>[-+*^(),])")
 
 
-def _nesting(text: str) -> int:
+def _measure_nesting(text: str) -> int:
     """Return the nesting depth of parentheses in `text`."""
     depth = deepest = 0
     for sign in text:
@@ -282,11 +282,11 @@ def parse(text: str) -> Size:
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
     # The parser recurses for every parenthesis and every leading minus; Python's stack is limited.
-    if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
+    if _measure_nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
         raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
     parser = _SizeParser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
     size = parser.sum()
-    parser.take("end")
+    parser.expect("end")
     return size
 
 
@@ -307,7 +307,7 @@ class _SizeParser(Lexer):
         size = self.factor()
         if not self.accept("^"):
             return size
-        power = int(self.of_kind("number", "a power"))
+        power = int(self.expect_kind("number", "a power"))
         if power > MOST_DEGREE:
             raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
         result: Size = 1
@@ -323,15 +323,15 @@ class _SizeParser(Lexer):
             return -self.power()
         if self.accept("("):
             size = self.sum()
-            self.take(")")
+            self.expect(")")
             return size
         if self.token.kind == "number":
             return int(self.next().text)
-        name = self.of_kind("name", "a size")
+        name = self.expect_kind("name", "a size")
         if name not in _CALLS or not self.accept("("):
             return sym(name)
         first = self.sum()
-        self.take(",")
+        self.expect(",")
         second = self.sum()
-        self.take(")")
+        self.expect(")")
         return _CALLS[name](first, second)

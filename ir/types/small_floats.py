@@ -22,14 +22,14 @@ BIAS = 127  # of the exponent that an E8M0 byte stores
 _E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - BIAS), np.float32(np.nan))  # by byte; 2^-127 is subnormal
 
 
-def nearest_e2m1(values: Array) -> Array:
+def round_to_e2m1(values: Array) -> Array:
     """Return the codes u8 of the E2M1 nearest to `values`, ties to even; ±6 for larger ones."""
     clipped = values.clip(-LARGEST_E2M1, LARGEST_E2M1)
     codes: Array = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(15)
     return codes
 
 
-def power_scales(largest: Array) -> Array:
+def fit_power_scales(largest: Array) -> Array:
     """Return the E8M0 scales f32 of groups whose largest magnitudes are `largest`.
 
     They are 2^(⌊log2 largest⌋ − 2), as the exponent of 6 is 2, and at least the smallest E8M0, the scale of zero
@@ -40,7 +40,7 @@ def power_scales(largest: Array) -> Array:
     return scales
 
 
-def e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
+def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
     """Return the E4M3 nearest to `largest` / 6 / `tensor_scale`, f32; positive where `largest` is, and at most 448."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         exact = np.where(largest > 0, largest / LARGEST_E2M1 / tensor_scale, np.float32(0))

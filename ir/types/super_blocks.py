@@ -42,42 +42,44 @@ def unpack_fives(raw: Array) -> Array:
 
 def unpack_q2_k(raw: Array) -> Groups:
     """Unpack blocks of Q2_K [..., 84], with codes of 2 bits."""
-    codes = _planes(raw[..., 16:80], 2, 32).reshape(*raw.shape[:-1], 16, 16)
-    scales = _halves(raw[..., 80:82]) * (raw[..., :16] & 15)
-    return codes, scales, -(_halves(raw[..., 82:84]) * (raw[..., :16] >> 4))
+    codes = _unpack_planes(raw[..., 16:80], 2, 32).reshape(*raw.shape[:-1], 16, 16)
+    scales = _read_halves(raw[..., 80:82]) * (raw[..., :16] & 15)
+    return codes, scales, -(_read_halves(raw[..., 82:84]) * (raw[..., :16] >> 4))
 
 
 def unpack_q3_k(raw: Array) -> Groups:
     """Unpack blocks of Q3_K [..., 110], with codes of 4 bits."""
-    low = _planes(raw[..., 32:96], 2, 32)
-    codes = low + (_planes(raw[..., :32], 1, 32) << 2) + np.uint8(8 - 4)
+    low = _unpack_planes(raw[..., 32:96], 2, 32)
+    codes = low + (_unpack_planes(raw[..., :32], 1, 32) << 2) + np.uint8(8 - 4)
     # The low 4 bits of the first 8 scales are in the low halves of 8 bytes, those of the last 8 in the high ones.
-    small = _planes(raw[..., 96:104], 4, 8).reshape(*raw.shape[:-1], 16)
-    large = _planes(raw[..., 104:108], 2, 4).reshape(*raw.shape[:-1], 16)
-    scales = _halves(raw[..., 108:110]) * ((small | large << 4).astype(np.float32) - 32)
+    small = _unpack_planes(raw[..., 96:104], 4, 8).reshape(*raw.shape[:-1], 16)
+    large = _unpack_planes(raw[..., 104:108], 2, 4).reshape(*raw.shape[:-1], 16)
+    scales = _read_halves(raw[..., 108:110]) * ((small | large << 4).astype(np.float32) - 32)
     return codes.reshape(*raw.shape[:-1], 16, 16), scales, None
 
 
 def unpack_q4_k(raw: Array) -> Groups:
     """Unpack blocks of Q4_K [..., 144], with codes of 4 bits."""
-    return _planes(raw[..., 16:], 4, 32), *_scales_and_minima(raw)
+    return _unpack_planes(raw[..., 16:], 4, 32), *_unpack_scales_and_minima(raw)
 
 
 def unpack_q5_k(raw: Array) -> Groups:
     """Unpack blocks of Q5_K [..., 176], with codes of 5 bits."""
-    return _planes(raw[..., 48:], 4, 32) | _planes(raw[..., 16:48], 1, 32) << 4, *_scales_and_minima(raw)
+    return _unpack_planes(raw[..., 48:], 4, 32) | _unpack_planes(
+        raw[..., 16:48], 1, 32
+    ) << 4, *_unpack_scales_and_minima(raw)
 
 
 def unpack_q6_k(raw: Array) -> Groups:
     """Unpack blocks of Q6_K [..., 210], with codes of 8 bits."""
-    low = _planes(raw[..., :128], 4, 64).reshape(*raw.shape[:-1], SIZE)
-    high = _planes(raw[..., 128:192], 2, 32).reshape(*raw.shape[:-1], SIZE)
+    low = _unpack_planes(raw[..., :128], 4, 64).reshape(*raw.shape[:-1], SIZE)
+    high = _unpack_planes(raw[..., 128:192], 2, 32).reshape(*raw.shape[:-1], SIZE)
     codes = (low | high << 4) + np.uint8(128 - 32)
-    scales = _halves(raw[..., 208:210]) * raw[..., 192:208].view(np.int8)
+    scales = _read_halves(raw[..., 208:210]) * raw[..., 192:208].view(np.int8)
     return codes.reshape(*raw.shape[:-1], 16, 16), scales, None
 
 
-def _planes(raw: Array, bits: int, run: int) -> Array:
+def _unpack_planes(raw: Array, bits: int, run: int) -> Array:
     """Unpack codes [..., runs, run]: each `run` bytes give a run of their lowest `bits`, then a run of the next
     bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -85,12 +87,12 @@ def _planes(raw: Array, bits: int, run: int) -> Array:
     return planes.reshape(*raw.shape[:-1], -1, run)
 
 
-def _halves(raw: Array) -> Array:
+def _read_halves(raw: Array) -> Array:
     """Return the f16 values in bytes [..., 2] as f32 [..., 1]."""
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 
-def _scales_and_minima(raw: Array) -> tuple[Array, Array]:
+def _unpack_scales_and_minima(raw: Array) -> tuple[Array, Array]:
     """Return the scales and minima f32 [..., 8] of the 8 groups of Q4_K or Q5_K blocks `raw` [..., bytes].
 
     Bytes 4 to 11 have the 6-bit scales and minima of groups 0 to 3 in their low 6 bits, and the high 2 bits of those of
@@ -99,4 +101,4 @@ def _scales_and_minima(raw: Array) -> tuple[Array, Array]:
     scales, minima, low = np.split(raw[..., 4:16], 3, -1)
     scales = np.concatenate([scales & 63, low & 15 | scales >> 2 & 48], -1)
     minima = np.concatenate([minima & 63, low >> 4 | minima >> 2 & 48], -1)
-    return _halves(raw[..., :2]) * scales, -(_halves(raw[..., 2:4]) * minima)
+    return _read_halves(raw[..., :2]) * scales, -(_read_halves(raw[..., 2:4]) * minima)

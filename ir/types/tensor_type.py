@@ -61,7 +61,7 @@ class TensorType:
 
 @functools.lru_cache(maxsize=1 << 12)  # layers have the same types over and over
 def _elements(shape: Shape) -> Size:
-    return sizes.product(shape)
+    return sizes.multiply_sizes(shape)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -13,7 +13,7 @@ import numpy as np
 from weft.ir import Node, Value, ops
 from weft.ir.interpreter import run_node
 from weft.ir.recipes.readers import Array
-from weft.ir.types.sizes import evaluate, names
+from weft.ir.types.sizes import evaluate, list_names
 
 from ..edits.edit import are_params
 
@@ -25,10 +25,10 @@ def _bind_ones(*values: Value | None) -> dict[str, int]:
     """Bind each named size in the shapes of `values` to 1, doubled until no size expression is below 1.
     Lengths of audio need more than 1: a convolution has to return at least one frame."""
     shapes = [size for value in values if value is not None for size in value.shape]
-    binding = {name: 1 for size in shapes for name in names(size)}
+    binding = {name: 1 for size in shapes for name in list_names(size)}
     for size in shapes:
         while evaluate(size, binding) < 1:
-            binding.update((name, 2 * binding[name]) for name in names(size))
+            binding.update((name, 2 * binding[name]) for name in list_names(size))
     return binding
 
 

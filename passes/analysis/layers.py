@@ -100,9 +100,9 @@ def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None
     for value in [*graph.params.values(), *(v for n in graph.nodes for v in n.outputs)]:
         new = rename(value.name)
         if new in used:  # by a parameter of several layers, one of which was dropped
-            new = graph.fresh(new)
+            new = graph.reserve_name(new)
         elif new != value.name:
-            graph.fresh(new)  # reserve it: no later value gets it
+            graph.reserve_name(new)  # reserve it: no later value gets it
         used.add(new)
         value.name = new
     # The keys are names, which have changed; the order stays.

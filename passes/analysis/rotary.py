@@ -133,7 +133,7 @@ class ScalingArguments:
         """Return `recipe` with `scaling`, and those of `factor`, `original` and the fields of `self` that it uses."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
-        return replace(scaled, **{name: settings[name] for name in scaled.used})
+        return replace(scaled, **{name: settings[name] for name in scaled.used_settings})
 
 
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
@@ -149,7 +149,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
         raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {MAX_FACTOR:g}")
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
-    if "original" in recipe.used and recipe.original < 1:
+    if "original" in recipe.used_settings and recipe.original < 1:
         raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model has none")
     if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")

@@ -25,8 +25,8 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
-from weft.ir.op import Attr, type_name
-from weft.ir.recipes.recipe import call_order
+from weft.ir.op import Attr, format_type
+from weft.ir.recipes.recipe import order_fields
 from weft.ir.recipes.spelling import spell
 from weft.ir.registry import Registry
 from weft.ir.types import dtypes
@@ -60,7 +60,7 @@ class Argument(Attr):
         """The type as documentation prints it, such as ``mean | svd`` for a Literal."""
         if typing.get_origin(self.type) is Literal:
             return " | ".join(typing.get_args(self.type))
-        return type_name(self.type)
+        return format_type(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
         """Return `value` in the argument's type; the name of a dtype becomes a `DType`. `op` is not used.
@@ -143,7 +143,7 @@ class Pass:
         """Return the arguments in call order: positional ones, then keyword-only ones."""
         hints = typing.get_type_hints(cls)
         arguments = []
-        for f in call_order(cls):
+        for f in order_fields(cls):
             default = f.default if f.default is not MISSING else inspect.Parameter.empty
             arguments.append(Argument(f.name, hints[f.name], default))
         return tuple(arguments)

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.ir import DType, Graph, Recipe, TensorReader, WeftError, interpret, ops
 from weft.ir.graph import Value
-from weft.ir.interpreter import free_sizes
+from weft.ir.interpreter import list_named_sizes
 from weft.ir.recipes import Full, Map, Normal, Source, Uniform
 from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.states import CODES
@@ -170,7 +170,7 @@ class EquivalenceCheck:
             past = rng.integers(0, max(1, min(4, longest - seq + 1)), batch)
             binding.setdefault("total", int(past.max()) + seq)
             binding.setdefault("capacity", binding["total"] + 2)
-        for name in free_sizes(graph):
+        for name in list_named_sizes(graph):
             binding.setdefault(name, 4)
         _double_lengths(graph, binding)
         valid = rng.integers(1, seq + 1, batch)

@@ -13,13 +13,13 @@ import re
 from typing import Any
 
 from weft.ir import WeftError
-from weft.ir.lexer import Lexer, language
-from weft.ir.storage.documents import json_at
+from weft.ir.lexer import Lexer, compile_language
+from weft.ir.storage.documents import parse_json_at
 
 from .base import Pass, lookup
 from .pipeline import PIPELINES, Phase, Pipeline
 
-_LANGUAGE = language(
+_LANGUAGE = compile_language(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?(?![\w.]))
       | (?P<name>[A-Za-z_0-9./~][A-Za-z0-9_.\-/]*)
@@ -52,7 +52,7 @@ class _PipelineParser(Lexer):
 
         while self.token.kind != "end":
             if self.accept("-"):
-                gone = self.take("name")
+                gone = self.expect("name")
                 if not self.remove(gone.text, phases, passes):
                     self.fail(
                         f"there is no pass {gone.text!r} before this to take out; a name after - takes that pass out, "
@@ -73,17 +73,17 @@ class _PipelineParser(Lexer):
                 close()
                 name, passes = self.label(), []
             elif self.token.kind != "end":
-                self.take(",", ";")
+                self.expect(",", ";")
                 if self.token.kind == "end":
                     self.fail("expected a pass after the comma")
         close()
         return Pipeline(tuple(phase for phase in phases if phase.passes))
 
     def label(self) -> str:
-        if self.ahead().text != ":" or self.token.kind != "name":
+        if self.peek().text != ":" or self.token.kind != "name":
             return ""
         name = self.next().text
-        self.take(":")
+        self.expect(":")
         return name
 
     @staticmethod
@@ -95,7 +95,7 @@ class _PipelineParser(Lexer):
         return changed
 
     def parse_pass(self) -> Pass:
-        word = self.take("name")
+        word = self.expect("name")
         if word.text == "default":
             self.fail("'default' has no meaning here: it depends on the graph, and there is none", word.at)
         try:
@@ -112,11 +112,11 @@ class _PipelineParser(Lexer):
             return arguments
         while not self.accept("}"):
             if arguments:
-                self.take(",", "}")
-            name = self.take("name")
+                self.expect(",", "}")
+            name = self.expect("name")
             if name.text in arguments:
                 self.fail(f"argument {name.text!r} is given twice", name.at)
-            self.take("=")
+            self.expect("=")
             arguments[name.text] = self.value()
         return arguments
 
@@ -125,17 +125,17 @@ class _PipelineParser(Lexer):
             items: list[Any] = []
             while not self.accept("]"):
                 if items:
-                    self.take(",", "]")
+                    self.expect(",", "]")
                 items.append(self.one_value())
             return tuple(items)
         return self.one_value("[")
 
     def one_value(self, *otherwise: str) -> Any:
         """Parse one scalar and return it; `otherwise` lists further tokens that the error message names as expected."""
-        token = self.take("number", "string", "name", *otherwise)
+        token = self.expect("number", "string", "name", *otherwise)
         try:
             if token.kind == "string":
-                return json_at(token.text, 0)[0]
+                return parse_json_at(token.text, 0)[0]
             if token.kind == "number":
                 return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _parse_float(token.text)
         except (ValueError, WeftError) as e:

@@ -111,11 +111,11 @@ def _find_anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
         return root
     # An inner result may have a reader before the root; the replacement must come before that reader.
-    anchor = graph.nodes.first((root, *readers))
+    anchor = graph.nodes.find_first((root, *readers))
     if anchor is root:
         return root
     # Only nodes from the anchor to the root can define an operand too late.
-    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.before(root))) | {anchor}
+    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.items_before(root))) | {anchor}
     for value in match.bindings.values():
         if isinstance(value, Value) and value.producer in later:
             return f"%{value.name} is made only after %{anchor.output.name} has read the result"

@@ -121,10 +121,10 @@ def rename_all(
     """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
-        graph.forget(value)
+        graph.release_name(value)
     for value in values:
         value.name = names[value.name]
-        graph.fresh(value.name)  # it is taken from now on
+        graph.reserve_name(value.name)  # it is taken from now on
     for node in graph.nodes:
         node.scope = scopes.get(node.scope, "")
     graph.inputs = {inputs[name]: value for name, value in graph.inputs.items()}

@@ -64,7 +64,7 @@ class Term(Operators["Term"]):
         if isinstance(pieces, ANY):
             count = pieces.length
         else:
-            count = len(pieces) if isinstance(pieces, tuple) else len(op.results(operands))
+            count = len(pieces) if isinstance(pieces, tuple) else len(op.result_names(operands))
         return tuple(OutputTerm(apply, i) for i in range(max(1, count)))
 
 

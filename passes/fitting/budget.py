@@ -176,7 +176,7 @@ def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
     for name, matrix in [(param.name, matrix) for param, matrix in find_matrices(graph).items()]:
         param = graph.params[name]
         if isinstance(matrix, Matrix) and not isinstance(param.recipe, Source):
-            key = reader.fresh(name)
+            key = reader.unique_key(name)
             reader.put(key, param.recipe.evaluate(reader).astype(np.float32, copy=False))
             replace_recipe(param, Source(key))
     return {param.name: matrix for param, matrix in find_matrices(graph).items() if isinstance(matrix, Matrix)}
@@ -186,9 +186,9 @@ def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
     """Return the mean squares f32 [in] of the inputs of the first reader of `matrix`; ones for the down of experts."""
     node = matrix.readers[0]
     if node.op is ops.moe and matrix.param is node.operand("down"):
-        activations(node.required("x"))  # computes the values before it, which stay cached
+        activations(node.required_operand("x"))  # computes the values before it, which stay cached
         return np.ones(int(matrix.param.shape[-1]), np.float32)
-    parts = activations(node.required("x"))
+    parts = activations(node.required_operand("x"))
     if node.op is ops.norm_linear:
         norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
         parts = [np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
-from weft.ir.interpreter import bind, run_node
+from weft.ir.interpreter import bind_sizes, run_node
 from weft.ir.recipes.readers import Array
 from weft.ir.storage.documents import check_regular, expand_home, open_regular, read_json
 
@@ -200,7 +200,7 @@ class Activations:
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for inputs, binding in zip(fed, self._bindings, strict=True):
             for name, value in graph.inputs.items():
-                bind(value.type, inputs[name].shape, binding, name)
+                bind_sizes(value.type, inputs[name].shape, binding, name)
         self._known = {value: [inputs[name] for inputs in fed] for name, value in graph.inputs.items()}
         self._done: set[Node] = set()
         self._replaced: Mapping[Value, Array] = {}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir.recipes.blocks.spans import fit_range, reciprocal
+from weft.ir.recipes.blocks.spans import fit_range, invert_scales
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
@@ -124,7 +124,7 @@ def quantize_gptq(weight: Array, factors: MomentFactors, layout: BlockLayout) ->
         scales[factors.order[first] // group] = scale
         if zeros is not None and points is not None:
             zeros[factors.order[first] // group] = points
-        inverse = reciprocal(scale)
+        inverse = invert_scales(scale)
         centre = np.float32(layout.middle) if points is None else points.astype(np.float32)
         for k in range(group):
             at = first + k
@@ -159,7 +159,7 @@ def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[A
 def _squared_errors(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """Return the squared rounding errors [group, out] of `groups` for `scales` and `zeros` [out] (None: symmetric)."""
     centre = np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)
-    errors: Array = groups * reciprocal(scales)
+    errors: Array = groups * invert_scales(scales)
     np.rint(errors, out=errors)
     np.clip(errors, -centre, np.float32(2**layout.bits - 1) - centre, out=errors)
     errors *= scales

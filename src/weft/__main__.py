@@ -8,18 +8,18 @@ from types import FrameType
 def main() -> None:
     """Run the command; Ctrl-C while it is imported ends the process as it does later, without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_interrupted)
     from weft.frontends.app.cli import main as run
 
-    if signal.getsignal(signal.SIGINT) is _leave:
+    if signal.getsignal(signal.SIGINT) is _exit_interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run()
     except KeyboardInterrupt:  # before or after the command's own handler
-        _leave(signal.SIGINT, None)
+        _exit_interrupted(signal.SIGINT, None)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit_interrupted(number: int, frame: FrameType | None) -> None:
     os.write(2, b"weft: interrupted\n")
     os._exit(130)
 

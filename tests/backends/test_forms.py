@@ -10,7 +10,7 @@ import pytest
 from weft.backends.target import TARGETS
 from weft.ir import WeftError
 from weft.ir.op import OPS
-from weft.ir.testing import one_node
+from weft.ir.testing import build_node_graph
 from weft.passes import run_passes
 from weft.passes.forms import derive_graphs
 
@@ -48,7 +48,7 @@ def test_building_changes_no_graph(name: str, target: str) -> None:
 def test_only_target_torch_calls_its_kernels(op: str) -> None:
     """Folders for transformers lack them: an op that has no other lowering is expanded into its body."""
     case = next(c for c in OPS[op].cases if len(c.operands) == len(OPS[op].operands) or op == "choose_tokens")
-    graph, _ = one_node(OPS[op], case)
+    graph, _ = build_node_graph(OPS[op], case)
     (node,) = graph.nodes
     assert TARGETS["torch"].refusals(node) is None
     found = run_passes(graph, "legalize{target=transformers}").nodes

@@ -13,7 +13,7 @@ from weft.backends.target import TARGETS
 from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
 from weft.ir.op import Case
-from weft.ir.testing import one_node
+from weft.ir.testing import build_node_graph
 from weft.ir.types import dtypes
 from weft.passes import legalize
 
@@ -31,7 +31,7 @@ def cases() -> list[object]:
 
 @pytest.mark.parametrize(("op", "case", "target"), cases())
 def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
-    graph, feeds = one_node(op, case, weights=WEIGHTS)
+    graph, feeds = build_node_graph(op, case, weights=WEIGHTS)
     feeds = {k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in feeds.items()}
     want = interpret(graph, feeds)
     place = TARGETS[target]
@@ -46,7 +46,7 @@ def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
     got = session.run(None, {k: v for k, v in feeds.items() if k in used})
     for (name, reference), array in zip(want.items(), got, strict=True):
         assert array.shape == reference.shape, name
-        assert str(dtypes.of(array)) == str(graph.outputs[name].type.dtype), name
+        assert str(dtypes.from_numpy(array)) == str(graph.outputs[name].type.dtype), name
         if reference.dtype.kind == "f":
             # Sums of up to a few dozen terms of size one, through at most a few roundings each.
             scale = max(1.0, float(np.abs(reference[np.isfinite(reference)]).max(initial=0)))

@@ -15,7 +15,7 @@ from weft.frontends import load_source
 from weft.frontends.formats.hf import Folder
 from weft.ir import WeftError
 from weft.ir.recipes.readers import BlockTensorReader, TensorReader
-from weft.ir.types.block_layouts import layout_of
+from weft.ir.types.block_layouts import find_layout
 
 from . import integer_checkpoints as checkpoints
 from .integer_checkpoints import Array, Codes, draw
@@ -48,7 +48,7 @@ def same(reader: TensorReader, want: Array, ulps: int = 0) -> None:
 
 def blocks(reader: TensorReader) -> Array:
     """The numbers of the blocks of x.weight, by their layout."""
-    layout = layout_of(reader.dtype("x.weight"))
+    layout = find_layout(reader.dtype("x.weight"))
     assert layout is not None and isinstance(reader, BlockTensorReader)
     rows = reader.shape("x.weight")[0]
     return layout.dequantize(layout.unpack(reader.read_blocks("x.weight", 0, rows)))
@@ -61,7 +61,7 @@ def test_act_order(bits: int, group: int, tmp_path: Path) -> None:
     w = draw(64, 96, bits, group, act_order=group < 96)
     reader = opened(tmp_path, GPTQ | {"bits": bits, "group_size": group, "desc_act": True}, checkpoints.gptq(w))
     same(reader, w.numbers)
-    assert (layout_of(reader.dtype("x.weight")) is None) == (group < 96)
+    assert (find_layout(reader.dtype("x.weight")) is None) == (group < 96)
 
 
 def test_a_zero_point_of_0_borrows_from_its_word(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_groups_become_those_that_kernels_take(group: int, layout: str | None, t
     reader = opened(tmp_path, GPTQ | {"group_size": group}, checkpoints.gptq(w))
     same(reader, w.numbers)
     if layout is None:
-        assert layout_of(reader.dtype("x.weight")) is None
+        assert find_layout(reader.dtype("x.weight")) is None
         return
     assert str(reader.dtype("x.weight")) == layout
     np.testing.assert_array_equal(blocks(reader), w.numbers)

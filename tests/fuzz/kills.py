@@ -22,7 +22,7 @@ from pathlib import Path
 
 from weft.frontends.app.cli import cli
 from weft.ir.storage import check_contents
-from weft.ir.storage.contents import MANIFESTS, sha256
+from weft.ir.storage.contents import MANIFESTS, hash_file
 from weft.ir.storage.partials import PARTIAL, SCRATCH
 
 MODEL = """
@@ -90,7 +90,7 @@ class Workplace:
         """Tell one result of a command from another; that of a folder by its manifest, after its checksums."""
         out = self.folder / COMMANDS[name][0]
         if not out.is_dir():
-            return sha256(out)
+            return hash_file(out)
         check_contents(out)
         manifest = next(out / name for name in MANIFESTS if (out / name).is_file())
         return str(json.loads(manifest.read_text(encoding="utf-8"))["files"])

@@ -198,7 +198,7 @@ def narrow_case(op: Op, case: Case, dtype: str) -> tuple[Graph, dict[str, Any], 
             continue
         is_float = array.dtype.kind == "f"
         feeds[f"x{i}"] = array.astype(kind.numpy).astype(np.float32) if is_float else array
-        value = graph.add_input(f"x{i}", TensorType(dtypes.f32 if is_float else dtypes.of(array), array.shape))
+        value = graph.add_input(f"x{i}", TensorType(dtypes.f32 if is_float else dtypes.from_numpy(array), array.shape))
         operands.append(ir_ops.cast(value, to=kind) if is_float else value)
     for i, value in enumerate(op.emit(*operands, **case.attrs)):
         graph.add_output(f"y{i}", ir_ops.cast(value, to=dtypes.f32) if value.type.dtype.is_float else value)

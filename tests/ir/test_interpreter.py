@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weft.ir import Graph, MemoryReader, Node, TensorType, WeftError, interpret, ops
-from weft.ir.interpreter import bind, free_sizes
+from weft.ir.interpreter import bind_sizes, list_named_sizes
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
@@ -94,10 +94,10 @@ def test_bad_inputs(inputs: dict[str, np.ndarray], message: str) -> None:
 
 def test_inputs_must_agree_with_each_other() -> None:
     binding: dict[str, int] = {"batch": 2, "past": 4}
-    bind(TensorType(dtypes.f32, (B, P + S)), (2, 7), binding, "a")
+    bind_sizes(TensorType(dtypes.f32, (B, P + S)), (2, 7), binding, "a")
     assert binding["seq"] == 3
     with pytest.raises(WeftError, match="wants"):
-        bind(TensorType(dtypes.f32, (B, S)), (2, 4), binding, "b")
+        bind_sizes(TensorType(dtypes.f32, (B, S)), (2, 4), binding, "b")
 
 
 def test_a_size_is_found_wherever_it_becomes_solvable() -> None:
@@ -115,4 +115,4 @@ def test_free_sizes() -> None:
     graph = Graph()
     graph.add_input("x", TensorType(dtypes.f32, (B, P + S)))
     graph.add_input("y", TensorType(dtypes.f32, (S, sym("n"))))
-    assert list(free_sizes(graph)) == ["batch", "past", "seq", "n"]
+    assert list(list_named_sizes(graph)) == ["batch", "past", "seq", "n"]

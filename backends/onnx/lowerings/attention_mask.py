@@ -30,7 +30,7 @@ def is_plain(node: Node) -> bool:
     """Return whether the attention `node` needs no mask other than is_causal: it has no cache, no sinks, no window and
     no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
-    return not extra and not VisibleKeys.of(node.attrs).local
+    return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 
 
 def build_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
@@ -43,8 +43,8 @@ def build_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out 
     if key_mask is not None and past is not None and is_length(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
     plain = not include_causal and is_plain(node)
-    sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
-    facts = None if plain else (VisibleKeys.of(a), a.get("rolling", False))
+    sizes = node.required_operand("q").shape[1], node.required_operand("k").shape[1] if past is None else past.shape[2]
+    facts = None if plain else (VisibleKeys.from_attrs(a), a.get("rolling", False))
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _emit_mask(e, node, key_mask, plain))
 
@@ -85,8 +85,8 @@ def _query_key_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
-        queries = e.op("Unsqueeze", index_range(e, node.required("q").shape[1]), e.constant([1]))
-        return queries, index_range(e, node.required("k").shape[1])
+        queries = e.op("Unsqueeze", index_range(e, node.required_operand("q").shape[1]), e.constant([1]))
+        return queries, index_range(e, node.required_operand("k").shape[1])
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs.get("rolling"):
         return queries, index_range(e, past.shape[2])
@@ -167,5 +167,5 @@ def _conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[
     """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
     there are none, return one that is always true."""
     query, key = _Position(e, query_at), _Position(e, key_at)
-    conditions = VisibleKeys.of(node.attrs).conditions(query, key, equal=_Position.equal)
+    conditions = VisibleKeys.from_attrs(node.attrs).conditions(query, key, equal=_Position.equal)
     return [condition.value for condition in conditions or [abs(query - key) >= 0]]

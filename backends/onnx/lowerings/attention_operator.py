@@ -35,7 +35,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 @lowering(ops.attention, when=_refusal, opset=24)
 def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     a = node.attrs
-    q, k, sinks = node.required("q"), node.required("k"), node.operand("sinks")
+    q, k, sinks = node.required_operand("q"), node.required_operand("k"), node.operand("sinks")
     v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
     mask = _attention_mask(e, node)
     # is_causal shows query i the keys up to i: wrong if the keys begin with a cache. Then the mask covers causality.
@@ -83,7 +83,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
 
 @lowering(ops.lightning_index, opset=24)
 def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
-    q, k, weights, dtype = *(node.required(n) for n in ("q", "k", "weights")), node.output.type.dtype
+    q, k, weights, dtype = *(node.required_operand(n) for n in ("q", "k", "weights")), node.output.type.dtype
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
     keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
     if past is not None and positions is not None:
@@ -148,7 +148,7 @@ def _attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
 
 def _key_count(node: Node) -> Size:
     """Return the number of keys that `node` reads, including masked ones."""
-    new, past = node.required("k").shape[1], node.operand("past_k")
+    new, past = node.required_operand("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
 
@@ -174,7 +174,7 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
     is written. Each batch row writes min(seq, capacity) keys, the last of which belongs to its last valid token: a row
     that ends in padding rewrites some of its old keys.
     """
-    positions, mask = node.required("positions"), node.operand("key_mask")
+    positions, mask = node.required_operand("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
     source, start = e.memo(

@@ -20,7 +20,7 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute, Recipe, Reshape
-from weft.ir.recipes.blocks import Stored, part_shapes
+from weft.ir.recipes.blocks import Stored, compute_part_widths
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LARGEST, BlockLayout
 from weft.ir.types.dtypes import DType
@@ -80,7 +80,7 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
 def MatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
-    return add_bias(e, multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
+    return add_bias(e, multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
@@ -110,14 +110,14 @@ def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
-    weight = node.required("weight")
+    weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight, e.target)
     assert isinstance(layout, BlockLayout)
     exact = is_exact(weight)
     level, has_full_groups = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
-        x = append_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
+        x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
         codes, scales, points = native_parts(e, weight, layout)
         return _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     slow = exact and layout.bits == 8 and e.target.device == "cpu" and has_full_groups
@@ -138,7 +138,7 @@ def native_parts(
     """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
     them, in the bits of its layout."""
     last = layout.group * layout.bits // 8
-    groups = part_shapes(layout, weight.width)["packed"] // last
+    groups = compute_part_widths(layout, weight.width)["packed"] // last
     points = _part_initializer(e, weight, "points") if layout.has_zeros else None
     scales = decode_scales(e, weight) if layout.sums else _part_initializer(e, weight, "steps")
     return _part_initializer(e, weight, "packed", groups, last), scales, points

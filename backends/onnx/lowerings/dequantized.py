@@ -73,7 +73,7 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
 def DequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
-    return add_bias(e, _multiply_codes(e, node.required("x"), e[node.required("x")], node), node)
+    return add_bias(e, _multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=standard, when=_norm_refusal, first=True, opset=23)
@@ -140,7 +140,7 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
     """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]; `key` identifies x for sharing."""
-    weight = node.required("weight")
+    weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
@@ -153,7 +153,7 @@ def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
         return _dequantize(e, codes, scales, zeros, layout, 0)
 
     if layout.sums:
-        x = append_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
+        x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
     return e.op("MatMul", x, e.memo(("dequantized", weight), dequantize_weight))
 
 

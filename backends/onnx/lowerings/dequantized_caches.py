@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as onnx
 
 from weft.ir.graph import Value
-from weft.ir.ops.caches import code_range
+from weft.ir.ops.caches import get_code_range
 
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 
@@ -21,7 +21,7 @@ _F32 = int(ONNX_DTYPES["f32"])
 def quantize_cache(e: OnnxEmitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
     """Return the codes round(x / scale) of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or for 4 bits
     u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
-    low, high = code_range(bits)
+    low, high = get_code_range(bits)
     rounded = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
     rounded = e.op("Clip", rounded, _f32(e, low), _f32(e, high))
     by_head = e.op("Reshape", rounded, e.constant([0, 0, heads, x.width // heads]))
@@ -40,7 +40,7 @@ def dequantize_cache(e: OnnxEmitter, cached: Out, scale: Value, heads: int, bits
 def pack_codes(e: OnnxEmitter, x: Out) -> Out:
     """Return x [.., n], f32 with integers from −8 to 7, packed two per byte: u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
-    lower, upper = (e.op("Add", half, _f32(e, -code_range(4)[0])) for half in halves)
+    lower, upper = (e.op("Add", half, _f32(e, -get_code_range(4)[0])) for half in halves)
     return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
@@ -50,7 +50,7 @@ def unpack_codes(e: OnnxEmitter, cached: Out, rank: int = 4) -> Out:
     upper = e.op("Floor", e.op("Mul", bytes_f32, _f32(e, 1 / 16)))
     lower = e.op("Sub", bytes_f32, e.op("Mul", upper, _f32(e, 16)))
     pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([rank])) for x in (lower, upper)), axis=rank)
-    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _f32(e, code_range(4)[0]))
+    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _f32(e, get_code_range(4)[0]))
 
 
 def _f32(e: OnnxEmitter, x: float) -> Out:

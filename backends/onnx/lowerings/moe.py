@@ -75,10 +75,10 @@ def _scatter(e: OnnxEmitter, values: Out, indices: Out, like: Out, dtype: DType,
 
 @lowering(ops.expert_choice)
 def TopKTokens(e: OnnxEmitter, node: Node) -> Out:
-    logits, a, dtype = node.required("logits"), node.attrs, node.output.type.dtype
+    logits, a, dtype = node.required_operand("logits"), node.attrs, node.output.type.dtype
     x, tokens = e[logits], e.size(logits.shape[-2])
     if a["batched"]:
-        x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.product(logits.shape[:-1]))
+        x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.multiply_sizes(logits.shape[:-1]))
     if a["capacity"] is None:
         share = e.op("Mul", e.op("Cast", tokens, to=F32), e.constant(a["factor"] / logits.width, np.float32))
         capacity = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
@@ -122,7 +122,7 @@ def activation_refusal(node: Node) -> str | None:
 def _absorbable_router(node: Node) -> Node | None:
     """Return the router of the mixture `node` if the kernel MoE can absorb it (softmax and top-k, without bias and
     groups); else None. Of equal scores the kernel takes the last."""
-    producer = node.required("combine").producer
+    producer = node.required_operand("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
     return producer if producer.attrs["scoring"] == "softmax" and producer.attrs["groups"] == 1 else None
@@ -163,7 +163,7 @@ def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | No
     The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
     lets the two share memory.
     """
-    router, combine = _absorbable_router(node), node.required("combine")
+    router, combine = _absorbable_router(node), node.required_operand("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
     factor: Out | None = None
@@ -198,7 +198,7 @@ def activation_attributes(node: Node) -> dict[str, Any]:
 
 @lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
 def MoE(e: OnnxEmitter, node: Node) -> Out:
-    x = node.required("x")
+    x = node.required_operand("x")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     if isinstance(gate, Param):
         first = interleave_rows(e, gate, up, gate, "interleaved")
@@ -260,7 +260,7 @@ def GroupedExperts(e: OnnxEmitter, node: Node) -> Out:
 def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out, Value, Out | None], Out]) -> Out:
     """Emit the mixture `node` as batched products over the experts in use. product(e, rows [used, n, in], weight,
     expert indices or None) returns [used, n, out]."""
-    x, combine = node.required("x"), node.required("combine")
+    x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]
     constant_1 = e.constant([1])

@@ -73,7 +73,7 @@ def refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.moe, targets=contrib, when=refusal, first=True)
 def QMoE(e: OnnxEmitter, node: Node) -> Out:
-    x, combine = node.required("x"), node.required("combine")
+    x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     assert isinstance(up, Param) and isinstance(down, Param)
     first, second = (_code_form(e, weight) for weight in (up, down))

@@ -70,7 +70,7 @@ def _operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
 def head_sizes(node: Node) -> tuple[int, int, int, int]:
     """Return the number of groups of q and k, the number of heads, and the key and value sizes of a head."""
     groups, heads = node.attrs["groups"], node.attrs["heads"]
-    return groups, heads, node.required("q").width // groups, node.output.width // heads
+    return groups, heads, node.required_operand("q").width // groups, node.output.width // heads
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=contrib)
@@ -123,7 +123,7 @@ def HeadScan(e: OnnxEmitter, node: Node) -> list[Out]:
     if beta is not None:
         shapes.append((beta, [*grid, 1, 1]))
     if decay is not None:
-        gates = node.required("decay").width // heads
+        gates = node.required_operand("decay").width // heads
         shapes.append((e.op("Exp", decay), [*grid, gates, 1]))
     parts = [e.op("Reshape", x, e.constant([0, 0, *shape])) for x, shape in shapes]
     state, y = e.scan(step, [initial_state(e, node, past, *grid, d, dv)], parts)
@@ -193,7 +193,7 @@ class _Chunks:
 @lowering(ops.selective_scan, targets=on_cpu)
 def TokenScan(e: OnnxEmitter, node: Node) -> list[Out]:
     x, delta, b, c, d, past = (to_f32(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
-    a = node.required("a")
+    a = node.required_operand("a")
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
     if isinstance(a, Param):
@@ -254,7 +254,7 @@ def _taps_refusal(node: Node, target: Backend) -> str | None:
 @lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
 def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     """Emit a product per tap: on CPUs as fast as the better of Conv (many tokens) and CausalConvWithState (one)."""
-    x, weight, bias, past = node.required("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
+    x, weight, bias, past = node.required_operand("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     dtype, seq = x.type.dtype, x.shape[1]

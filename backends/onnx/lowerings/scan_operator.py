@@ -78,6 +78,6 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
 def _initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
     """Return the initial value of `state`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
-    type = step.type(state, node.output.shape[0])
+    type = step.input_type(state, node.output.shape[0])
     fill_value = onnx.tensor([step.initial[state]], dtype=onnx.DataType.from_numpy(type.dtype.numpy))
     return e.op("ConstantOfShape", e.shape(type.shape), value=fill_value)

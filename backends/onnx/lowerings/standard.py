@@ -95,7 +95,7 @@ def Clip(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.cast)
 def Cast(e: OnnxEmitter, node: Node) -> Out:
-    x, to = node.required("x"), node.attrs["to"]
+    x, to = node.required_operand("x"), node.attrs["to"]
     if x.type.dtype == dtypes.i4 != to:
         values = cache_codes.unpack_codes(e, e[x], x.type.rank)
         return values if to == dtypes.f32 else e.op("Cast", values, to=int(ONNX_DTYPES[to.name]))
@@ -106,7 +106,7 @@ def Cast(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.reshape)
 def Reshape(e: OnnxEmitter, node: Node) -> Out:
-    x = node.required("x")
+    x = node.required_operand("x")
     return e.op("Reshape", e[x], e.shape(storage_type(node.output.type).shape, storage_type(x.type).shape))
 
 
@@ -141,7 +141,7 @@ def Embedding(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.conv1d)
 def Conv(e: OnnxEmitter, node: Node) -> Out:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     channels_first = e.op("Transpose", e[x], perm=[0, 2, 1])
     attrs = {"strides": [node.attrs["stride"]], "pads": list(node.attrs["padding"]), "group": node.attrs["groups"]}
     return e.op("Transpose", e.op("Conv", channels_first, e[weight], e[bias], **attrs), perm=[0, 2, 1])
@@ -155,7 +155,7 @@ def GatherND(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.scatter_rows)
 def ScatterElements(e: OnnxEmitter, node: Node) -> Out:
-    x, rows, indices = (node.required(n) for n in ("x", "rows", "indices"))
+    x, rows, indices = (node.required_operand(n) for n in ("x", "rows", "indices"))
     axis = node.attrs["axis"]
     other_axes = [a for a in range(1, rows.type.rank) if a != axis]
     positions = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(other_axes)), e.op("Shape", e[rows]))
@@ -164,7 +164,7 @@ def ScatterElements(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.iota)
 def Range(e: OnnxEmitter, node: Node) -> Out:
-    x = node.required("x")
+    x = node.required_operand("x")
     axis = node.attrs["axis"] % x.type.rank
     return e.memo(("iota", x, axis), lambda: e.range(e.op("Shape", e[x], start=axis, end=axis + 1)))
 

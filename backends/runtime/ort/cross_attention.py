@@ -123,7 +123,7 @@ class SourceEncoder:
         if isinstance(size, int):
             return size
         formula = sizes.parse(size)
-        count = sizes.evaluate(formula, dict.fromkeys(sizes.names(formula), longest))
+        count = sizes.evaluate(formula, dict.fromkeys(sizes.list_names(formula), longest))
         if self.sound is not None and not 0 < count <= self.max_length:
             remedy = "give a longer one" if count <= 0 else "cut it, or compile with another --max-length"
             raise WeftError(

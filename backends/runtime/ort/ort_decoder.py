@@ -85,7 +85,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
             raise WeftError(
                 f"{name}: its logits are {width} wide, but the manifest records a vocabulary of {vocab} tokens"
             )
-        self.rewinds = all(state.growth.rewinds for state in self.states)
+        self.can_rewind = all(state.growth.can_rewind for state in self.states)
         self.padded = self.rewinds and not compares
         # Contexts share the session, whose captured graphs are identified only by number.
         self.graph_ids = itertools.count(1)

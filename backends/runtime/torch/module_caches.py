@@ -50,7 +50,7 @@ def is_cross(layer: Any) -> bool:
 
 def rewinds(cache: Any) -> bool:
     """Return whether rows can drop their last tokens, which recurrent states and rolling caches cannot."""
-    return all(growth_of(layer).rewinds for layer in layers(cache))
+    return all(growth_of(layer).can_rewind for layer in layers(cache))
 
 
 def narrow(cache: Any, first: int, rows: int) -> Any:

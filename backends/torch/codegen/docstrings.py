@@ -145,15 +145,15 @@ def _describe(node: Node) -> str:
         return f"a feed-forward with {GATES.get(a['activation'], 'a gated unit')}, {node.output.width} wide"
     if node.op is ops.moe:
         asked = f", {a['active']} of them for a token" if a["active"] else ""
-        return f"a mixture of {node.required('up').shape[0]} experts{asked}"
+        return f"a mixture of {node.required_operand('up').shape[0]} experts{asked}"
     if node.op is ops.relative_position_bias:
-        buckets, heads = node.required("table").shape
+        buckets, heads = node.required_operand("table").shape
         return f"T5's bias on the scores of {heads} heads, by the distance of query and key in {buckets} buckets"
     return KEPT.get(node.op, "")
 
 
 def _attention(node: Node) -> str:
-    a, q = node.attrs, node.required("q")
+    a, q = node.attrs, node.required_operand("q")
     heads, kv_heads = a["heads"], a["kv_heads"]
     text = "causal attention" if a["causal"] else "attention"
     grouped = f" with {heads} query heads and {kv_heads} key/value head{'s' if kv_heads > 1 else ''}"

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from weft.ir import Graph, Param, Recipe, ops
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Stored, block_layout
+from weft.ir.recipes.blocks import Dequantize, Stored, find_block_layout
 from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, unpack_codes
@@ -144,9 +144,9 @@ class Student:
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
             recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)
-            layout = block_layout(recipe, self.graph.reader)
+            layout = find_block_layout(recipe, self.graph.reader)
             assert isinstance(layout, BlockLayout)
-            key = reader.fresh(f"{name}.scales")
+            key = reader.unique_key(f"{name}.scales")
             reader.put(key, scales)
             recipes[name] = Dequantize(
                 Stored(recipe, "packed"),
@@ -158,7 +158,7 @@ class Student:
                 scale=layout.scale.name,
             )
         for name, vector in self.vectors.items():
-            key = reader.fresh(name)
+            key = reader.unique_key(name)
             reader.put(key, vector.detach().cpu().numpy())
             recipes[name] = Source(key)
         graph = self.graph.clone(recipes)
@@ -168,7 +168,7 @@ class Student:
 
 def _cast_scales(student: Student, name: str) -> Array:
     """Return the current scales of a weight as an array, clipped and cast to their stored dtype."""
-    layout = block_layout(student.graph.params[name].recipe, student.graph.reader)
+    layout = find_block_layout(student.graph.params[name].recipe, student.graph.reader)
     assert isinstance(layout, BlockLayout)
     weight, change = student.scales[name]
     scales = (weight.scales * (1 + change)).detach().cpu().numpy()
@@ -185,7 +185,7 @@ def scaled_params(graph: Graph) -> list[str]:
     bits_by_name: dict[str, int] = {}
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
-            layout = block_layout(param.recipe, graph.reader)
+            layout = find_block_layout(param.recipe, graph.reader)
             if isinstance(layout, BlockLayout) and not layout.has_minimum and not layout.floats:
                 bits_by_name[name] = layout.bits
     coarse = [name for name, bits in bits_by_name.items() if bits < 8]
@@ -198,7 +198,7 @@ def vector_params(graph: Graph) -> list[str]:
     for node in graph.nodes:
         for operand in VECTORS.get(node.op, ()):
             param = node.operand(operand)
-            if isinstance(param, Param) and not param.recipe.constant and param.type.rank == 1:
+            if isinstance(param, Param) and not param.recipe.is_constant and param.type.rank == 1:
                 names[param.name] = None
     return list(names)
 
@@ -270,7 +270,7 @@ def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledC
     Return the parametrization and its parameter, the relative change of the scales.
     """
     recipe, reader = param.recipe, param.graph.reader
-    layout = block_layout(recipe, reader)
+    layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)
     scales = Stored(recipe, "steps").evaluate(reader)
     groups = scales.shape[-1]

@@ -25,7 +25,7 @@ _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 @lowering(ops.rope)
 def _rope(e: Emitter, node: Node) -> None:
-    x, positions, frequencies = (node.required(n) for n in ("x", "positions", "frequencies"))
+    x, positions, frequencies = (node.required_operand(n) for n in ("x", "positions", "frequencies"))
     heads, amplitude = node.attrs["heads"], node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     at, per_position = e[positions], e[frequencies]
@@ -48,10 +48,13 @@ def role(value: Value) -> str:
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _attention(e: Emitter, node: Node) -> None:
-    heads, width, kv_heads = node.attrs["heads"], node.required("q").width, e.attr(node, "kv_heads")
-    q, k = e.heads(node.required("q"), e.attr(node, "heads"), "q"), e.heads(node.required("k"), kv_heads, "k")
+    heads, width, kv_heads = node.attrs["heads"], node.required_operand("q").width, e.attr(node, "kv_heads")
+    q, k = (
+        e.heads(node.required_operand("q"), e.attr(node, "heads"), "q"),
+        e.heads(node.required_operand("k"), kv_heads, "k"),
+    )
     latent = node.attrs["value_dim"]
-    v = None if latent else e.heads(node.required("v"), kv_heads, "v")
+    v = None if latent else e.heads(node.required_operand("v"), kv_heads, "v")
     by_position = node not in e.crosses and has_position_mask(node)
     mask, causal = (emit_seen(e, node), "") if by_position else mask_of(e, node)
     if node in e.cached:
@@ -82,7 +85,7 @@ def _attend(
     """
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
-        scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
+        scale = scale if scale is not None else 1 / math.sqrt(node.required_operand("q").width // a["heads"])
         call = FunctionCall("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
         return call.set("softcap", e.attr(node, "softcap")).emit(e, name="x")
     call = FunctionCall("F.scaled_dot_product_attention").give(*qkv)
@@ -127,9 +130,9 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
     width] that `mask` covers. Without a cache at run time they are `k` and `v`. Values are None if `v` is."""
     kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
-    widths = [node.required("k").width // kv_heads]
+    widths = [node.required_operand("k").width // kv_heads]
     if v is not None:
-        widths.append(node.required("v").width // kv_heads)
+        widths.append(node.required_operand("v").width // kv_heads)
     length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
     if (room := rolling_capacity(node)) is not None:
         slots, keep = room
@@ -186,7 +189,7 @@ def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var
 )
 def _relative_attention(e: Emitter, node: Node) -> None:
     heads = node.attrs["heads"]
-    q, k, v = (e.heads(node.required(n), heads) for n in ("q", "k", "v"))
+    q, k, v = (e.heads(node.required_operand(n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
         mask, _ = mask_of(e, node)
         assert mask is not None
@@ -194,31 +197,33 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         v = cached_v or v
         distances = distance(e, query_positions(e), cached_keys(e, node))
     else:
-        queries, keys = (e.emit(ARANGE, node.required(n), name="at") for n in ("q", "k"))
+        queries, keys = (e.emit(ARANGE, node.required_operand(n), name="at") for n in ("q", "k"))
         distances = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, distances, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, visible_keys(e, key_mask), name="mask", replaces=0)
-    call = FunctionCall("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
+    call = FunctionCall("relative_attention").give(
+        q, k, v, node.required_operand("key_table"), node.operand("value_table")
+    )
     e.set_heads(node.output, heads, call.give(distances, mask).emit(e, name="x"))
 
 
 @lowering(ops.lightning_index, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _lightning_index(e: Emitter, node: Node) -> Var:
-    q, k = e.heads(node.required("q"), node.attrs["heads"], "q"), e.heads(node.required("k"), 1, "k")
+    q, k = e.heads(node.required_operand("q"), node.attrs["heads"], "q"), e.heads(node.required_operand("k"), 1, "k")
     mask, _ = mask_of(e, node)
     if node in e.cached:
         k, _ = _update_cache(e, node, k, None, mask)
-    call = FunctionCall("lightning_index").give(q, k, node.required("weights"), str(node.attrs["top_k"]))
+    call = FunctionCall("lightning_index").give(q, k, node.required_operand("weights"), str(node.attrs["top_k"]))
     return call.named(seen=mask).emit(e, name="chosen")
 
 
 @lowering(ops.block_sparse_attention)
 def _block_sparse_attention(e: Emitter, node: Node) -> None:
     heads, kv_heads, mask = node.attrs["heads"], node.attrs["kv_heads"], node.operand("key_mask")
-    call = FunctionCall("block_sparse_attention").give(e.heads(node.required("q"), heads, "q"))
-    call.give(*(e.heads(node.required(name), kv_heads, name) for name in "kv"))
+    call = FunctionCall("block_sparse_attention").give(e.heads(node.required_operand("q"), heads, "q"))
+    call.give(*(e.heads(node.required_operand(name), kv_heads, name) for name in "kv"))
     if mask is not None:
         call.give(visible_keys(e, mask))
     for name, attr in node.op.attrs.items():

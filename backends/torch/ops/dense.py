@@ -14,7 +14,7 @@ from .elementwise import activation, number
 
 @lowering(ops.linear)
 def _linear(e: Emitter, node: Node) -> Var:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     out, width = e.shape_of(weight)
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
@@ -24,7 +24,7 @@ def _linear(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.conv1d)
 def _conv1d(e: Emitter, node: Node) -> Var:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     (before, after), stride, groups = node.attrs["padding"], node.attrs["stride"], node.attrs["groups"]
     symmetric = before == after  # nn.Conv1d pads both ends alike
     options = {"stride": (stride, 1), "padding": (before if symmetric else 0, 0), "groups": (groups, 1)}
@@ -42,12 +42,12 @@ def _conv1d(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.matmul)
 def _matmul(e: Emitter, node: Node) -> Var:
-    return e.emit("{0} @ {1}", node.required("x"), node.required("y"))
+    return e.emit("{0} @ {1}", node.required_operand("x"), node.required_operand("y"))
 
 
 @lowering(ops.embedding)
 def _embedding(e: Emitter, node: Node) -> Var:
-    ids, table = node.required("ids"), node.required("table")
+    ids, table = node.required_operand("ids"), node.required_operand("table")
     rows, width = e.shape_of(table)
     leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
     name = "x" if ids in e.graph.inputs.values() else ""
@@ -58,7 +58,7 @@ def _embedding(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.rms_norm)
 def _rms_norm(e: Emitter, node: Node) -> Var:
-    x, weight, eps = node.required("x"), node.operand("weight"), e.attr(node, "eps")
+    x, weight, eps = node.required_operand("x"), node.operand("weight"), e.attr(node, "eps")
     width = e.size_of(x)
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
     if leaf is not None:
@@ -68,7 +68,7 @@ def _rms_norm(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
-    x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), e.attr(node, "eps")
+    x, weight, bias, eps = node.required_operand("x"), node.operand("weight"), node.operand("bias"), e.attr(node, "eps")
     init = f"nn.LayerNorm({e.size_of(x)}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
     leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
@@ -78,7 +78,7 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.glu)
 def _glu(e: Emitter, node: Node) -> Var:
-    gate, up = node.required("gate"), node.required("up")
+    gate, up = node.required_operand("gate"), node.required_operand("up")
     limit, shift = e.attr(node, "limit"), node.attrs["shift"]
     a, b = e[gate], e[up]
     if limit is not None:
@@ -91,4 +91,6 @@ def _glu(e: Emitter, node: Node) -> Var:
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
     part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
-    return e.emit(f"{part}({{0}}, {{1}}, {e.attr(node, 'heads')})", node.required("x"), node.required("weight"))
+    return e.emit(
+        f"{part}({{0}}, {{1}}, {e.attr(node, 'heads')})", node.required_operand("x"), node.required_operand("weight")
+    )

@@ -25,7 +25,7 @@ def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
 
 def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     """Return the distances that the bias `node` is computed from, and whether layers share them."""
-    queries, keys = node.required("queries"), node.required("keys")
+    queries, keys = node.required_operand("queries"), node.required_operand("keys")
     at: Operand = e[keys]
     if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
         at = cached_keys(e, node.output.uses[0][0])  # all readers have the same: see `rolling_capacity`
@@ -36,7 +36,7 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
 
 @lowering(ops.alibi)
 def _alibi(e: Emitter, node: Node) -> Var:
-    slopes = node.required("slopes")
+    slopes = node.required_operand("slopes")
     distances, shared = _distance(e, node)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if shared and isinstance(slopes, Param):
@@ -49,5 +49,5 @@ def _relative_position_bias(e: Emitter, node: Node) -> Var:
     distances, _ = _distance(e, node)
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     return e.emit(
-        f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required("table"), distances, name="bias"
+        f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required_operand("table"), distances, name="bias"
     )

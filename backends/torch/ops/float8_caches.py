@@ -43,14 +43,14 @@ def recipe(node: Node, role: str) -> tuple[Recipe, str]:
     heads, branch = _heads(node), find_branch(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
-    width = node.required(role).width // heads
+    width = node.required_operand(role).width // heads
     if branch.norm is not None:  # of each head: it bounds the keys by itself
         norm_weight = _recipe_of(branch.norm, "weight")
         if not norm_weight:
             return Full(1.0, (heads,)), ""
-        column = Reshape(norm_weight[0], (branch.norm.required("weight").width, 1))
+        column = Reshape(norm_weight[0], (branch.norm.required_operand("weight").width, 1))
         return HeadScales(column, heads, width, (), _recipe_of(branch.norm, "bias")), ""
-    x = branch.linear.required("x").producer
+    x = branch.linear.required_operand("x").producer
     if x is None or x.op not in NORMS:
         return Full(1.0, (heads,)), f"{role} is a linear map without a norm before it"
     weight, *biases = (_slice_rows(branch, packed) for packed in (branch.weight, branch.bias) if packed is not None)

@@ -45,17 +45,19 @@ def _route(e: Emitter, node: Node) -> Var:
 @lowering(ops.moe)
 def _moe(e: Emitter, node: Node) -> Var:
     names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
-    active = node.attrs["active"] or node.required("up").shape[0]
+    active = node.attrs["active"] or node.required_operand("up").shape[0]
     expert = e.function("expert", _expert(node, names))
-    x = node.required("x")
-    call = FunctionCall("moe").give(x, node.required("combine"), str(active), expert, *map(node.required, names))
+    x = node.required_operand("x")
+    call = FunctionCall("moe").give(
+        x, node.required_operand("combine"), str(active), expert, *map(node.required_operand, names)
+    )
     e.scope = _home(node, names)
     return call.emit(e, replaces=x)
 
 
 def _home(node: Node, names: list[str]) -> str:
     """Return the scope that runs the experts: the module in the node's scope with all weights `names`, or the scope."""
-    homes = {node.required(n).name.rpartition(".")[0] for n in names}
+    homes = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
@@ -90,7 +92,7 @@ def _expert(node: Node, names: list[str]) -> str:
 def _capacity(e: Emitter, node: Node, part: str) -> Var:
     """Emit a call of the snippet `part` (limit_capacity or expert_choice) with the capacity of an expert in tokens;
     with the attribute `batched`, tokens of all batch rows compete."""
-    x, capacity, factor = node.required(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
+    x, capacity, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
@@ -111,4 +113,4 @@ def _expert_choice(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.load_balance_loss)
 def _load_balance_loss(e: Emitter, node: Node) -> Var:
-    return e.emit("load_balance_loss({0}, {1})", node.required("logits"), node.required("combine"))
+    return e.emit("load_balance_loss({0}, {1})", node.required_operand("logits"), node.required_operand("combine"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes.blocks import Kept
-from weft.ir.recipes.blocks.parts import kernel_bits
+from weft.ir.recipes.blocks.parts import choose_kernel_bits
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -23,7 +23,7 @@ def _refuse_blocks(node: Node) -> str | None:
 
 @lowering(ops.linear, when=_refuse_blocks, first=True)
 def _block_linear(e: Emitter, node: Node) -> Var:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     assert isinstance(weight, Param)
     leaf, with_bias = block_module(e, weight, bias)
     text = "{1}.linear({0})" if embeds(weight) else "{1}({0})"
@@ -32,7 +32,7 @@ def _block_linear(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.embedding, when=_refuse_blocks, first=True)
 def _block_embedding(e: Emitter, node: Node) -> Var:
-    ids, table = node.required("ids"), node.required("table")
+    ids, table = node.required_operand("ids"), node.required_operand("table")
     assert isinstance(table, Param)
     leaf, _ = block_module(e, table, None)
     like = find_plain_vector(e.graph)
@@ -50,14 +50,14 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
         e.blocks[weight] = block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
-    options = f"bits={kernel_bits(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    options = f"bits={choose_kernel_bits(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
         rounded = isinstance(weight.recipe, Kept) and weight.recipe.activations == "fp8"
         options += ", floats=True" + ", activations=True" * (rounded and layout.bits == 8)
     if layout.small_floats:
         options += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
-    elif layout.numbers != dtypes.f16:
-        options += f", scales=torch.{TORCH_NAMES[layout.numbers.name]}"
+    elif layout.scale_dtype != dtypes.f16:
+        options += f", scales=torch.{TORCH_NAMES[layout.scale_dtype.name]}"
     if embeds(weight):
         leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {options})", **parts)
         assert leaf is not None

@@ -16,7 +16,7 @@ from .elementwise import number
 
 @lowering(ops.reshape)
 def _reshape(e: Emitter, node: Node) -> Var:
-    x, to = node.required("x"), node.output.shape
+    x, to = node.required_operand("x"), node.output.shape
     shape, previous = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
     if shape == to:
         return e.emit("{0}", x, replaces=0)
@@ -35,7 +35,7 @@ def _reshape(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.transpose)
 def _transpose(e: Emitter, node: Node) -> Var:
-    x, axes = node.required("x"), node.attrs["axes"]
+    x, axes = node.required_operand("x"), node.attrs["axes"]
     moved = [i for i, a in enumerate(axes) if i != a]
     comment = f"[{', '.join(map(str, node.output.shape))}]"
     if len(moved) == 2:
@@ -45,29 +45,29 @@ def _transpose(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.unsqueeze)
 def _unsqueeze(e: Emitter, node: Node) -> Var:
-    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(node.required("x"), 1)) is not None:
+    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(node.required_operand("x"), 1)) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name)
     places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
     while places and places[-1] == ":":
         places.pop()
-    return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", node.required("x"), replaces=0)
+    return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.squeeze)
 def _squeeze(e: Emitter, node: Node) -> Var:
-    x, axes = node.required("x"), node.attrs["axes"]
+    x, axes = node.required_operand("x"), node.attrs["axes"]
     slice_node = x.producer
     if slice_node is not None and slice_node.op is ops.slice_ and len(axes) == 1 and len(x.uses) == 1:
         axis, start = slice_node.attrs["axis"] % len(x.shape), slice_node.attrs["start"]
         if axis == axes[0] % len(x.shape) and isinstance(start, int):  # a slice of size 1: an index
-            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", slice_node.required("x"))
+            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", slice_node.required_operand("x"))
     text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
     return e.emit(f"{{0}}.squeeze({text})", x, replaces=0)
 
 
 @lowering(ops.expand)
 def _expand(e: Emitter, node: Node) -> Var:
-    x = node.required("x")
+    x = node.required_operand("x")
     if _broadcasts(e, node.output):
         return e.emit("{0}", x, replaces=0)
     shape = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
@@ -114,12 +114,15 @@ def _concat(e: Emitter, node: Node) -> Var:
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
     names, axis = tuple(map(local_name, node.outputs)), node.attrs["axis"]
     text = f"{{0}}.split(({', '.join(str(e.size_of(v, axis)) for v in node.outputs)}), {axis})"
-    return e.many(text, node.required("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
+    return e.many(text, node.required_operand("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
 
 
 @lowering(ops.slice_)
 def _slice(e: Emitter, node: Node) -> Var:
-    x, (axis, start, stop, step) = node.required("x"), (node.attrs[k] for k in ("axis", "start", "stop", "step"))
+    x, (axis, start, stop, step) = (
+        node.required_operand("x"),
+        (node.attrs[k] for k in ("axis", "start", "stop", "step")),
+    )
     axis %= len(x.shape)
     begin, first = e.shape((start,), x, first=1)
     end, last = e.shape((stop,), x, first=1 + len(first))
@@ -133,7 +136,7 @@ def _slice(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.pad)
 def _pad(e: Emitter, node: Node) -> Var:
-    x, axis = node.required("x"), node.attrs["axis"] % len(node.required("x").shape)
+    x, axis = node.required_operand("x"), node.attrs["axis"] % len(node.required_operand("x").shape)
     before, after = node.attrs["before"], node.attrs["after"]
     zeros = "0, 0, " * (len(x.shape) - 1 - axis)
     return e.emit(f"F.pad({{0}}, ({zeros}{before}, {after}), value={number(node.attrs['value'])})", x)
@@ -141,7 +144,7 @@ def _pad(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.iota)
 def _iota(e: Emitter, node: Node) -> Var:
-    x = node.required("x")
+    x = node.required_operand("x")
     if node in e.counts_keys:
         return e.emit("{0}[0]", key_positions(e))
     return e.emit(f"torch.arange({{0}}.shape[{node.attrs['axis']}], device={{0}}.device)", x)
@@ -149,12 +152,12 @@ def _iota(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.one_hot)
 def _one_hot(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.one_hot({{0}}, {node.attrs['depth']}).float()", node.required("ids"))
+    return e.emit(f"F.one_hot({{0}}, {node.attrs['depth']}).float()", node.required_operand("ids"))
 
 
 @lowering(ops.gather)
 def _gather(e: Emitter, node: Node) -> Var:
-    axis = node.attrs["axis"] % len(node.required("x").shape)
+    axis = node.attrs["axis"] % len(node.required_operand("x").shape)
     return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_all(node))
 
 
@@ -171,14 +174,14 @@ def _scatter_rows(e: Emitter, node: Node) -> Var:
 @lowering(ops.top_k)
 def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
     names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
-    return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required("x"), names=names)
+    return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required_operand("x"), names=names)
 
 
 @lowering(ops.choose_tokens, kernels=True)
 def _choose_tokens(e: Emitter, node: Node) -> Var:
-    call = FunctionCall("choose_tokens").give(node.required("logits"))
+    call = FunctionCall("choose_tokens").give(node.required_operand("logits"))
     if node.attrs["temperature"] > 0:
-        uniforms = call.place(node.required("uniforms"))
+        uniforms = call.place(node.required_operand("uniforms"))
         call.give(f"{uniforms}.double()", f"torch.zeros_like({uniforms}, dtype=torch.int64)")
         for name, attr in node.op.attrs.items():
             call.set(name, node.attrs[name], attr.default)

@@ -85,7 +85,7 @@ def _merge_traces(report: Report) -> Trace:
 
 def _explain_unfused(node: Node, trace: Trace) -> str:
     """Return the reason why `node` is not fused further; "" if there is nothing left to fuse."""
-    name, maker = node.output.name, node.required("q").producer if node.op is ops.attention else None
+    name, maker = node.output.name, node.required_operand("q").producer if node.op is ops.attention else None
     if reason := next((refused.reason for refused in trace.refusals if refused.at == name), ""):
         return reason
     fusible = node.op is ops.moe or (maker is not None and Trait.FUSED not in maker.op.traits)

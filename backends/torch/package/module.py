@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.readers import TensorReader
-from weft.ir.recipes.streams import cast_finite, stream
+from weft.ir.recipes.streams import cast_finite, stream_rows
 from weft.ir.types import dtypes
 
 from ...target import MODEL
@@ -89,12 +89,12 @@ def state_dict(
 def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
     """Return a parameter as a CPU tensor in `dtype`; constants are f32, integers and block scales keep theirs."""
     kind = param.type.dtype
-    blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
+    blocks = [np.atleast_1d(block) for block in stream_rows(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
     tensor = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: readers keep theirs
     if not kind.is_float:
         return tensor.to(getattr(torch, TORCH_NAMES[kind.name]))
-    if param.recipe.constant:
+    if param.recipe.is_constant:
         return tensor.to(torch.float32)
     stored = tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
     if not torch.isfinite(stored).all():

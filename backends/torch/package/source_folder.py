@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from weft.ir.graph import Graph
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.types.dtypes import DType
 
 from ...safetensors import Tensor
@@ -80,7 +80,7 @@ def weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
     """
     reader = built.lowered.graph.reader
     tensors = {
-        key: Tensor(param.type.concrete({}), stored_dtype(param, dtype), partial(stream, param.recipe, reader))
+        key: Tensor(param.type.concrete({}), stored_dtype(param, dtype), partial(stream_rows, param.recipe, reader))
         for key, param in built.source.weights.items()
     }
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))

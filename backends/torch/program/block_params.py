@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Permute
-from weft.ir.recipes.blocks import Stored, block_layout
-from weft.ir.recipes.blocks.parts import kernel_bits
+from weft.ir.recipes.blocks import Stored, find_block_layout
+from weft.ir.recipes.blocks.parts import choose_kernel_bits
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -51,7 +51,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 def find_plain_vector(graph: Graph) -> Param | None:
     """Return a trained float vector (rank 1), which has the model's dtype; None without one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
-    vectors = [p for p in vectors if not p.recipe.constant]
+    vectors = [p for p in vectors if not p.recipe.is_constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
@@ -60,9 +60,9 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     layouts `tensor_scales` or `offsets`."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
-    steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
+    steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.scale_dtype)
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words_per_row(width, kernel_bits(layout)))),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words_per_row(width, choose_kernel_bits(layout)))),
         "scales": (Permute(Stored(weight.recipe, steps), (1, 0)), dtype, (groups, out)),
     }
     if layout.tensor_scale:
@@ -88,7 +88,7 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
-            name = str(block_layout(param.recipe.item, param.graph.reader))
+            name = str(find_block_layout(param.recipe.item, param.graph.reader))
             counts[name] = counts.get(name, 0) + 1
     return counts
 

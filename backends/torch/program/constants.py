@@ -42,7 +42,7 @@ def stored_dtype(param: Param, dtype: DType) -> DType:
     kind = param.type.dtype
     if not kind.is_float or param.recipe.has(Stored):
         return kind
-    return dtypes.f32 if param.recipe.constant else dtype
+    return dtypes.f32 if param.recipe.is_constant else dtype
 
 
 def _number(x: float) -> str:

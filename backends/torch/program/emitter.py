@@ -284,7 +284,7 @@ class Emitter:
             )
         self.program.weights[param.name] = param
         dtype = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return ParamRef(param.name, self.shape_of(param), param.recipe.constant or bool(dtype), dtype)
+        return ParamRef(param.name, self.shape_of(param), param.recipe.is_constant or bool(dtype), dtype)
 
     # -- sizes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -87,7 +87,7 @@ def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
         stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
         read_blocks, key = (
-            partial(stream, param.recipe, graph.reader),
+            partial(stream_rows, param.recipe, graph.reader),
             f"norm.{key}" if key in ("weight", "bias") else key,
         )
         tensors[key] = Tensor(tuple(param.type.concrete({})), stored, read_blocks)

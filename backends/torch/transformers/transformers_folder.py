@@ -12,7 +12,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Recipe, Source
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.types import dtypes
 from weft.passes import Report
 from weft.passes.analysis.states import has_cache
@@ -140,7 +140,7 @@ class TransformersFolder:
     def _tensors(self) -> dict[str, Tensor]:
         params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
-            key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, reader))
+            key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
             for key, p in params.items()
         }
         self.tensors = {key: StoredTensor(params[key].recipe, t.dtype, t.shape) for key, t in tensors.items()}
@@ -222,7 +222,7 @@ class TransformersFolder:
 
 def _stack_name(node: Node) -> str:
     """Return the name of the weight ``up`` of a mixture of experts."""
-    return node.required("up").name
+    return node.required_operand("up").name
 
 
 def derive_class_name(name: str) -> str:

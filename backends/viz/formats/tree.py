@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.ir.readable import count
+from weft.ir.readable import format_count
 
 from ..layout.coordinates import PlacedShape
 from ..layout.font import collapse_whitespace
@@ -65,4 +65,4 @@ def _list_rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, 
 def _format_parameters(part: PicturePart) -> Text:
     """Format the number of parameters that this part is the first to use; empty if there are none."""
     learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
-    return Text(count(learned) if learned else "")
+    return Text(format_count(learned) if learned else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.ir.errors import unknown
+from weft.ir.errors import unknown_name_error
 
 from .scene import Shape, list_default_open
 
@@ -24,7 +24,9 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
     for name in parts:
         matches = [key for key in above if f".{key}".endswith(f".{name}")]
         if not matches:
-            raise unknown("part", name, above, "a part is named by its path or the end of it, as attn or layers.0.attn")
+            raise unknown_name_error(
+                "part", name, above, "a part is named by its path or the end of it, as attn or layers.0.attn"
+            )
         keys.update(key for m in matches for key in (m, *above[m]))
     return keys
 

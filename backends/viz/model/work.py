@@ -45,7 +45,7 @@ NONE = Work()
 def sum_work(works: Iterable[Work]) -> Work:
     """Return the sum of `works`."""
     terms = [work for work in works if work != NONE]
-    return Work(*(sizes.total(getattr(work, f.name) for work in terms) for f in fields(Work)))
+    return Work(*(sizes.sum_sizes(getattr(work, f.name) for work in terms) for f in fields(Work)))
 
 
 def compute_work(node: Node) -> Work:
@@ -71,7 +71,7 @@ def compute_step_work(work: Work, node: Node) -> Work:
     Weights are read once; keys and values of all tokens are read from a cache, the new ones are written to it; states
     are read and written. Operations whose work does not grow with the sequence, such as an encoder, do not run again.
     """
-    if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
+    if not any(TOKENS in sizes.list_names(getattr(work, f.name)) for f in fields(work)):
         return NONE
     total = Work(*(_divide_by_tokens(getattr(work, f.name)) for f in fields(work)))
     if has_state(node):

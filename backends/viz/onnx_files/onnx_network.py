@@ -14,7 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from weft.ir.errors import WeftError
-from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
+from weft.ir.types.block_layouts import INTEGER_BITS, build_integer_layout
 
 from ..model.network import Network, Vertex, Weight, describe_layout
 from .onnx_constants import Constant, compute_constant, copy_weight, read_constant, read_initializer
@@ -310,7 +310,7 @@ def _make_weight(weight: Constant, name: str, role: str, op: OnnxOperation, unco
         bits, group = (op.attrs[key].i if key in op.attrs else 0 for key in (name_of_bits, "block_size"))
         if bits in INTEGER_BITS and group > 0:
             points = [x for x, other in zip(op.inputs, OPERANDS[op.kind], strict=False) if "zero_point" in other]
-            layout = integer_layout(bits, group, any(points))
+            layout = build_integer_layout(bits, group, any(points))
             size = size * 8 // bits if weight.dtype == "u8" else size
             shape = (*shape[:-1], shape[-1] * size // weight.elements) if weight.elements else shape
         if op.kind == "MatMulNBits" and {"N", "K"} <= op.attrs.keys():

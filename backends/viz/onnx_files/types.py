@@ -27,7 +27,7 @@ def format_dtype(number: int) -> str:
     except ValueError:  # of a newer ONNX than the one here
         return f"dtype {number}"
     try:
-        return dtypes.of(np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(number))).name
+        return dtypes.from_numpy(np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(number))).name
     except (KeyError, WeftError):
         return name
 

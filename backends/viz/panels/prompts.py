@@ -76,7 +76,7 @@ def _is_full_attention(node: Node) -> bool:
     """Return whether `node` is a softmax attention over full sequences: its batch size is that of an input."""
     if Trait.ATTENTION not in node.op.traits:
         return False
-    return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
+    return node.required_operand("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def compute_attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.readable import count, size
+from weft.ir.readable import format_bytes, format_count
 
 from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
@@ -106,10 +106,10 @@ def _list_rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
     rows: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),
-        (f"FLOPs, {after.tokens:,} tokens", lambda t: t.flops, count),
-        ("KV cache per token", lambda t: t.cache, size),
-        ("State of a text", lambda t: t.state, size),
-        ("Weights", lambda t: t.weights, size),
+        (f"FLOPs, {after.tokens:,} tokens", lambda t: t.flops, format_count),
+        ("KV cache per token", lambda t: t.cache, format_bytes),
+        ("State of a text", lambda t: t.state, format_bytes),
+        ("Weights", lambda t: t.weights, format_bytes),
     ]
     for name, number, formatted in rows:
         old, new = number(before), number(after)

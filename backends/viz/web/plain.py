@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.ir.readable import size
+from weft.ir.readable import format_bytes
 
 from ..layout.arrange import Box, Branches, Column, Item, LineGap
 from ..layout.scene import Shape, Size, unroll_repeat
@@ -82,7 +82,7 @@ def _convert_vertex(v: Vertex) -> dict[str, Any]:
 
 def _describe_packing(w: Weight) -> list[str]:
     """Describe the bits, packing and bytes of a quantized weight; an empty list for other weights."""
-    return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {size(w.bytes)}"]
+    return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {format_bytes(w.bytes)}"]
 
 
 def _convert_mark(mark: Mark) -> dict[str, Any]:

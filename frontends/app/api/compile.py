@@ -18,7 +18,7 @@ from weft.backends.target import TARGETS, Backend
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
-from weft.ir.storage import MANIFEST, check_free, seal, whole_folder
+from weft.ir.storage import MANIFEST, check_replaceable, replace_folder, write_manifest
 from weft.ir.storage.documents import expand_home
 from weft.passes import Report, lookup, run_passes
 from weft.passes.analysis.states import find_caches
@@ -115,7 +115,7 @@ def compile(
     passes = pipeline_text(passes)
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, *selected.passes().values())))
-    check_free(Path(out), model.files)  # before long work
+    check_replaceable(Path(out), model.files)  # before long work
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
@@ -151,12 +151,12 @@ def compile(
         if progress:
             progress("weights", done, total)
 
-    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         if model.tokenizer is not None:  # first: it may be refused
             model.tokenizer(folder)
         built.write(folder, step)
         manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
-        seal(folder, MANIFEST, manifest | built.facts)
+        write_manifest(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
     explain = partial(getattr(built, "explain", lambda report: []), report)

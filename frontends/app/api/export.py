@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.backends.safetensors import Progress
 from weft.ir.errors import WeftError
-from weft.ir.storage import check_free
+from weft.ir.storage import check_replaceable
 from weft.passes import Report
 
 from ...model import SourceLike
@@ -73,7 +73,7 @@ def export(
     for line in model.notices():
         note(line)
     if format == "hf":
-        check_free(Path(out), model.files)
+        check_replaceable(Path(out), model.files)
     if passes.strip():
         model = rewrite(model, passes, report=report)
     if format == "hf":

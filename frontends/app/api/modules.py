@@ -150,7 +150,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     arrays, recipes = {key: _array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
     for name, declared_key in declared.items():
         param = graph.params[name]
-        if param.recipe.constant:
+        if param.recipe.is_constant:
             continue
         keys = [read[name], declared_key] if name in read else [declared_key, ties.get(_tie(param), declared_key)]
         key = next((key for key in keys if key in arrays), declared_key)

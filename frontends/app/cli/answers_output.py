@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.ir.errors import WeftError
 
-from .terminal import echo, printable
+from .terminal import echo, escape_controls
 
 if TYPE_CHECKING:
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
@@ -60,4 +60,4 @@ def _single_pair(pairs: Sequence[str], role: str) -> str:
 
 def _print(lines: Any) -> None:
     for score, answer in lines:
-        echo(f"{score:.4f}\t{printable(answer)}")
+        echo(f"{score:.4f}\t{escape_controls(answer)}")

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources, complete_targets
 from .options import TargetOption, adapter_option, family_option, passes_option, seed_option, without_option
-from .terminal import echo, note, progress, size
+from .terminal import echo, format_bytes, note, progress
 
 if TYPE_CHECKING:
     from ..api.compile import CompileReport
@@ -177,5 +177,5 @@ def _summary(report: CompileReport, out: str) -> str:
     runs = report.model.tokenizer and TARGETS.lookup(report.target).runs
     use = f"; try `weft run {shlex.quote(out)} --prompt …`" if runs else ""
     subject = f"{report.model.description}, for {report.target} in {report.dtype}"
-    amount = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
+    amount = f"{format_bytes(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
     return f"{out}: {subject}: {amount} in {seconds:.1f} s ({parts}){use}"

@@ -12,7 +12,7 @@ import click
 from .completion import complete_sources
 from .open_model import check_trust
 from .options import device_option, passes_option
-from .terminal import as_json, count, echo, note, progress, size, table
+from .terminal import as_json, echo, format_bytes, format_count, note, progress, table
 
 if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
@@ -150,10 +150,10 @@ _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" i
     "cosine": lambda score: _number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
     "tokens/s": lambda score: f"{1 / score.seconds:.3g}" if score.seconds else "",
-    "weights": lambda score: size(score.weight_bytes),
+    "weights": lambda score: format_bytes(score.weight_bytes),
     "bits": lambda score: _number(score.bits, "{:.2f}"),
-    "parameters": lambda score: count(score.parameters) if score.parameters else "",
-    "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
+    "parameters": lambda score: format_count(score.parameters) if score.parameters else "",
+    "cache/token": lambda score: format_bytes(score.cache_bytes) if score.cache_bytes else "",
 }
 
 

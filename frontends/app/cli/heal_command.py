@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from weft.ir.errors import WeftError
-from weft.ir.storage import check_free
+from weft.ir.storage import check_replaceable
 
 from .completion import complete_sources
 from .options import device_option
@@ -50,7 +50,7 @@ def heal_command(model: str, out: str, **options: Any) -> None:
     from ...formats.weft.model_folder import write_model
     from ..api.heal import healing
 
-    check_free(Path(out))
+    check_replaceable(Path(out))
     arguments = {name: value for name, value in options.items() if value is not None}
     with progress("opening", "steps") as step:
         healed = healing(model, progress=step, **arguments)

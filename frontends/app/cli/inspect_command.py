@@ -13,7 +13,7 @@ from weft.backends import DEFAULT_TARGET
 
 from .completion import complete_sources, complete_targets
 from .options import TargetOption, adapter_option
-from .terminal import count, echo, size, table
+from .terminal import echo, format_bytes, format_count, table
 
 if TYPE_CHECKING:
     from weft.backends.torch.transformers.scale.estimate import ParallelCosts
@@ -122,11 +122,11 @@ def _show_sizes(sizes: WeightSizes) -> None:
 
     echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")
     rows = [
-        (kind, count(part["numbers"]), size(part["bytes"]), _bits(part) if kind != OTHER else "")
+        (kind, format_count(part["numbers"]), format_bytes(part["bytes"]), _bits(part) if kind != OTHER else "")
         for kind, part in sizes.kinds.items()
     ]
     total = {"numbers": sum(part["numbers"] for part in sizes.kinds.values()), "bytes": sizes.total}
-    rows.append(("total", count(total["numbers"]), size(total["bytes"]), _bits(total)))
+    rows.append(("total", format_count(total["numbers"]), format_bytes(total["bytes"]), _bits(total)))
     table(("kind", "numbers", "bytes", "bits/weight"), rows, right="numbers bytes bits/weight")
     if sizes.blocks:
         echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
@@ -165,11 +165,20 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
     columns += ["+FLOPs", "+read", "+written", "kept"] if steps else []
     rows = []
     for cost in costs:
-        row = [cost.path or "all", cost.title, f"× {cost.times}" if cost.times > 1 else "", count(cost.parameters)]
-        row += [count(cost.flops), size(cost.read), size(cost.written)]
+        row = [
+            cost.path or "all",
+            cost.title,
+            f"× {cost.times}" if cost.times > 1 else "",
+            format_count(cost.parameters),
+        ]
+        row += [format_count(cost.flops), format_bytes(cost.read), format_bytes(cost.written)]
         if steps:
-            row += [count(cost.step_flops or 0), size(cost.step_read or 0), size(cost.step_written or 0)]
-            row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
+            row += [
+                format_count(cost.step_flops or 0),
+                format_bytes(cost.step_read or 0),
+                format_bytes(cost.step_written or 0),
+            ]
+            row.append(format_bytes(cost.cache + cost.state) if cost.cache + cost.state else "")
         rows.append(row)
     measure = f"{tokens} tokens in {dtype}"
     echo(f"\nparts: {measure}{'; with +, of one decode step, the last of these tokens' if steps else ''}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.ir.errors import WeftError
-from weft.ir.storage import check_free, whole_file
+from weft.ir.storage import check_replaceable, replace_file
 
 from .compile_command import FOLDER
 from .completion import complete_sources
@@ -94,7 +94,7 @@ def opt_command(
     if without and not folder:
         raise WeftError("--without accepts parts that a folder lacks; name one with -o")
     if folder:
-        check_free(Path(out))
+        check_replaceable(Path(out))
     drawing: Any = None
     if viz is not None:
         from ..api.draw import comparing as drawing  # importing it takes longer than most pipelines run
@@ -124,7 +124,7 @@ def opt_command(
     if out == "-":
         echo(text.removesuffix("\n"))
     else:
-        with whole_file(Path(out), model.files) as partial:
+        with replace_file(Path(out), model.files) as partial:
             partial.write_text(text, encoding="utf-8")
 
 
@@ -177,7 +177,7 @@ def _to_text(graph: Graph) -> str:
 
     reader, computed = graph.reader, set[str]()
     while isinstance(reader, SpilledTensors):
-        computed.update(reader.computed)
+        computed.update(reader.computed_keys)
         reader = reader.base
     for param in graph.params.values():
         if not computed.isdisjoint(param.recipe.sources()):

@@ -14,7 +14,7 @@ from .completion import complete_sources
 from .guard import complain
 from .open_model import opened_model
 from .options import device_option, loading_options
-from .terminal import echo, note, printable
+from .terminal import echo, escape_controls, note
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
@@ -236,7 +236,7 @@ def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, 
 def _print_stream(stream: Stream) -> None:
     """Print one answer as it is generated, and its timings after it."""
     for piece in stream:
-        sys.stdout.write(printable(piece))
+        sys.stdout.write(escape_controls(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()

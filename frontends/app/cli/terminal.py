@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.ir.errors import WeftError
-from weft.ir.readable import count as count
-from weft.ir.readable import printable as printable
-from weft.ir.readable import size as size
+from weft.ir.readable import escape_controls as escape_controls
+from weft.ir.readable import format_bytes as format_bytes
+from weft.ir.readable import format_count as format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,7 +27,7 @@ WIDE = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print a line on stdout, or on stderr if `err`; all commands print with this function."""
-    click.echo(printable(text), err=err)
+    click.echo(escape_controls(text), err=err)
 
 
 def console(stderr: bool = False) -> Console:
@@ -53,12 +53,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
     for name in columns:
         grid.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
+        grid.add_row(*(Text(escape_controls(cell)) for cell in row))
     render(grid)
 
 
 def render(renderable: RenderableType) -> None:
-    """Print a layout of rich, in colours on a terminal; its text must be `printable`."""
+    """Print a layout of rich, in colours on a terminal; its text must be `escape_controls`."""
     screen = console()
     with screen.capture() as printed:
         screen.print(renderable)
@@ -131,13 +131,13 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
         return (*opening, rich_progress.BarColumn(), *amount, Remaining())
 
     with bar:
-        task, current, last = bar.add_task(printable(first), total=None), first, 0.0
+        task, current, last = bar.add_task(escape_controls(first), total=None), first, 0.0
 
         def step(stage: str, done: int, total: int) -> None:
             nonlocal current, last
             if stage != current:
                 bar.columns = columns(stage, total)
-                bar.reset(task, description=printable(stage), total=total)
+                bar.reset(task, description=escape_controls(stage), total=total)
                 current = stage
             now = time.monotonic()
             if done >= total or now - last > 0.05:  # blocks arrive by the thousand

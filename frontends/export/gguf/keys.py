@@ -131,7 +131,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
     recipes = [p.recipe for p in (*frequencies, *default) if isinstance(p.recipe, RopeFrequencies)]
     if len(frequencies) != 1 or len(default) != 1 or recipes[0].scaling != "llama3" or recipes[0].dim != recipes[1].dim:
         return reference, {}
-    divisors = Literal.of((recipes[1].frequencies() / recipes[0].frequencies()).astype(np.float32))
+    divisors = Literal.from_array((recipes[1].frequencies() / recipes[0].frequencies()).astype(np.float32))
     divided = reference.clone({default[0].name: Scale(recipes[1], Map(divisors, "reciprocal"))})
     return divided, {FREQUENCIES: ShapedRecipe(divisors, divisors.dims)}
 

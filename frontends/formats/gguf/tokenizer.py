@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import Record, fits, quote_value, type_name
+from weft.ir.storage.documents import Record, matches_type, name_type, quote_value
 
 from .splits import SPLITS, WHOLE_PIECES
 
@@ -144,8 +144,8 @@ class _Vocab:
 
     def get(self, key: str, kind: Any, *default: Any) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
-        if not fits(value, kind):
-            fault = "is missing" if value is None else f"is {quote_value(value)}, not of type {type_name(kind)}"
+        if not matches_type(value, kind):
+            fault = "is missing" if value is None else f"is {quote_value(value)}, not of type {name_type(kind)}"
             raise WeftError(f"tokenizer.ggml.{key} {fault} in the GGUF metadata, so the tokenizer cannot be rebuilt")
         return value
 
@@ -162,7 +162,7 @@ class _Vocab:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:
                 continue
-            if not fits(token, int) or not 0 <= token < len(self.tokens):
+            if not matches_type(token, int) or not 0 <= token < len(self.tokens):
                 raise WeftError(
                     f"tokenizer.ggml.{name}_token_id is {quote_value(token)}, outside the {len(self.tokens)} tokens"
                 )

@@ -162,7 +162,7 @@ class Folder:
         if language:
             code = f"<|{language.strip('<|>')}|>"
             if code not in languages:
-                raise record.misfit("language", "it must be a code of lang_to_id, such as en")
+                raise record.build_type_error("language", "it must be a code of lang_to_id, such as en")
             begin[:1] = [languages.tokens(code)]
         elif any_language and not (begin and begin[0]):
             begin[:1] = [any_language]

@@ -289,7 +289,7 @@ class Merger(abc.ABC):
         """Set the recipes of all parameters to the merged weights, read from `reader`."""
         added = self._merge_stacks()
         for param in self.graph.params.values():
-            param.recipe = param.recipe.substituted(self.weights)
+            param.recipe = param.recipe.substitute(self.weights)
             if param.name in added:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
@@ -312,7 +312,7 @@ class Merger(abc.ABC):
         for param in stacked_graph.params.values() if stacked_graph else ():
             names = self.stacks.keys() & set(param.recipe.sources())
             for name in names:
-                merged[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
+                merged[param.name] = self.stacks[name][0], param.recipe.substitute(updates)
                 names_read.add(name)
         for name in self.stacks.keys() - names_read:
             adapter = self.stacks[name][0]

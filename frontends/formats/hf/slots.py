@@ -86,7 +86,7 @@ def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]],
     """Add B (A x) to the outputs of the linear layers of the weight `param`; `down`, `up`: keys of A and B."""
     a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
     for node in param.users:
-        x, y = node.required("x"), node.output
+        x, y = node.required_operand("x"), node.output
         with graph.inserting(after=node):
             update = ops.linear(ops.linear(x, a, name=down), b, name=up)
             total = ops.add(y, update)

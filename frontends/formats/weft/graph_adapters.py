@@ -63,6 +63,6 @@ def _embedding(graph: Graph) -> Param | None:
     """Return the embedding table that maps input ids to hidden states, or None."""
     tokens = graph.inputs.get("input_ids")
     for node in tokens.users if tokens is not None else ():
-        if node.op is ops.embedding and isinstance(table := node.required("table"), Param):
+        if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):
             return table
     return None

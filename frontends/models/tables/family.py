@@ -12,7 +12,7 @@ from typing import Any, Self, get_type_hints
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Source
 from weft.ir.registry import Registry
-from weft.ir.storage.documents import fits, quote_value
+from weft.ir.storage.documents import matches_type, quote_value
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
 from ..config_keys import normalized
@@ -265,7 +265,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 def _setting(name: str, rule: Any, config: Config) -> Any:
     """Return the value of `rule` (constant or function) for the setting `name`, type-checked."""
     value = rule(config) if callable(rule) else rule
-    if not fits(value, _HINTS[name]):
+    if not matches_type(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} should be of type {Settings.__annotations__[name]}")
     return value
 

@@ -66,17 +66,17 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     plain = RopeScaling(scaling=_KINDS[kind])
     # Null and 0 count as missing; `truncate` may be false.
     settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
-    if "original" in plain.used:
+    if "original" in plain.used_settings:
         settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, rope)
     if kind == "llama3" and settings.get("high_freq", 4.0) <= settings.get("low_freq", 1.0):
         raise WeftError(f"high_freq_factor={settings['high_freq']} must exceed low_freq_factor")
     if kind in _TEMPERED and "factor" not in settings:
         settings["factor"] = config["max_position_embeddings"] / settings["original"]
-    for name in plain.used:
+    for name in plain.used_settings:
         if name in _NEEDED and name not in settings:
             raise WeftError(f"RoPE of type {kind} needs {_NAMES[name]!r}")
     scaling = replace(
-        plain, **{name: _as(getattr(plain, name), settings[name]) for name in plain.used if name in settings}
+        plain, **{name: _as(getattr(plain, name), settings[name]) for name in plain.used_settings if name in settings}
     )
     amplitude = rope.get("attention_factor") if kind in _TEMPERED else 1.0
     if amplitude is None:
@@ -152,7 +152,7 @@ def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
         parameters["partial_rotary_factor"] = fraction
     if rope.scaling in _TEMPERED:
         parameters["attention_factor"] = rope.amplitude
-    for name in rope.used:
+    for name in rope.used_settings:
         if name in _NAMES and (name, kind) != ("original", "dynamic"):
             value = getattr(rope, name)
             parameters[_NAMES[name]] = list(value) if isinstance(value, tuple) else value
@@ -215,10 +215,12 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
     elif kind not in ("none", "linear", "yarn"):
         raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
     plain = RopeScaling(scaling=kind)
-    settings = {name: config[key] for name, key in _GGUF.items() if name in plain.used and config.get(key)}
-    if "original" in plain.used:
+    settings = {name: config[key] for name, key in _GGUF.items() if name in plain.used_settings and config.get(key)}
+    if "original" in plain.used_settings:
         settings["original"] = int(settings.get("original") or config.get("context_length") or 0)
-    settings |= {name: float(config[key]) for name, key in _BETAS.items() if name in plain.used and key in config}
+    settings |= {
+        name: float(config[key]) for name, key in _BETAS.items() if name in plain.used_settings and key in config
+    }
     scaling = replace(plain, **settings)
     amplitude = config.get(_ATTENTION, 1.0) * scaling.attention_factor() if kind in _TEMPERED else 1.0
     if kind == "yarn":
@@ -235,5 +237,5 @@ def gguf_rope(rope: RoPE) -> dict[str, Any]:
     if rope.scaling in _TEMPERED:
         settings[_ATTENTION] = rope.amplitude / rope.attention_factor()
     if rope.scaling in ("linear", *_TEMPERED):
-        settings |= {_GGUF[name]: getattr(rope, name) for name in rope.used if name in _GGUF}
+        settings |= {_GGUF[name]: getattr(rope, name) for name in rope.used_settings if name in _GGUF}
     return settings

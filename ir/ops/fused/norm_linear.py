@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, total
+from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, sum_sizes
 from ..activation import activate, glu
 from ..declaration import fused_op
 from ..elementwise import add, affine
@@ -36,7 +36,7 @@ def _(n: OpCall) -> TensorType:
     first, *rest = n.weights
     same_rows = all(w.dtype == first.dtype and w.shape[1:] == first.shape[1:] for w in rest)
     require(same_rows, f"rows of {', '.join(map(str, n.weights))} differ")
-    packed: TensorType = first.with_shape(total([w.shape[0] for w in n.weights]), *first.shape[1:])
+    packed: TensorType = first.with_shape(sum_sizes([w.shape[0] for w in n.weights]), *first.shape[1:])
     return packed
 
 

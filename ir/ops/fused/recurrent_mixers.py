@@ -18,7 +18,7 @@ _HEADS = normal(2, 5, 8), normal(2, 5, 2), normal(2), normal(2, 5, 6), normal(2,
 _QKV = normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 8)
 
 
-def _decay_rate(a: Value, log_a: bool) -> Value:
+def _emit_decay_rate(a: Value, log_a: bool) -> Value:
     return neg(exp(a)) if log_a else a
 
 
@@ -80,7 +80,7 @@ def gated_selective_scan(
     delta = soften(delta) if softplus else delta
     b = rms_norm(b, b_weight, eps=b_eps) if b_norm else b
     c = rms_norm(c, c_weight, eps=c_eps) if c_norm else c
-    y, *present = selective_scan.emit(x, delta, _decay_rate(a, log_a), b, c, d, past)
+    y, *present = selective_scan.emit(x, delta, _emit_decay_rate(a, log_a), b, c, d, past)
     return (y if gate is None else mul(y, swish(gate)), *present)
 
 
@@ -123,7 +123,7 @@ def gated_ssd(
     """
     delta = delta if bias is None else add(delta, bias)
     delta = soften(delta) if softplus else delta
-    y, *present = ssd.emit(x, delta, _decay_rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
+    y, *present = ssd.emit(x, delta, _emit_decay_rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
     y = y if gate is None else mul(y, swish(gate))
     if norm and norm_groups > 1:
         y = _norm_slices(y, None, norm_groups, eps)

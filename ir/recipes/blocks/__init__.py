@@ -4,12 +4,12 @@ Importing this package registers its recipes. Never here: the layouts that a bac
 calibration text (`weft.passes.fitting`).
 """
 
-from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, in_bytes
-from .grids import OnGrid, grid_layout
-from .layouts import BlockRecipe, Kept, block_layout
-from .parts import Part, part_shapes, split_parts
+from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, widen_small_floats
+from .grids import OnGrid, find_grid_layout
+from .layouts import BlockRecipe, Kept, find_block_layout
+from .parts import Part, compute_part_widths, split_parts
 from .quantize import Dequantize, Quantize
-from .stored import AsStored, Stored, as_stored, in_file
+from .stored import AsStored, Stored, unwrap_stored_blocks, wrap_stored_blocks
 
 __all__ = [
     "AsStored",
@@ -25,11 +25,11 @@ __all__ = [
     "Stored",
     "ToFloat4",
     "ToFloat8",
-    "as_stored",
-    "block_layout",
-    "grid_layout",
-    "in_bytes",
-    "in_file",
-    "part_shapes",
+    "compute_part_widths",
+    "find_block_layout",
+    "find_grid_layout",
     "split_parts",
+    "unwrap_stored_blocks",
+    "widen_small_floats",
+    "wrap_stored_blocks",
 ]

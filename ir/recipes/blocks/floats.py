@@ -16,13 +16,13 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, integer_layout, unpack_codes
-from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, e4m3_scales, nearest_e2m1, power_scales
+from ...types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, build_integer_layout, unpack_codes
+from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, fit_e4m3_scales, fit_power_scales, round_to_e2m1
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .quantize import CHUNK, concat_blocks
-from .spans import extremes, reciprocal, split_groups
+from .spans import find_extremes, invert_scales, split_groups
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
 TALL = 128  # rows of a tile
@@ -57,17 +57,17 @@ class ToFloat8(BlockRecipe):
         rows, *rest = self.shape(reader)
         first, last = (start, stop) if rest[1:] else (start // TALL * TALL, min(-(-stop // TALL) * TALL, rows))
         groups = split_groups(self.item.read(reader, first, last), FLOAT8.group)
-        scales = _tile_maxima(np.maximum(*(np.abs(end) for end in extremes(groups))) / MOST)
+        scales = _find_tile_maxima(np.maximum(*(np.abs(end) for end in find_extremes(groups))) / MOST)
         groups, scales = groups[start - first : stop - first], scales[start - first : stop - first]
         if not np.isfinite(scales).all():
             raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
         if not codes:
             return Blocks(np.empty((*scales.shape, 0), np.uint8), scales)
-        scaled = groups * reciprocal(scales)[..., None]
+        scaled = groups * invert_scales(scales)[..., None]
         return Blocks(scaled.clip(-MOST, MOST).astype(dtypes.f8e4m3.numpy).view(np.uint8), scales)
 
 
-def _tile_maxima(sizes: Array) -> Array:
+def _find_tile_maxima(sizes: Array) -> Array:
     """Return `sizes` [..., rows, groups] with each element replaced by the maximum over the rows of its tile."""
     *lead, rows, groups = sizes.shape
     padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
@@ -108,7 +108,7 @@ class Float8(BlockRecipe):
         return Blocks(raw, scales)
 
 
-def float4_layout(name: str) -> BlockLayout:
+def find_float4_layout(name: str) -> BlockLayout:
     """Return the layout of 4-bit floats called `name`: mxfp4 or nvfp4.
 
     Raises:
@@ -119,7 +119,7 @@ def float4_layout(name: str) -> BlockLayout:
     return LAYOUTS[name]
 
 
-def tensor_scale(largest: float) -> float:
+def compute_tensor_scale(largest: float) -> float:
     """Return the scale of an nvfp4 matrix with the magnitude `largest`: largest / (6 · 448), at least `LEAST`."""
     return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
 
@@ -141,7 +141,7 @@ class ToFloat4(BlockRecipe):
     tensor_scales: tuple[float, ...] = ()
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        return float4_layout(self.format)
+        return find_float4_layout(self.format)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         layout, shape = self.layout(reader), self.item.shape(reader)
@@ -163,15 +163,15 @@ class ToFloat4(BlockRecipe):
         parts = []
         for i in range(0, max(len(rows), 1), step):
             groups = split_groups(rows[i : i + step], layout.group)
-            largest = np.maximum(*(np.abs(end) for end in extremes(groups)))
+            largest = np.maximum(*(np.abs(end) for end in find_extremes(groups)))
             if not np.isfinite(largest).all():
                 raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
             chunk = None if row_scales is None else row_scales[i : i + step]
-            scales = power_scales(largest) if chunk is None else e4m3_scales(largest, chunk) * chunk
+            scales = fit_power_scales(largest) if chunk is None else fit_e4m3_scales(largest, chunk) * chunk
             rounded = np.empty((*scales.shape, 0), np.uint8)
             if codes:
                 with np.errstate(over="ignore"):  # values beyond 6 scales become 6
-                    rounded = nearest_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
+                    rounded = round_to_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
             parts.append(Blocks(rounded, scales, tensor_scales=chunk))
         return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
@@ -200,7 +200,7 @@ class Float4(BlockRecipe):
     format: str = dtypes.mxfp4.name
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        return float4_layout(self.format)
+        return find_float4_layout(self.format)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         layout, lead = self.layout(reader), self.scales.shape(reader)[:-1]
@@ -224,7 +224,7 @@ class Float4(BlockRecipe):
         if tensor_scales is not None:
             tensor_scales = tensor_scales.astype(np.float32, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            scales = layout.scales_of(self.scales.read(reader, start, stop), tensor_scales)
+            scales = layout.decode_scales(self.scales.read(reader, start, stop), tensor_scales)
             if not np.isfinite(scales * LARGEST_E2M1).all():
                 raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the weights are broken")
         unpacked = np.empty((*scales.shape, 0), np.uint8)
@@ -243,7 +243,7 @@ class InBytes(BlockRecipe):
 
     def layout(self, reader: TensorReader) -> BlockLayout:
         assert isinstance(self.item, BlockRecipe)
-        return integer_layout(8, self.item.layout(reader).group, False, dtypes.f32)
+        return build_integer_layout(8, self.item.layout(reader).group, False, dtypes.f32)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.item.shape(reader)
@@ -254,8 +254,8 @@ class InBytes(BlockRecipe):
         return Blocks(_DOUBLED[blocks.codes], blocks.scales * np.float32(0.5))
 
 
-def in_bytes(recipe: Recipe, reader: TensorReader) -> Recipe:
+def widen_small_floats(recipe: Recipe, reader: TensorReader) -> Recipe:
     """Return `recipe` with every matrix of 4-bit floats wrapped in `InBytes`."""
     if isinstance(recipe, BlockRecipe):
         return InBytes(recipe) if recipe.layout(reader).small_floats else recipe
-    return recipe.map_parts(lambda part: in_bytes(part, reader))
+    return recipe.map_parts(lambda part: widen_small_floats(part, reader))

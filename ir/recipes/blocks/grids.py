@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...types import dtypes
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, integer_layout, offset_layout
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, build_integer_layout, build_offset_layout
 from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
-from .layouts import BlockRecipe, block_leaves
+from .layouts import BlockRecipe, find_block_leaves
 from .quantize import CHUNK, concat_blocks
-from .spans import extremes, quantize_with_offsets, reciprocal, round_scales, scale_error, split_groups
+from .spans import find_extremes, invert_scales, quantize_with_offsets, round_scales, scale_error, split_groups
 
 # Relative rounding errors of float dtypes; for f32 also of the multiplication and addition.
 UNITS = {dtypes.f64: 2.0**-20, dtypes.f32: 2.0**-20, dtypes.f16: 2.0**-11, dtypes.bf16: 2.0**-8}
@@ -29,7 +29,7 @@ FEWEST = 4  # distinct values that a group needs to identify a grid
 @dataclass(frozen=True)
 class OnGrid(BlockRecipe):
     """The matrix `item` [out, in], a float tensor dequantized from blocks of `bits` bits in groups of `group` elements
-    of a row, as these blocks again; see `grid_layout`.
+    of a row, as these blocks again; see `find_grid_layout`.
 
     Blocks of 4 bits in groups of 32 may have `minima`: "codes", offsets as in `AsStored`, or "numbers", as in Q4_1. A
     group that blocks cannot represent exactly is rounded to a grid over its range.
@@ -46,8 +46,8 @@ class OnGrid(BlockRecipe):
 
     def layout(self, reader: TensorReader) -> BlockLayout:
         if not self.minima:
-            return integer_layout(self.bits, self.group, self.zeros)
-        return LAYOUTS[dtypes.q4_1.name] if self.minima == "numbers" else offset_layout(self.bits, self.group)
+            return build_integer_layout(self.bits, self.group, self.zeros)
+        return LAYOUTS[dtypes.q4_1.name] if self.minima == "numbers" else build_offset_layout(self.bits, self.group)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.item.shape(reader)
@@ -59,7 +59,7 @@ class OnGrid(BlockRecipe):
         for first in range(0, max(len(rows), 1), step):
             groups = split_groups(rows[first : first + step], self.group)
             with np.errstate(over="ignore", invalid="ignore"):  # checked below
-                blocks, _ = fit_grids(groups, layout, _unit(self.item, reader) or 0)
+                blocks, _ = fit_grids(groups, layout, _get_rounding_error(self.item, reader) or 0)
                 if blocks.offsets is not None and layout.sums:
                     blocks = quantize_with_offsets(groups, blocks.scales, blocks.offsets, layout)
             if not np.isfinite(blocks.scales).all():
@@ -68,13 +68,13 @@ class OnGrid(BlockRecipe):
         return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
 
-def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
+def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
     """Return the first of `layouts` that represents all values of `recipe`, a rearrangement of rows; None without any.
 
     Only some rows of each tensor are checked: values that never were in blocks do not fit in any group.
     """
-    leaves = block_leaves(recipe, reader)
-    if isinstance(leaves, str) or any(_unit(leaf, reader) is None for leaf in leaves):
+    leaves = find_block_leaves(recipe, reader)
+    if isinstance(leaves, str) or any(_get_rounding_error(leaf, reader) is None for leaf in leaves):
         return None
     samples: dict[Recipe, Array] = {}
     for layout in layouts:
@@ -84,7 +84,9 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
             full_groups = samples[leaf].shape[-1] % layout.group == 0
             if layout.has_minimum and not full_groups:  # padding adds 0 to the values of a group
                 break
-            if not _is_on_grids(split_groups(samples[leaf], layout.group), layout, _unit(leaf, reader) or 0):
+            if not _is_on_grids(
+                split_groups(samples[leaf], layout.group), layout, _get_rounding_error(leaf, reader) or 0
+            ):
                 break
         else:
             return layout
@@ -111,7 +113,7 @@ def _is_on_grids(groups: Array, layout: BlockLayout, unit: float) -> bool:
         return bool(fit_grids(groups, layout, unit)[1].all())
 
 
-def _unit(leaf: Recipe, reader: TensorReader) -> float | None:
+def _get_rounding_error(leaf: Recipe, reader: TensorReader) -> float | None:
     return UNITS.get(reader.dtype(leaf.key)) if isinstance(leaf, Source) else None
 
 
@@ -124,7 +126,7 @@ def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, 
     value. A step must be about ten times the tolerance, or else any values would fit.
     """
     rows = groups.reshape(-1, groups.shape[-1])
-    low, high = extremes(rows)
+    low, high = find_extremes(rows)
     start = low if layout.has_minimum else np.zeros_like(low)
     most = np.maximum(high, -low)
     allowed = np.float32(1.5 * unit) * most
@@ -168,7 +170,7 @@ def _is_close(off: Array, allowed: Array, steps: Array) -> Array:
 def _fit_steps(groups: Array, start: Array, steps: Array, layout: BlockLayout) -> tuple[Array, Array, Array, Array]:
     """Return the multiples of `steps` above `start` nearest to `groups`, f32, the steps and starts refitted to them by
     least squares, and the largest deviation of each group."""
-    multiples: Array = np.rint((groups - start[:, None]) * reciprocal(steps)[:, None])
+    multiples: Array = np.rint((groups - start[:, None]) * invert_scales(steps)[:, None])
     if not (layout.has_zeros or layout.has_minimum):
         np.clip(multiples, -layout.middle, layout.middle - 1, out=multiples)
     squares = np.square(multiples).sum(-1)
@@ -176,9 +178,9 @@ def _fit_steps(groups: Array, start: Array, steps: Array, layout: BlockLayout) -
         count, first = np.float32(groups.shape[-1]), multiples.sum(-1)
         spread = count * squares - first * first
         steps = np.where(spread > 0, (count * (multiples * groups).sum(-1) - first * groups.sum(-1)), 0)
-        steps = steps * reciprocal(spread)
+        steps = steps * invert_scales(spread)
         start = (groups.sum(-1) - steps * first) / count
     else:
-        steps = (multiples * groups).sum(-1) * reciprocal(squares)
+        steps = (multiples * groups).sum(-1) * invert_scales(squares)
     off: Array = np.abs(groups - multiples * steps[:, None] - start[:, None]).max(-1)
     return multiples, steps, start, off

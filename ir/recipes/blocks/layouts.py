@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, layout_of
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, find_layout
 from ..combinators import Concat, Permute, Reshape, Slice, Source, Take
 from ..readers import Array, BlockTensorReader, SpilledTensors, TensorReader
 from ..recipe import Recipe
@@ -46,13 +46,13 @@ class Kept(Recipe):
         return self.item.read(reader, start, stop)
 
 
-def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
+def find_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     """Return the layout of the blocks that form every row of `recipe`; a reason (str) if its rows are not full
     blocks."""
-    leaves = block_leaves(recipe, reader)
+    leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str):
         return leaves
-    layouts = [_leaf_layout(leaf, reader) for leaf in leaves]
+    layouts = [_find_leaf_layout(leaf, reader) for leaf in leaves]
     for layout in layouts:
         if isinstance(layout, str):
             return layout
@@ -62,7 +62,7 @@ def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     return first
 
 
-def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
+def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
     """Return the tensors and block recipes whose full rows `recipe` rearranges; a reason (str) if it does more."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
@@ -74,7 +74,7 @@ def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | s
         return f"its recipe ({recipe.name}) does more than move whole rows"
     collected: list[Recipe] = []
     for part in recipe.parts:
-        leaves = block_leaves(part, reader)
+        leaves = find_block_leaves(part, reader)
         if isinstance(leaves, str):
             return leaves
         collected += leaves
@@ -90,22 +90,22 @@ def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
     return isinstance(recipe, Kept) or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)
 
 
-def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+def read_leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
     """Return the blocks of rows ``start:stop`` of a leaf with a layout; `codes` as in `BlockRecipe.read_blocks`."""
     if isinstance(leaf, BlockRecipe):
         return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
-    layout = layout_of(reader.dtype(leaf.key))
+    layout = find_layout(reader.dtype(leaf.key))
     assert layout is not None
     return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))
 
 
-def _leaf_layout(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
+def _find_leaf_layout(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
     if isinstance(leaf, BlockRecipe):
         return leaf.layout(reader)
     assert isinstance(leaf, Source)
     dtype = reader.dtype(leaf.key)
-    layout = layout_of(dtype)
+    layout = find_layout(dtype)
     if layout is None:
         return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)} or integers in groups"
     if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):

@@ -41,18 +41,18 @@ from ...types.block_layouts import (
     LARGEST,
     BlockLayout,
     Blocks,
-    largest_scales,
+    encode_scale_levels,
+    find_largest_scales,
     pack_codes,
     pack_pairs,
     pack_words,
-    scale_levels,
     unpack_codes,
     unpack_words,
 )
 from ...types.dtypes import DType
 from ..readers import Array, TensorReader
 from ..recipe import BLOCK_ELEMENTS, Recipe
-from .layouts import block_layout, leaf_blocks
+from .layouts import find_block_layout, read_leaf_blocks
 
 DTYPES: Mapping[str, DType] = {
     "words": dtypes.i32,
@@ -77,17 +77,17 @@ WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # parts that depe
 WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest", "every_step")
 
 
-def kernel_bits(layout: BlockLayout) -> int:
+def choose_kernel_bits(layout: BlockLayout) -> int:
     """Return the bits of a code for kernels that take 4 or 8: the smaller of these that holds a code of `layout`."""
     return 4 if layout.bits <= 4 else 8
 
 
-def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
+def compute_part_widths(layout: BlockLayout, width: int) -> dict[str, int]:
     """Return the number of elements in a row of each part, by name, for a matrix [out, width]."""
-    groups, planes = -(-width // layout.group), kernel_bits(layout) // 4
+    groups, planes = -(-width // layout.group), choose_kernel_bits(layout) // 4
     all_groups = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {
-        "words": -(-groups * layout.group * kernel_bits(layout) // 512) * 16,
+        "words": -(-groups * layout.group * choose_kernel_bits(layout) // 512) * 16,
         "steps": groups,
         "offsets": groups,
         "packed": all_groups * -(-layout.group * layout.bits // 8),
@@ -117,33 +117,38 @@ class Part(Recipe):
     part: str
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        layout = block_layout(self.leaf, reader)
+        layout = find_block_layout(self.leaf, reader)
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
         *lead, width = self.leaf.shape(reader)
         names = self.part.split("+")
-        return (*lead, sum(row_bytes(layout, width, names)) if names[1:] else part_shapes(layout, width)[self.part])
+        return (
+            *lead,
+            sum(compute_row_bytes(layout, width, names))
+            if names[1:]
+            else compute_part_widths(layout, width)[self.part],
+        )
 
     def sources(self) -> Iterator[str]:
         yield from self.leaf.sources()
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        layout = block_layout(self.leaf, reader)
+        layout = find_block_layout(self.leaf, reader)
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # a transposition reads all rows of a part at once
         names = self.part.split("+")
         codes = layout.sums or not set(names).isdisjoint(WITH_CODES)
         rows = [
-            _concat_parts(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), names)
+            _concat_parts(layout, read_leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), names)
             for first in range(start, max(stop, start + 1), step)
         ]
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
 
-def row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int]:
+def compute_row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int]:
     """Return the bytes in a row of each of the parts `names`, for a matrix [out, width]."""
-    shapes = part_shapes(layout, width)
+    shapes = compute_part_widths(layout, width)
     return [DTYPES[name].bytes_for(shapes[name]) for name in names]
 
 
@@ -152,7 +157,7 @@ def split_parts(rows: Array, layout: BlockLayout, width: int, names: Sequence[st
 
     Each array has the dtype of its part and the shape [..., elements].
     """
-    ends = np.cumsum(row_bytes(layout, width, names))
+    ends = np.cumsum(compute_row_bytes(layout, width, names))
     columns = zip(names, np.split(rows, ends[:-1], -1), strict=True)
     return tuple(np.ascontiguousarray(column).view(DTYPES[name].numpy) for name, column in columns)
 
@@ -168,13 +173,13 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         blocks = layout.decode_offsets(blocks)
     codes, scales, offsets, zeros, _ = blocks
     if part == "largest":
-        return largest_scales(scales)
+        return find_largest_scales(scales)
     if part == "tensor_scale":
         return np.ones_like(scales[..., :1]) if blocks.tensor_scales is None else blocks.tensor_scales
     if part == "levels" and layout.small_floats:
         return layout.encode_scales(blocks)
     if part == "levels":
-        return scale_levels(scales, largest_scales(scales))
+        return encode_scale_levels(scales, find_largest_scales(scales))
     if part in ("steps", "every_step"):
         return scales
     if part == "packed":
@@ -183,10 +188,10 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         points = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
         return pack_codes(points, layout.bits)
     if part == "offsets":
-        return _offsets(layout, scales, offsets, zeros)
+        return _sum_offsets(layout, scales, offsets, zeros)
     if part in ("signed", "signed_zeros", "halves", "middles"):
-        return _byte_part(layout, blocks, part)
-    bits = kernel_bits(layout)
+        return _encode_byte_part(layout, blocks, part)
+    bits = choose_kernel_bits(layout)
     if bits != layout.bits:  # shift codes so that the middle one still represents 0
         codes = codes + np.uint8((1 << (bits - 1)) - layout.middle)
     if part == "words":
@@ -205,7 +210,7 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     return rows if part == "scales" else pack_pairs(rows)
 
 
-def _byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
+def _encode_byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     """Return codes or zero points, one per byte, or codes as `halves`."""
     codes, scales, _, zeros, _ = blocks
     if part in ("middles", "signed_zeros"):
@@ -219,7 +224,7 @@ def _byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     return values if part == "middles" else (values - np.uint8(layout.middle)).view(np.int8)
 
 
-def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:
+def _sum_offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:
     total = np.zeros_like(scales) if offsets is None else offsets
     if zeros is not None:
         total = total + scales * (np.float32(layout.middle) - zeros)
@@ -232,7 +237,7 @@ def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
     It is the inverse of `encode_part`, except that zero points which became `offsets` are rounded to the nearest
     integer.
     """
-    groups, bits = -(-width // layout.group), kernel_bits(layout)
+    groups, bits = -(-width // layout.group), choose_kernel_bits(layout)
     widened = np.uint8((1 << (bits - 1)) - layout.middle)
     scales, zeros = parts["steps"] if "steps" in parts else parts["scales"][:, -groups:], None
     count = groups * layout.group

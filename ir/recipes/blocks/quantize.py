@@ -8,12 +8,19 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, offset_layout, unpack_codes
+from ...types.block_layouts import (
+    INTEGER_BITS,
+    BlockLayout,
+    Blocks,
+    build_integer_layout,
+    build_offset_layout,
+    unpack_codes,
+)
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .searches import MINIMA, SEARCHES
-from .spans import nearest_codes, quantize_with_offsets, scale_error, split_groups
+from .spans import quantize_with_offsets, round_to_codes, scale_error, split_groups
 
 CHUNK = 1 << 17  # elements rounded at once: with the intermediate arrays they fit into the processor's cache
 
@@ -26,7 +33,7 @@ class Quantize(BlockRecipe):
     Without, the value of largest magnitude gets the code 0, which represents −2^{bits−1} scales. Scales are rounded to
     the dtype `scale` before codes are chosen. `search` selects a search for scales and zero points with smaller errors:
     "kquant" by weighted squares; "hqq" for minima, by half-quadratic splitting, which are then quantized as well, as in
-    `offset_layout`.
+    `build_offset_layout`.
 
     Raises:
         WeftError: where a value is not finite, or scales exceed the range of their dtype.
@@ -40,11 +47,11 @@ class Quantize(BlockRecipe):
     search: str = ""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        layout = _layout(self.bits, self.group, self.zeros, self.scale)
-        return offset_layout(self.bits, self.group) if self.search in MINIMA else layout
+        layout = _build_layout(self.bits, self.group, self.zeros, self.scale)
+        return build_offset_layout(self.bits, self.group) if self.search in MINIMA else layout
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        _layout(self.bits, self.group, self.zeros, self.scale)
+        _build_layout(self.bits, self.group, self.zeros, self.scale)
         if self.search not in SEARCHES and self.search not in MINIMA:
             names = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
             raise WeftError(f"there is no search {self.search!r} for scales; there is {names}")
@@ -73,7 +80,7 @@ class Quantize(BlockRecipe):
 class Dequantize(BlockRecipe):
     """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · group · bits / 8], the lowest bits first,
     `scales` [..., out, groups] and, if present, `zeros` u8 [..., out, groups · bits / 8]. With `sums` these also
-    include the groups of offsets, after the others, and the layout is `offset_layout`."""
+    include the groups of offsets, after the others, and the layout is `build_offset_layout`."""
 
     codes: Recipe
     scales: Recipe
@@ -85,8 +92,8 @@ class Dequantize(BlockRecipe):
     sums: bool = False
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        integers = _layout(self.bits, self.group, self.zeros is not None, self.scale)
-        return offset_layout(self.bits, self.group) if self.sums else integers
+        integers = _build_layout(self.bits, self.group, self.zeros is not None, self.scale)
+        return build_offset_layout(self.bits, self.group) if self.sums else integers
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         self.layout(reader)
@@ -116,12 +123,12 @@ class Dequantize(BlockRecipe):
         return Blocks(unpacked, scales, None, zeros)
 
 
-def _layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
+def _build_layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
     if bits not in INTEGER_BITS:
         raise WeftError(f"codes of {bits} bits are not supported; choose {', '.join(map(str, INTEGER_BITS))}")
     if group < 8 or group % 8:
         raise WeftError(f"groups of {group} elements do not fill bytes: a group is a multiple of 8")
-    return integer_layout(bits, group, zeros, dtypes.parse(scale))
+    return build_integer_layout(bits, group, zeros, dtypes.parse(scale))
 
 
 def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -155,7 +162,7 @@ def round_rows(
             scales, zeros = SEARCHES[search](groups, layout)
             blocks = Blocks(np.empty((*scales.shape, 0), np.uint8), scales, None, zeros)
     if not np.isfinite(blocks.scales).all():
-        raise scale_error(rows, names, str(layout.unit))
+        raise scale_error(rows, names, str(layout.range_dtype))
     if layout.sums or not with_codes:
         return blocks
-    return blocks._replace(codes=nearest_codes(groups, blocks.scales, blocks.zeros, layout))
+    return blocks._replace(codes=round_to_codes(groups, blocks.scales, blocks.zeros, layout))

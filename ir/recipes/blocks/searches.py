@@ -13,7 +13,7 @@ import numpy as np
 
 from ...types.block_layouts import BlockLayout
 from ..readers import Array
-from .spans import extremes, fit_range, offset_codes, reciprocal, round_scales
+from .spans import find_extremes, fit_range, invert_scales, round_scales, round_to_centred_codes
 
 Scaling = tuple[Array, Array | None]
 
@@ -21,24 +21,24 @@ NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic, as its
 STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes that the range of a group covers
 
 
-def by_range(groups: Array, layout: BlockLayout) -> Scaling:
+def fit_by_range(groups: Array, layout: BlockLayout) -> Scaling:
     """Return scales and zero points that cover each group from its least to its greatest value, without a search."""
-    return fit_range(*extremes(groups), layout)
+    return fit_range(*find_extremes(groups), layout)
 
 
-def by_squares(groups: Array, layout: BlockLayout) -> Scaling:
+def fit_by_squares(groups: Array, layout: BlockLayout) -> Scaling:
     """Minimize the squared errors of each group, weighted by √(mean square) + |value|, as the k-quants of GGML do.
 
     For each of 21 ranges of codes the values are rounded, the scale (and minimum) is fitted to the codes in closed
     form, and the best fit is returned; the zero point is rounded to the nearest integer.
     """
     weights = np.sqrt(np.square(groups).mean(-1, keepdims=True)) + np.abs(groups)
-    scales, zeros = by_range(groups, layout)
-    least = _error(groups, weights, scales, zeros, layout)
-    low, high = extremes(groups)
+    scales, zeros = fit_by_range(groups, layout)
+    least = _sum_squared_errors(groups, weights, scales, zeros, layout)
+    low, high = find_extremes(groups)
     for step in STEPS:
         fit = _refit(groups, weights, low, high, step, layout)
-        error = _error(groups, weights, *fit, layout)
+        error = _sum_squared_errors(groups, weights, *fit, layout)
         better = error < least
         least, scales = np.where(better, error, least), np.where(better, fit[0], scales)
         if zeros is not None and fit[1] is not None:
@@ -51,23 +51,25 @@ def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.floa
     top = np.float32(2**layout.bits - 1)
     if not layout.has_zeros:
         most = np.where(high > -low, high, low) / np.float32(-layout.middle)
-        codes = _signed_codes(groups, most * np.float32(layout.middle) / (np.float32(layout.middle) + step), layout)
+        codes = _round_signed_codes(
+            groups, most * np.float32(layout.middle) / (np.float32(layout.middle) + step), layout
+        )
         weighted = (weights * codes * codes).sum(-1)
-        return round_scales((weights * codes * groups).sum(-1) * reciprocal(weighted), layout), None
+        return round_scales((weights * codes * groups).sum(-1) * invert_scales(weighted), layout), None
     low, high = np.minimum(low, 0), np.maximum(high, 0)
-    inverse = (top + step) * reciprocal(high - low)
+    inverse = (top + step) * invert_scales(high - low)
     codes = np.clip(np.rint((groups - low[..., None]) * inverse[..., None]), 0, top)
     # The weighted regression of values on their codes: value ≈ scale · code + minimum.
     total, first, second = weights.sum(-1), (weights * codes).sum(-1), (weights * codes * codes).sum(-1)
     weighted, mixed = (weights * groups).sum(-1), (weights * groups * codes).sum(-1)
-    spread = reciprocal(total * second - first * first)
+    spread = invert_scales(total * second - first * first)
     scale = round_scales(np.maximum(0, (total * mixed - first * weighted) * spread), layout)
-    minimum = np.minimum(0, (weighted - scale * first) * reciprocal(total))
+    minimum = np.minimum(0, (weighted - scale * first) * invert_scales(total))
     with np.errstate(invalid="ignore"):  # the caller checks for NaN
-        return scale, np.rint(-minimum * reciprocal(scale)).clip(0, top).astype(np.uint8)
+        return scale, np.rint(-minimum * invert_scales(scale)).clip(0, top).astype(np.uint8)
 
 
-def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
+def fit_half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
     """Return scales over the range of each group, and offsets that minimize the p-norm of its errors, p = 0.7: large
     errors count less than in squares, so that outliers have little influence on the rest.
 
@@ -76,11 +78,11 @@ def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
     real zero point z becomes the mean of code − value + r. β grows. The best z of all rounds is returned. (The authors
     measure errors in the unit of the weights, so that β has a different effect on small weights than on large ones.)
     """
-    low, high = extremes(groups)
+    low, high = find_extremes(groups)
     top = np.float32(2**layout.bits - 1)
     scales = (high - low) / top
-    scaled = groups * reciprocal(scales)[..., None]
-    zeros = -low * reciprocal(scales)
+    scaled = groups * invert_scales(scales)[..., None]
+    zeros = -low * invert_scales(scales)
     least, best, penalty = np.full_like(zeros, np.inf), zeros, np.float32(PENALTY)
     for _ in range(ROUNDS):
         codes = np.clip(np.rint(scaled + zeros[..., None]), 0, top)
@@ -97,18 +99,20 @@ def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
     return scales, np.where(scales > 0, (layout.middle - best) * scales, low)
 
 
-def _signed_codes(groups: Array, scales: Array, layout: BlockLayout) -> Array:
-    codes: Array = np.rint(groups * reciprocal(scales)[..., None])
+def _round_signed_codes(groups: Array, scales: Array, layout: BlockLayout) -> Array:
+    codes: Array = np.rint(groups * invert_scales(scales)[..., None])
     return np.clip(codes, -layout.middle, layout.middle - 1, out=codes)
 
 
-def _error(groups: Array, weights: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    codes = offset_codes(groups, scales, zeros, layout)
+def _sum_squared_errors(
+    groups: Array, weights: Array, scales: Array, zeros: Array | None, layout: BlockLayout
+) -> Array:
+    codes = round_to_centred_codes(groups, scales, zeros, layout)
     codes *= scales[..., None]
     codes -= groups
     error: Array = (weights * np.square(codes, out=codes)).sum(-1)
     return error
 
 
-SEARCHES: dict[str, Callable[[Array, BlockLayout], Scaling]] = {"": by_range, "kquant": by_squares}
-MINIMA: dict[str, Callable[[Array, BlockLayout], tuple[Array, Array]]] = {"hqq": half_quadratic}
+SEARCHES: dict[str, Callable[[Array, BlockLayout], Scaling]] = {"": fit_by_range, "kquant": fit_by_squares}
+MINIMA: dict[str, Callable[[Array, BlockLayout], tuple[Array, Array]]] = {"hqq": fit_half_quadratic}

@@ -8,7 +8,14 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import BlockLayout, Blocks, integer_layout, largest_scales, level_scales, scale_levels
+from ...types.block_layouts import (
+    BlockLayout,
+    Blocks,
+    build_integer_layout,
+    decode_scale_levels,
+    encode_scale_levels,
+    find_largest_scales,
+)
 from ..readers import Array
 
 
@@ -28,7 +35,7 @@ def scale_error(rows: Array, names: Iterable[str], unit: str) -> WeftError:
     return WeftError(f"a weight of {', '.join(names)} {fault}: it cannot be quantized{advice}")
 
 
-def extremes(groups: Array) -> tuple[Array, Array]:
+def find_extremes(groups: Array) -> tuple[Array, Array]:
     """Return the least and the largest value of each group of `groups` f32 [..., group], with group a multiple of 4."""
     # numpy reduces several times as fast along an axis other than the short last one, and transposes three times as
     # fast if it moves four elements as one of 16 bytes; the four extremes per group are then transposed once more.
@@ -43,7 +50,7 @@ def fit_range(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Arra
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         scales = round_scales((high - low) / np.float32(2**layout.bits - 1), layout)
         with np.errstate(invalid="ignore"):  # the caller checks for NaN
-            zeros = np.rint(-low * reciprocal(scales)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+            zeros = np.rint(-low * invert_scales(scales)).clip(0, 2**layout.bits - 1).astype(np.uint8)
         return scales, zeros
     return round_scales(np.where(high > -low, high, low) / np.float32(-layout.middle), layout), None
 
@@ -54,32 +61,32 @@ def round_scales(scales: Array, layout: BlockLayout) -> Array:
         return np.asarray(scales.astype(layout.scale.numpy).astype(np.float32))
 
 
-def reciprocal(scales: Array) -> Array:
+def invert_scales(scales: Array) -> Array:
     """Return 1 / scales, and 0 for scales of 0, whose groups are zero."""
     with np.errstate(divide="ignore"):
         return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
 
 
-def offset_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
+def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """Return the codes nearest to `groups` [..., group] for scales and zero points [...], minus the zero points,
     f32."""
-    centre = _centre(zeros, layout)
-    codes = _float_codes(groups, scales, centre, layout)
+    centre = _get_centre(zeros, layout)
+    codes = _round_to_float_codes(groups, scales, centre, layout)
     codes -= centre
     return codes
 
 
-def nearest_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
+def round_to_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """Return the codes u8 nearest to `groups` [..., group] for these scales and zero points [...]."""
-    return _float_codes(groups, scales, _centre(zeros, layout), layout).astype(np.uint8)
+    return _round_to_float_codes(groups, scales, _get_centre(zeros, layout), layout).astype(np.uint8)
 
 
-def _centre(zeros: Array | None, layout: BlockLayout) -> Array | np.float32:
+def _get_centre(zeros: Array | None, layout: BlockLayout) -> Array | np.float32:
     return np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)[..., None]
 
 
-def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layout: BlockLayout) -> Array:
-    codes: Array = groups * reciprocal(scales)[..., None]
+def _round_to_float_codes(groups: Array, scales: Array, centre: Array | np.float32, layout: BlockLayout) -> Array:
+    codes: Array = groups * invert_scales(scales)[..., None]
     np.rint(codes, out=codes)
     codes += centre
     # Clipped last: numpy clips to scalars ten times as fast as to arrays, and inexact sums are far out of range.
@@ -93,24 +100,24 @@ def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: 
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
     # Blocks whose codes cannot represent 0, or without a scale, get new scales from their values.
-    integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
-    fitted, zeros = fit_range(*extremes(values), integers)
+    integers = build_integer_layout(layout.bits, layout.group, True, dtypes.f32)
+    fitted, zeros = fit_range(*find_extremes(values), integers)
     assert zeros is not None
     points = np.where(inside, points, zeros).astype(np.uint8)
     rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
     scales = np.where(inside, scales, fitted)
-    largest = largest_scales(scales)
-    scales = level_scales(scale_levels(scales, largest), largest)
-    codes = nearest_codes(values - rest[..., None], scales, points, integers)
+    largest = find_largest_scales(scales)
+    scales = decode_scale_levels(encode_scale_levels(scales, largest), largest)
+    codes = round_to_codes(values - rest[..., None], scales, points, integers)
     # Offsets compensate the mean error of rounding the scales.
     reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
     residual = split_groups((values - reached).mean(-1), layout.group)
-    low, high = extremes(residual)
+    low, high = find_extremes(residual)
     steps, _ = fit_range(low, high, integers)
-    steps = level_scales(scale_levels(steps, largest), largest)
-    residual_zeros = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+    steps = decode_scale_levels(encode_scale_levels(steps, largest), largest)
+    residual_zeros = np.rint(-np.minimum(low, 0) * invert_scales(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
     return Blocks(
-        np.concatenate([codes, nearest_codes(residual, steps, residual_zeros, integers)], -2),
+        np.concatenate([codes, round_to_codes(residual, steps, residual_zeros, integers)], -2),
         np.concatenate([scales, steps], -1),
         None,
         np.concatenate([points, residual_zeros], -1),

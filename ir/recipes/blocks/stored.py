@@ -8,12 +8,20 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, Packing, integer_layout, layout_of, offset_layout
+from ...types.block_layouts import (
+    LAYOUTS,
+    BlockLayout,
+    Blocks,
+    Packing,
+    build_integer_layout,
+    build_offset_layout,
+    find_layout,
+)
 from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .grids import OnGrid
-from .layouts import BlockRecipe, block_layout, leaf_blocks
+from .layouts import BlockRecipe, find_block_layout, read_leaf_blocks
 from .parts import Part
 from .spans import quantize_with_offsets, round_scales
 
@@ -34,7 +42,7 @@ class Stored(Recipe):
     part: str
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        layout = block_layout(self.item, reader)
+        layout = find_block_layout(self.item, reader)
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
         return _replace_leaves(self.item, self.part).shape(reader)
@@ -55,9 +63,10 @@ class AsStored(BlockRecipe):
     """The matrix `item` [out, in], a tensor that a file stores in blocks, as blocks that kernels can read.
 
     Floats of 4 bits do not change. Blocks without minima keep their codes, 5 and 6 bits widened to 8 and 3 bits to 4;
-    the scales of K-quants are rounded to f16. Blocks with minima get the layout `offset_layout`: codes stay, except
-    where all values of a block are on one side of 0; scales are rounded to 255ths of the largest of the row, and the
-    remainder of a minimum beyond its zero point to a fifteenth of the largest remainder of 32 consecutive blocks.
+    the scales of K-quants are rounded to f16. Blocks with minima get the layout of `build_offset_layout`. Their codes
+    stay, except in blocks whose values are all positive or all negative, which are quantized again. Their scales are
+    rounded to 255ths of the largest scale of the row. A zero point replaces each minimum, and the remainder becomes an
+    offset with a code of its own.
 
     Raises:
         WeftError: where a scale or minimum is not finite, or a scale exceeds the range of f16.
@@ -66,18 +75,18 @@ class AsStored(BlockRecipe):
     item: Recipe
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        layout = block_layout(self.item, reader)
+        layout = find_block_layout(self.item, reader)
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
         if layout.has_minimum:
-            return offset_layout(layout.bits, layout.group)
-        return _unpacked_layout(layout)
+            return build_offset_layout(layout.bits, layout.group)
+        return _find_unpacked_layout(layout)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.item.shape(reader)
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-        blocks = leaf_blocks(self.item, reader, start, stop)
+        blocks = read_leaf_blocks(self.item, reader, start, stop)
         for factors in (blocks.scales, blocks.offsets):
             if factors is not None and not np.isfinite(factors).all():
                 raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the file is broken")
@@ -88,38 +97,38 @@ class AsStored(BlockRecipe):
             if blocks.offsets is None:
                 converted = blocks._replace(scales=round_scales(blocks.scales, layout))
             else:
-                values = layout.integers.dequantize(blocks).reshape(blocks.codes.shape)
+                values = layout.without_sums.dequantize(blocks).reshape(blocks.codes.shape)
                 converted = quantize_with_offsets(values, blocks.scales, blocks.offsets, layout)
         if not np.isfinite(converted.scales).all():
             raise WeftError(f"a scale of {', '.join(self.sources())} exceeds the range of f16")
         return converted
 
 
-def _unpacked_layout(layout: BlockLayout) -> BlockLayout:
+def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
     """Return the layout with one group per block that holds the codes of `layout`, which has no minimum."""
     if layout.bits == layout.dtype.bits and isinstance(layout.packing, Packing):
         return layout
     # Files mix q5_0 with q8_0, and only weights in one layout can be packed together.
     wider = LAYOUTS[dtypes.q8_0.name]
     same = (layout.bits, layout.group) == (wider.bits, wider.group)
-    return wider if same else integer_layout(layout.bits, layout.group, False)
+    return wider if same else build_integer_layout(layout.bits, layout.group, False)
 
 
-def as_stored(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
+def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
     """Return `recipe`, which moves rows of tensors, with tensors stored in blocks as `AsStored`, and with float
     tensors, which the layout `grid` represents exactly, as `OnGrid`."""
     if not isinstance(recipe, Source):
-        return recipe.map_parts(lambda part: as_stored(part, reader, grid))
-    if layout_of(reader.dtype(recipe.key)) is not None:
+        return recipe.map_parts(lambda part: wrap_stored_blocks(part, reader, grid))
+    if find_layout(reader.dtype(recipe.key)) is not None:
         return AsStored(recipe)
     minima = "codes" if grid.has_minimum else ""
     return OnGrid(recipe, grid.bits, grid.group, grid.has_zeros and not minima, minima)
 
 
-def in_file(recipe: Recipe) -> Recipe:
+def unwrap_stored_blocks(recipe: Recipe) -> Recipe:
     """Return `recipe` with each `AsStored` replaced by its tensor, and minima of `OnGrid` as numbers, as files have."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:
         return replace(recipe, minima="numbers")
-    return recipe.map_parts(in_file)
+    return recipe.map_parts(unwrap_stored_blocks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from weft.ir import Graph, Node, Value, ops
-from weft.ir.graph.step import BATCH, NEXT, Step, live_nodes
+from weft.ir.graph.step import BATCH, NEXT, Step, find_live_nodes
 from weft.ir.op import Op
 from weft.ir.types import Shape
 from weft.ir.types.dtypes import f32
@@ -86,13 +86,15 @@ def _expand_rows(value: Value, rank: int) -> Value:
 def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
     """Return whether one of `ends` depends on `value`."""
     ends = list(ends)
-    return value in ends or any(value in node.inputs for node in live_nodes(value.graph, ends))
+    return value in ends or any(value in node.inputs for node in find_live_nodes(value.graph, ends))
 
 
 def _build_after(step: Step) -> Graph:
     """Return a graph of the outputs of `step`, with inputs ``new_NAME`` (the new states) and then those of `step`."""
     graph, after = step.graph, Graph("after")
-    new_states = {step.new(name): after.add_input(f"new_{name}", step.new(name).type) for name in step.states}
+    new_states = {
+        step.new_state(name): after.add_input(f"new_{name}", step.new_state(name).type) for name in step.states
+    }
     outputs = {name: graph.outputs[name] for name in step.outputs}
     copy_into(after, graph, [*graph.inputs], outputs, new_states)
     return after
@@ -109,7 +111,7 @@ def copy_into(
     for name in inputs:
         value = graph.add_input(name, source.inputs[name].type)
         mapped.setdefault(source.inputs[name], value)
-    for node in live_nodes(source, (v for v in outputs.values() if v not in known), known):
+    for node in find_live_nodes(source, (v for v in outputs.values() if v not in known), known):
         operands = [None if v is None else mapped[v] for v in node.inputs]
         types, names = [v.type for v in node.outputs], [v.name for v in node.outputs]
         copy = graph.add_node(node.op, operands, node.attrs, types, names, "")

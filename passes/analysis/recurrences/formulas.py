@@ -23,7 +23,7 @@ def write_formulas(step: Step) -> list[str]:
     Values with several readers get their own formulas, before those that use them.
     """
     names: dict[Value, str] = {v: name for name, v in step.graph.inputs.items()}
-    new = {step.new(name): f"{name}{NEW}" for name in step.states}
+    new = {step.new_state(name): f"{name}{NEW}" for name in step.states}
     outputs = {step.graph.outputs[name]: name for name in step.outputs}
     lines, letters = [], (c for c in "uvwpqrtabcdefgijklnoz" if c not in {*step.graph.inputs, *step.outputs})
 
@@ -48,7 +48,7 @@ def write_formulas(step: Step) -> list[str]:
 
 def _is_short(node: Node) -> bool:
     """Return whether `node` is an affine of an input, such as 1 − x, which is repeated instead of named."""
-    return node.op is ops.affine and node.required("x").producer is None
+    return node.op is ops.affine and node.required_operand("x").producer is None
 
 
 def _spell_value(value: Value, names: dict[Value, str]) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Value, interpret, ops
-from weft.ir.graph.step import NEXT, Step, live_nodes
+from weft.ir.graph.step import NEXT, Step, find_live_nodes
 from weft.ir.op import Op
 from weft.ir.recipes.readers import Array
 
@@ -56,7 +56,7 @@ def _find_linear_part(step: Step, name: str) -> LinearPart | None:
     if any(has_dependent(graph.inputs[other_state], [new]) for other_state in step.states if other_state != name):
         return None
     parts = {state: state}
-    for node in live_nodes(graph, [new]):
+    for node in find_live_nodes(graph, [new]):
         if state not in node.inputs and parts.keys().isdisjoint(node.inputs):
             continue
         rule = _RULES.get(node.op)
@@ -82,15 +82,15 @@ Parts = Mapping[Value, Value]
 
 def _emit_again(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     """Emit the node again on the linear part of its only operand."""
-    return node.op.emit(parts[node.required("x")], **node.attrs)
+    return node.op.emit(parts[node.required_operand("x")], **node.attrs)
 
 
 def _scale(node: Node, parts: Parts) -> tuple[Value, ...]:
-    return (ops.affine(parts[node.required("x")], by=node.attrs["by"]),)
+    return (ops.affine(parts[node.required_operand("x")], by=node.attrs["by"]),)
 
 
 def _pad(node: Node, parts: Parts) -> tuple[Value, ...]:
-    return node.op.emit(parts[node.required("x")], **{**node.attrs, "value": 0.0})
+    return node.op.emit(parts[node.required_operand("x")], **{**node.attrs, "value": 0.0})
 
 
 def _cast_float(node: Node, parts: Parts) -> tuple[Value, ...] | None:
@@ -121,7 +121,7 @@ def _divide(node: Node, parts: Parts) -> tuple[Value, ...] | None:
 def _multiply_weight(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     if not parts.keys().isdisjoint(node.inputs[1:]):
         return None
-    return (ops.linear(parts[node.required("x")], node.required("weight")),)
+    return (ops.linear(parts[node.required_operand("x")], node.required_operand("weight")),)
 
 
 def _concat(node: Node, parts: Parts) -> tuple[Value, ...]:

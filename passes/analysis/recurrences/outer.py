@@ -250,7 +250,7 @@ def _transpose(x: Value, axes: Sequence[int]) -> Value:
     """Return x with its `axes` permuted; a transpose that computes x is merged into the new one.
     A permutation that only moves axes of size 1 becomes a reshape, and the identity adds no node."""
     if x.producer is not None and x.producer.op is ops.transpose:
-        axes, x = [x.producer.attrs["axes"][axis] for axis in axes], x.producer.required("x")
+        axes, x = [x.producer.attrs["axes"][axis] for axis in axes], x.producer.required_operand("x")
     if list(axes) == list(range(len(axes))):
         return x
     wide = [axis for axis in axes if x.shape[axis] != 1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.latent import absorbed, emit_expanded
+from weft.ir.ops.latent import emit_absorbed, emit_expanded
 from weft.ir.recipes.readers import Array
 
 from ...analysis.index_tracking import trace_sources
@@ -241,7 +241,7 @@ def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, 
             _derive_up_weight(latent.v_linear, latent.v_rows, heads, "v_up"),
         )
         plain, rotary = _split_heads(q, heads, latent.k_rows.shape[1])
-        y = absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
+        y = emit_absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
     _replace_value(node, node.output, y, (plain, rotary, latent.latent, shared))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import Pattern, VisibleKeys
-from weft.ir.types.sizes import names
+from weft.ir.types.sizes import list_names
 
 from ...analysis.costs import AUDIO_SIZES
 from ...analysis.layers import Layers, select_attentions
@@ -118,7 +118,7 @@ class SlidingWindow(Pass):
         windows are checked as a window of three)."""
         lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
-        free_lengths = all(names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
+        free_lengths = all(list_names(length).isdisjoint(AUDIO_SIZES) for length in lengths)
         if free_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
             inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
             equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)

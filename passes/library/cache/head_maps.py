@@ -95,11 +95,11 @@ def insert_maps(
         )
         mapped = []
         for name, shift, matrix in (("k", k_shift, k_map), ("v", v_shift, v_map)):
-            value = first.required(name)
+            value = first.required_operand(name)
             x = _split_heads(value, kv_heads, kv_heads)
             mapped.append(_join_heads(ops.matmul(x if shift is None else ops.sub(x, shift), matrix), value))
     for node in nodes:
-        heads, q = int(node.attrs["heads"]), node.required("q")
+        heads, q = int(node.attrs["heads"]), node.required_operand("q")
         with graph.inserting(before=node):
             node.set_input(0, _join_heads(ops.matmul(_split_heads(q, heads, kv_heads), q_map), q))
         for index, value in enumerate(mapped, 1):

@@ -47,7 +47,7 @@ class BiasExtension:
                     raise WeftError(f"kv-cache: bias %{bias.name} does not extend to cached keys: {e}") from None
         new = self.extended.get(bias, bias)
         queries, keys = new.shape[2:]
-        if (keys != sizes.sym("total") and keys != 1) or "total" in sizes.names(queries):
+        if (keys != sizes.sym("total") and keys != 1) or "total" in sizes.list_names(queries):
             raise WeftError(
                 f"kv-cache: bias %{bias.name} does not extend to cached keys; count keys by an iota over the tokens "
                 "and queries by the input position_ids"
@@ -58,7 +58,7 @@ class BiasExtension:
         """Emit a copy of `node` on extended operands and store its outputs in `extended`; do nothing without any."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
-            if node.op is ops.iota and sizes.names(node.output.shape[0]):
+            if node.op is ops.iota and sizes.list_names(node.output.shape[0]):
                 # The mask covers past and new tokens, the input of tokens only the new ones.
                 outputs = ops.iota.emit(self.mask, axis=1)
             else:

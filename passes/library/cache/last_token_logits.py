@@ -102,7 +102,7 @@ def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
-        outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
+        outputs = [name for v in node.outputs for name in graph.outputs.names_of(v)]
         users = [n for v in node.outputs for n in v.users]
         only_logits = all(n in narrowable for n in users) and all(name == "logits" for name in outputs)
         if only_logits and (users or logits in node.outputs) and find_token_operands(node, tokens) is not None:
@@ -148,5 +148,5 @@ class _LastTokens:
         """Move the nodes that compute `value` from the values `sources` to the scope ``last_token``; rename outputs."""
         for node in backward_slice([value], sources):
             for v in node.outputs:
-                v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")
+                v.name = self.graph.reserve_name(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")
             node.scope = SCOPE

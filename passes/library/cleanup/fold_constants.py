@@ -59,14 +59,14 @@ class FoldConstants(Pass):
             operands = [v for v in node.inputs if isinstance(v, Param)]
             if not is_iota and len(operands) != len(node.inputs):
                 continue
-            if not self.weights and not all(p.recipe.constant for p in operands):
+            if not self.weights and not all(p.recipe.is_constant for p in operands):
                 continue
             shapes = [tuple(s for s in v.shape if isinstance(s, int)) for v in node.outputs]
             if any(len(s) != len(v.shape) for s, v in zip(shapes, node.outputs, strict=True)):
                 continue
             if is_iota:
                 (length,) = shapes[0]
-                recipes: list[Recipe] = [Literal.of(np.arange(length))] if length <= self.limit else []
+                recipes: list[Recipe] = [Literal.from_array(np.arange(length))] if length <= self.limit else []
             else:
                 recipes = _derive_recipes(node, operands, shapes[0]) or self._evaluate(graph, node, operands, shapes)
             if not recipes:
@@ -86,7 +86,7 @@ class FoldConstants(Pass):
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.reader))) for p in operands]
-        return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
+        return [Literal.from_array(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
 
 
 def _is_named(value: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Op
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.blocks import Kept, block_layout
+from weft.ir.recipes.blocks import Kept, find_block_layout
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -70,7 +70,7 @@ def pack_weights(
     if len(parents) > 1 or None in parents or any(kind not in ("weight", "bias") for _, _, kind in places):
         return Refusal(f"{names} are not weights of modules with one parent")
     layouts = (
-        {str(block_layout(w.recipe, graph.reader)) for w in weight_params}
+        {str(find_block_layout(w.recipe, graph.reader)) for w in weight_params}
         if any(w.recipe.has(Kept) for w in weight_params)
         else {""}
     )
@@ -343,7 +343,7 @@ class PackLinears(Pass):
                 key = node.scope, node.inputs[0], norm, node.operand("bias") is None
                 groups.setdefault(key, []).append(node)
         for group in (nodes for nodes in groups.values() if len(nodes) > 1):
-            with graph.inserting(before=graph.nodes.first(group)):
+            with graph.inserting(before=graph.nodes.find_first(group)):
                 weight_and_bias = pack_weights([n.operand("weight") for n in group], [n.operand("bias") for n in group])
                 if isinstance(weight_and_bias, Refusal):
                     trace.refuse(self.name, group[0].output.name, weight_and_bias.reason)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
-from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.recipes.blocks import BlockRecipe, find_block_layout
 
 from ...analysis.projections import TOKENWISE_TRAITS
 from ...core.base import Pass
@@ -48,7 +48,10 @@ def find_packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Valu
     ):
         return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} have different dtypes"
     quantized = [w for w in weights if isinstance(w, Param) and w.recipe.has(BlockRecipe)]
-    if quantized and len({str(block_layout(w.recipe, w.graph.reader)) for w in weights if isinstance(w, Param)}) > 1:
+    if (
+        quantized
+        and len({str(find_block_layout(w.recipe, w.graph.reader)) for w in weights if isinstance(w, Param)}) > 1
+    ):
         return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} are quantized in different ways"
     return None
 
@@ -122,7 +125,7 @@ def _pack_group(graph: Graph, x: Value, group: list[Node], name: str, trace: Tra
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {reason}")
         return
     # x is computed before the first linear, and all readers of their results come later.
-    with graph.inserting(before=graph.nodes.first(group)):
+    with graph.inserting(before=graph.nodes.find_first(group)):
         pieces = pack_linears(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
         replace_uses(node.output, piece)

@@ -113,7 +113,7 @@ class PruneHeads(Pass):
                 o, groups = _find_output_weight(node), int(node.attrs["kv_heads"])
                 removed = self.heads or range(self.count)
                 head_scale = np.repeat([float(h not in removed) for h in range(groups)], int(o.shape[1]) // groups)
-                o.recipe = Scale(o.recipe, Literal.of(head_scale), axis=1)
+                o.recipe = Scale(o.recipe, Literal.from_array(head_scale), axis=1)
         pruned = silenced.clone()
         # Without calibration: silenced heads have energy 0 by their weights, so they are removed first.
         replace(self, calibration=None).run(pruned, Trace())

@@ -64,7 +64,7 @@ class RotateHeads(Pass):
             replace_weights(
                 v.linear, _rotate_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
             )
-            weight = o.required("weight")
+            weight = o.required_operand("weight")
             assert isinstance(weight, Param)
             replace_weights(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
             trace.record_rewrite(self.name, name)

@@ -71,7 +71,7 @@ class MultimodalRope(Pass):
             trace.record_rewrite(self.name, node.output.name)
         if not position_ids.uses:
             del graph.inputs["position_ids"]
-            graph.forget(position_ids)
+            graph.release_name(position_ids)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that three equal positions give the same outputs as the one position."""
@@ -115,7 +115,7 @@ def _split_frequencies(
     graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]
 ) -> list[Param]:
     """Return one frequency parameter per axis for the rope `node`, zero at pairs of other axes; `cache` shares them."""
-    all_pairs = node.required("frequencies")
+    all_pairs = node.required_operand("frequencies")
     if not isinstance(all_pairs, Param):
         raise WeftError(f"{settings.name}: %{node.output.name} is rotated by computed frequencies")
     if all_pairs not in cache:
@@ -123,7 +123,7 @@ def _split_frequencies(
         by_axis = []
         for axis in range(AXES):
             mask = Literal(tuple(float(a == axis) for a in axis_of_pair), (all_pairs.width,))
-            name = graph.fresh(f"{all_pairs.name}.{axis}")
+            name = graph.reserve_name(f"{all_pairs.name}.{axis}")
             by_axis.append(graph.add_param(name, all_pairs.type, Scale(all_pairs.recipe, mask)))
         cache[all_pairs] = by_axis
     return cache[all_pairs]
@@ -132,7 +132,7 @@ def _split_frequencies(
 def _rotate_by_axes(node: Node, axes: list[Value], frequencies: list[Param]) -> None:
     """Replace the rope `node` by one rope per axis, in sequence, with positions `axes` and `frequencies`."""
     graph, amplitude = node.output.graph, node.attrs["amplitude"]
-    y = node.required("x")
+    y = node.required_operand("x")
     with graph.inserting(before=node):
         for at, f in zip(axes, frequencies, strict=True):
             y = ops.rope(y, at, f, **{**node.attrs, "amplitude": amplitude}, name=f"{node.output.name}_{f.name[-1]}")

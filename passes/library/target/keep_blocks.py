@@ -49,7 +49,7 @@ class KeepBlocks(Pass):
             marked_recipe = Kept(recipe, self.activations)
             quantized, head = recipe.has(BlockRecipe), param.shape[:1] == (graph.meta.get("vocab"),)
             is_selected = {"all": not quantized, "head": head and not quantized, "quantized": quantized}[self.which]
-            if is_selected and param.type.rank > 1 and not recipe.constant and param.recipe != marked_recipe:
+            if is_selected and param.type.rank > 1 and not recipe.is_constant and param.recipe != marked_recipe:
                 param.recipe = marked_recipe
                 trace.record_rewrite(self.name, param.name)
         if not trace.rewrites:

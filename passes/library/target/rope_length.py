@@ -14,7 +14,9 @@ from ...core.trace import Trace
 
 def has_length_dependent_rope(graph: Graph) -> bool:
     """Return whether RoPE frequencies of `graph` depend on the length of sequences (dynamic, longrope)."""
-    return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
+    return any(
+        isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used_settings for p in graph.params.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class RopeLength(Pass):
         longer = False
         for param in graph.params.values():
             recipe = param.recipe
-            if isinstance(recipe, RopeFrequencies) and "length" in recipe.used:
+            if isinstance(recipe, RopeFrequencies) and "length" in recipe.used_settings:
                 longer |= self.length > recipe.original
                 if recipe.length != self.length:
                     param.recipe = replace(recipe, length=self.length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph
-from weft.ir.recipes.blocks import BlockRecipe, in_bytes
+from weft.ir.recipes.blocks import BlockRecipe, widen_small_floats
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -14,7 +14,7 @@ from ...core.trace import Trace
 def has_float4_weights(graph: Graph) -> bool:
     """Return whether `graph` has weights that a pass rounded to 4-bit floats."""
     quantized = (p for p in graph.params.values() if p.recipe.has(BlockRecipe))
-    return any(in_bytes(p.recipe, graph.reader) != p.recipe for p in quantized)
+    return any(widen_small_floats(p.recipe, graph.reader) != p.recipe for p in quantized)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class WidenCodes(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for param in graph.params.values():
-            if param.recipe.has(BlockRecipe) and (widened := in_bytes(param.recipe, graph.reader)) != param.recipe:
+            if (
+                param.recipe.has(BlockRecipe)
+                and (widened := widen_small_floats(param.recipe, graph.reader)) != param.recipe
+            ):
                 param.recipe = widened
                 trace.record_rewrite(self.name, param.name)
         if not trace.rewrites[self.name]:

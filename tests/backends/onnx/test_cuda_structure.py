@@ -30,7 +30,7 @@ from weft.frontends.dsl import (
     RoPE,
 )
 from weft.ir import OPS, Graph, Op, TensorType, ops
-from weft.ir.testing import one_node
+from weft.ir.testing import build_node_graph
 from weft.ir.types import dtypes
 from weft.passes import legalize, run_passes
 
@@ -52,7 +52,7 @@ def compiled(model: Decoder | Encoder, dtype: str) -> BuiltModel:
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_every_op_has_kernels(op: Op, dtype: str) -> None:
     for case in op.cases:
-        graph, _ = one_node(op, case, dtype=dtypes.parse(dtype))
+        graph, _ = build_node_graph(op, case, dtype=dtypes.parse(dtype))
         model = lowered(graph).model
         problems = cuda_problems(model)
         assert problems == list_uncapturable(model)

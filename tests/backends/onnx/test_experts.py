@@ -18,7 +18,7 @@ from weft.backends.onnx.export import BuiltModel, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
-from weft.ir.ops.routing import hierarchical
+from weft.ir.ops.routing import emit_hierarchical_routing
 from weft.ir.recipes import Concat, Normal, Recipe, Reshape, Source
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
@@ -149,7 +149,7 @@ def tight(graph: Graph, logits: Value) -> Value:
 
 def two_level(graph: Graph, logits: Value) -> Value:
     groups = ops.slice_(logits, axis=2, start=0, stop=4)
-    return hierarchical(groups, logits, top_groups=2, k=1)
+    return emit_hierarchical_routing(groups, logits, top_groups=2, k=1)
 
 
 ROUTERS: dict[str, tuple[Router, bool]] = {  # and whether the operator can choose by itself

@@ -333,7 +333,7 @@ def test_cases_of_the_standard(case: TestCase, target: str) -> None:
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     inputs, outputs = case.data_sets[0]
     arrays = [np.asarray(v) for v in inputs]
-    dtype = dtypes.of(arrays[0])
+    dtype = dtypes.from_numpy(arrays[0])
     given = dict(zip((n for n in node.input if n), (v.astype(np.float64) for v in arrays), strict=True))
     op, operands, shape = expressed(node.op_type, given, attrs)
     found = fed(session(lowered(op, operands, target, dtype.name, **shape)), operands)

@@ -12,7 +12,7 @@ from tokenizers import models
 from weft.backends.runtime.text.tokenizer import Tokenizer
 from weft.frontends.export.gguf.tokens import _read_tokens
 from weft.ir.errors import WeftError
-from weft.ir.readable import count, size
+from weft.ir.readable import format_bytes, format_count
 
 
 def test_a_tokenizer_that_fails_on_a_text_is_refused(tmp_path: Path) -> None:
@@ -37,8 +37,12 @@ def test_a_tokenizer_that_fails_on_a_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_of_any_size_are_shown() -> None:
-    assert count(1_234_567) == "1.23 M" and count(1_234_600_000_000_000) == "1,235 T"
-    assert count(10**400).endswith("0 T") and size(10**400).endswith(" GiB") and size(1536) == "1.5 KiB"
+    assert format_count(1_234_567) == "1.23 M" and format_count(1_234_600_000_000_000) == "1,235 T"
+    assert (
+        format_count(10**400).endswith("0 T")
+        and format_bytes(10**400).endswith(" GiB")
+        and format_bytes(1536) == "1.5 KiB"
+    )
 
 
 def test_a_token_far_beyond_the_others_makes_no_gigabytes_of_fillers() -> None:

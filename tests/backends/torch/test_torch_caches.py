@@ -46,7 +46,7 @@ def test_positions_of_slots(slots: int, keep: int) -> None:
         return
     for newest in range(LONG):
         got = slot_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
-        want = caches.slot_positions(np.array([[newest]]), slots, keep)[0]
+        want = caches.find_slot_positions(np.array([[newest]]), slots, keep)[0]
         np.testing.assert_array_equal(got, np.where((want < 0) | (want > newest), -1, want))
 
 
@@ -66,7 +66,9 @@ def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int,
             positions = mask_padding(positions, torch.tensor([n - 1, n - 1 - padding]))
         for row in range(2):
             at = positions[row].numpy()
-            want[row] = caches.write(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)
+            want[row] = caches.write_rolling_cache(
+                want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep
+            )
         mask = torch.ones(2, 1, n, n if i == 0 else slots if n == 1 else slots + n, dtype=torch.bool)
         before = cache.k.clone()
         keys, values = cache.update(k, v, positions, mask)

@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.ir import OPS
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
-from weft.ir.testing import one_node
+from weft.ir.testing import build_node_graph
 
 from ...lowered import build_module
 from ...sampling import each
@@ -45,7 +45,7 @@ def _examples() -> list[object]:
 def _built(name: str, number: int, held: bool) -> tuple[nn.Module, dict[str, Any]]:
     """The module of an example in float32, and its inputs in float64."""
     weights = WEIGHTS if held else ()
-    graph, feeds = one_node(OPS[name], OPS[name].cases[number], weights=weights)
+    graph, feeds = build_node_graph(OPS[name], OPS[name].cases[number], weights=weights)
     return build_module(graph), feeds
 
 

@@ -133,7 +133,7 @@ def test_weights_of_every_module_go_back(name: str) -> None:
     assert trained.params.keys() == graph.params.keys()
     for key, name in parameter_names(graph).items():
         param, recipe = graph.params[name], trained.params[name].recipe
-        if key in moved and not param.recipe.constant:
+        if key in moved and not param.recipe.is_constant:
             assert np.array_equal(recipe.evaluate(trained.reader), moved[key])
         else:  # a table, or tied to another: then its key is that one's
             assert recipe == param.recipe or recipe.key in {*state, key}  # type: ignore[attr-defined]  # a source

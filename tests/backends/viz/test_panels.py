@@ -126,7 +126,7 @@ def test_a_rolling_cache_holds_what_writing_puts_there() -> None:
     steps, cache = found["rolling"]["held"], np.full((1, 7, 1), -1.0)
     assert (found["rolling"]["slots"], found["rolling"]["first"]) == (7, 2) and len(steps) > 14
     for t, held in enumerate(steps):
-        cache = caches.write(cache, np.full((1, 1, 1), float(t)), np.array([t]), t, 2)
+        cache = caches.write_rolling_cache(cache, np.full((1, 1, 1), float(t)), np.array([t]), t, 2)
         assert held == cache[0, :, 0].tolist()
 
 

@@ -147,7 +147,7 @@ def decoder(**changes: Any) -> Graph:
 def weighted(graph: Graph) -> Graph:
     """`graph` with weights that come from a checkpoint, as a family's do."""
     for name, param in graph.params.items():
-        if not param.recipe.constant:
+        if not param.recipe.is_constant:
             param.recipe = Source(name)
     return graph
 

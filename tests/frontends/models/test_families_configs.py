@@ -126,7 +126,7 @@ PUBLISHED: dict[str, tuple[str, int, dict[str, Any]]] = {
 def test_published_configs_have_their_parameters(name: str) -> None:
     model_type, parameters, config = PUBLISHED[name]
     graph = build(FAMILIES[model_type].read(config, frozenset(), "config.json")).graph()
-    assert sum(math.prod(p.shape) for p in graph.params.values() if not p.recipe.constant) == parameters
+    assert sum(math.prod(p.shape) for p in graph.params.values() if not p.recipe.is_constant) == parameters
 
 
 def text(model_type: str, config: dict[str, Any]) -> str:

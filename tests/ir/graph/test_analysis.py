@@ -3,7 +3,13 @@ from __future__ import annotations
 import networkx as nx
 
 from weft.ir import Graph, Node, TensorType, ops
-from weft.ir.graph.analysis import attributes, block_hash, critical_path, scopes, total_cost
+from weft.ir.graph.analysis import (
+    find_critical_path,
+    group_by_scope,
+    hash_structure,
+    select_explicit_attributes,
+    sum_costs,
+)
 from weft.ir.recipes import Full
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
@@ -41,27 +47,27 @@ def test_multigraph_has_everything() -> None:
 
 def test_critical_path_takes_the_heavier_branch() -> None:
     graph = blocks((8,))
-    path, flops = critical_path(graph, {"batch": 3})
+    path, flops = find_critical_path(graph, {"batch": 3})
     assert [n.op.name for n in path] == ["linear", "relu", "linear", "add"]
     assert flops == 3 * (2 * 4 * 8 + 8 + 2 * 8 * 4 + 4)
 
 
 def test_equal_blocks_hash_equal() -> None:
-    by_scope = scopes(blocks())
+    by_scope = group_by_scope(blocks())
     assert list(by_scope) == ["layers.0", "layers.1", "layers.2"]
-    one, two, wide = map(block_hash, by_scope.values())
+    one, two, wide = map(hash_structure, by_scope.values())
     assert one == two != wide
     swapped = Graph()
     x = swapped.add_input("x", TensorType(dtypes.f32, (2,)))
     y = swapped.add_input("y", TensorType(dtypes.f32, (2,)))
     hashes = {
-        block_hash([node]) for v in (ops.sub(x, y), ops.sub(y, y), ops.add(x, y)) for node in [v.producer] if node
+        hash_structure([node]) for v in (ops.sub(x, y), ops.sub(y, y), ops.add(x, y)) for node in [v.producer] if node
     }
     assert len(hashes) == 3
 
 
 def test_total_cost_is_a_polynomial() -> None:
-    cost = total_cost(blocks((8,)).nodes)
+    cost = sum_costs(blocks((8,)).nodes)
     assert str(cost.flops) == "140*batch"
     assert str(cost.written) == "96*batch"
     assert str(cost.read) == "112*batch + 256"  # x, h, relu(h), x and the sum; both weights
@@ -72,4 +78,4 @@ def test_attributes_leave_defaults_out() -> None:
     x = graph.add_input("x", TensorType(dtypes.f32, (2,)))
     node = ops.affine(x, plus=2).producer
     assert isinstance(node, Node)
-    assert attributes(node) == {"plus": 2.0}
+    assert select_explicit_attributes(node) == {"plus": 2.0}

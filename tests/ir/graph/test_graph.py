@@ -143,10 +143,10 @@ def test_outputs_know_their_values_whatever_is_done_to_them() -> None:
     graph.add_output("z", last.output)
     graph.outputs["y"] = first.output  # keeps its place
     assert list(graph.outputs.items()) == [("y", first.output), ("z", last.output)]
-    assert (first.output.is_output, graph.outputs.names(last.output)) == (True, ("z",))
+    assert (first.output.is_output, graph.outputs.names_of(last.output)) == (True, ("z",))
     graph.outputs["w"] = graph.outputs.pop("z")
     graph.replace(last, first.output)
-    assert graph.outputs.names(first.output) == ("y", "w") and not last.output.is_output
+    assert graph.outputs.names_of(first.output) == ("y", "w") and not last.output.is_output
     del graph.outputs["y"]
     assert first.output.is_output
     graph.outputs.clear()
@@ -251,8 +251,8 @@ def test_clone_is_independent() -> None:
 
 def test_names() -> None:
     graph = Graph()
-    assert [graph.fresh("x") for _ in range(3)] == ["x", "x_2", "x_3"]
-    assert graph.fresh("x_2") == "x_2_2"
+    assert [graph.reserve_name("x") for _ in range(3)] == ["x", "x_2", "x_3"]
+    assert graph.reserve_name("x_2") == "x_2_2"
     assert graph.add_param("x", T, Full(0.0, (1, 4))).name == "x_4"
     graph.add_input("in", T)
     for add in (lambda: graph.add_input("in", T), lambda: graph.add_output("out", graph.inputs["in"])):
@@ -282,7 +282,7 @@ def test_the_first_of_some_nodes() -> None:
     for _ in range(6):
         x = ops.relu(x)
     nodes = list(graph.nodes)
-    assert list(graph.nodes.before(nodes[3])) == nodes[2::-1]
-    assert list(graph.nodes.after(nodes[3])) == nodes[4:]
+    assert list(graph.nodes.items_before(nodes[3])) == nodes[2::-1]
+    assert list(graph.nodes.items_after(nodes[3])) == nodes[4:]
     for chosen in ([3], [5, 0], [4, 2, 3], [1, 1, 5], [3, 5, 2, 4]):
-        assert graph.nodes.first(nodes[i] for i in chosen) is nodes[min(chosen)]
+        assert graph.nodes.find_first(nodes[i] for i in chosen) is nodes[min(chosen)]

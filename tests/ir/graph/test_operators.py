@@ -11,7 +11,7 @@ import pytest
 
 from weft.ir import Graph, Value, WeftError, interpret, ops, verify
 from weft.ir.op import OPS
-from weft.ir.schema.signature import record_name
+from weft.ir.schema.signature import results_class_name
 from weft.ir.types import TensorType, dtypes
 
 X = np.array([[0.5, 2.0, 3.0], [1.0, 0.25, 4.0]])
@@ -178,17 +178,17 @@ def test_states_come_back_where_they_are_given() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_names_of_results_follow_from_the_operands(name: str) -> None:
-    from weft.ir.testing import one_node
+    from weft.ir.testing import build_node_graph
 
     op = OPS[name]
     for case in op.cases:
-        (node,) = one_node(op, case)[0].nodes
-        expected = len(op.results(node.inputs)) if op.output_names else 1
-        assert op.several or len(node.outputs) == expected
+        (node,) = build_node_graph(op, case)[0].nodes
+        expected = len(op.result_names(node.inputs)) if op.output_names else 1
+        assert op.returns_tuple or len(node.outputs) == expected
 
 
 def test_names_of_tuples() -> None:
-    assert record_name("gated_linear_attention") == "GatedLinearAttentionResults"
+    assert results_class_name("gated_linear_attention") == "GatedLinearAttentionResults"
 
 
 def test_patterns_are_written_with_operators() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from weft.ir import OPS, Graph, TensorType, WeftError, dtypes, interpret, ops, parse, verify
-from weft.ir.graph.analysis import block_hash
+from weft.ir.graph.analysis import hash_structure
 from weft.ir.graph.step import BATCH, Step
 from weft.ir.ops.loops import cast_step
-from weft.ir.testing import one_node
+from weft.ir.testing import build_node_graph
 from weft.ir.text.parser import parse_step
 from weft.ir.types import sizes
 from weft.passes import run_passes
@@ -118,7 +118,7 @@ def test_a_graph_with_a_step_round_trips_and_is_cloned() -> None:
 def test_equal_scans_are_one() -> None:
     graph = scans(2)
     first, second = graph.nodes
-    assert block_hash([first]) == block_hash([second])
+    assert hash_structure([first]) == hash_structure([second])
     assert len(run_passes(graph, "cse").nodes) == 1
 
 
@@ -151,9 +151,9 @@ def test_operands_have_names() -> None:
     graph = scans()
     (node,) = graph.nodes
     assert node.operand("w") is graph.inputs["w"] and node.operand("past_c") is None
-    assert node.op.results([None] * 2, node.attrs) == ("y",)
+    assert node.op.result_names([None] * 2, node.attrs) == ("y",)
     values = list(graph.inputs.values())
-    assert node.op.results([*values, *values], node.attrs) == ("y", "present_h", "present_c")
+    assert node.op.result_names([*values, *values], node.attrs) == ("y", "present_h", "present_c")
 
 
 def test_a_step_beside_narrow_operands_computes_wide() -> None:
@@ -165,7 +165,7 @@ def test_a_step_beside_narrow_operands_computes_wide() -> None:
     assert {str(n.output.type.dtype) for n in step.graph.nodes if n.op.name in ("linear", "maximum", "add")} == {"f32"}
     assert parse_step(step.text) == step
     assert cast_step(step, [dtypes.f32, dtypes.f32]) == parse_step(STEP)
-    wide = one_node(OPS["scan"], OPS["scan"].cases[2])
+    wide = build_node_graph(OPS["scan"], OPS["scan"].cases[2])
     (found,) = (interpret(*wide)["y0"],)
     case = OPS["scan"].cases[2]
     narrow = cast_step(case.attrs["step"], [dtypes.f16, dtypes.f16])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from weft.ir import Graph, Op, TensorType, Value, WeftError, ops, verify
-from weft.ir.graph.verifier import RULES, recipes_fit
+from weft.ir.graph.verifier import RULES, check_recipe_shapes
 from weft.ir.recipes import Full
 from weft.ir.types import dtypes
 
@@ -80,17 +80,17 @@ def missing_operand(g: Graph) -> None:
 
 
 BREAKS: list[tuple[Callable[[Graph], None], str, str]] = [
-    (use_before_definition, "values_defined_before_use", "before it is defined"),
-    (undefined_output, "values_defined_before_use", "which nothing defines"),
-    (stale_use, "uses_are_exact", "the use list of %w: f32[4] is stale"),
-    (foreign_output, "uses_are_exact", "does not have neg(%h) in the top scope as its producer"),
-    (same_name, "names_are_unique", "two values are called %h"),
-    (renamed_param, "names_are_unique", "parameter v has the name w"),
-    (unregistered_op, "ops_are_registered", "applies an op that is not registered"),
-    (wrong_type, "types_agree", "makes f32[2, 4] but declares f16[2, 4]"),
-    (wrong_attribute, "types_agree", "rms_norm: attribute eps='small' is not of type float"),
-    (wrong_operand, "types_agree", "rms_norm: f32[5] does not fit the last axis of f32[2, 4]"),
-    (missing_operand, "types_agree", "op rms_norm needs operand x"),
+    (use_before_definition, "check_definition_order", "before it is defined"),
+    (undefined_output, "check_definition_order", "which nothing defines"),
+    (stale_use, "check_use_lists", "the use list of %w: f32[4] is stale"),
+    (foreign_output, "check_use_lists", "does not have neg(%h) in the top scope as its producer"),
+    (same_name, "check_unique_names", "two values are called %h"),
+    (renamed_param, "check_unique_names", "parameter v has the name w"),
+    (unregistered_op, "check_registered_ops", "applies an op that is not registered"),
+    (wrong_type, "check_types", "makes f32[2, 4] but declares f16[2, 4]"),
+    (wrong_attribute, "check_types", "rms_norm: attribute eps='small' is not of type float"),
+    (wrong_operand, "check_types", "rms_norm: f32[5] does not fit the last axis of f32[2, 4]"),
+    (missing_operand, "check_types", "op rms_norm needs operand x"),
 ]
 
 
@@ -116,7 +116,7 @@ def test_recipes_are_checked_on_demand() -> None:
     graph = sound()
     graph.params["w"].recipe = Full(1.0, (5,))
     verify(graph)
-    assert list(recipes_fit(graph)) == ["parameter %w: f32[4] has a recipe of shape [5]"]
+    assert list(check_recipe_shapes(graph)) == ["parameter %w: f32[4] has a recipe of shape [5]"]
     with pytest.raises(WeftError, match=r"has a recipe of shape \[5\]"):
         verify(graph, recipes=True)
 

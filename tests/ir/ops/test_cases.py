@@ -7,7 +7,7 @@ import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
 from weft.ir.op import Case, OpCall
-from weft.ir.testing import expand, one_node
+from weft.ir.testing import build_node_graph, expand_bodies
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes
 
@@ -21,7 +21,18 @@ PRIMITIVES = {
     *("sin", "cos", "tanh", "floor", "ceil", "round", "erf", "sigmoid", "softplus", "relu", "cast", "clip", "affine"),
     "where",
     *("sum", "mean", "max", "min", "prod", "softmax", "cumsum", "top_k", "matmul", "embedding", "reshape", "transpose"),
-    *("squeeze", "unsqueeze", "expand", "concat", "split", "slice", "gather", "gather_rows", "scatter_rows", "iota"),
+    *(
+        "squeeze",
+        "unsqueeze",
+        "expand",
+        "concat",
+        "split",
+        "slice",
+        "gather",
+        "gather_rows",
+        "scatter_rows",
+        "iota",
+    ),
     *("one_hot", "pad", "scan"),  # the step of a scan is data: nothing simpler repeats it
 }
 
@@ -52,15 +63,15 @@ def test_body_or_primitive() -> None:
 @pytest.mark.parametrize("name", sorted(set(OPS) - PRIMITIVES))
 def test_bodies_end_in_primitives(name: str) -> None:
     for case in OPS[name].cases:
-        graph = expand(one_node(OPS[name], case)[0])
+        graph = expand_bodies(build_node_graph(OPS[name], case)[0])
         for _ in range(5):
-            graph = expand(graph)
+            graph = expand_bodies(graph)
         assert {node.op.name for node in graph.nodes} <= PRIMITIVES
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_inferred_types_are_those_of_the_reference(op: Op, case: Case) -> None:
-    graph, feeds = one_node(op, case)
+    graph, feeds = build_node_graph(op, case)
     verify(graph)
     for name, array in interpret(graph, feeds).items():
         type = graph.outputs[name].type
@@ -71,7 +82,7 @@ def test_inferred_types_are_those_of_the_reference(op: Op, case: Case) -> None:
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_cost_is_a_number(op: Op, case: Case) -> None:
-    graph, _ = one_node(op, case)
+    graph, _ = build_node_graph(op, case)
     (node,) = graph.nodes
     cost = op.node_cost(node)
     assert all(isinstance(n, int) and n >= 0 for n in (cost.flops, cost.read, cost.written))
@@ -80,32 +91,34 @@ def test_cost_is_a_number(op: Op, case: Case) -> None:
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_states_are_what_a_call_takes_and_makes(op: Op, case: Case) -> None:
     """Of every op: whatever it declares to keep, and nothing else, is called past and present."""
-    (node,) = one_node(op, case)[0].nodes
+    (node,) = build_node_graph(op, case)[0].nodes
     specs = op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
     assert len({spec.part for spec in specs}) == len(specs)
     names = op.operand_names(node.inputs, node.attrs)
     pasts = {name for name in names if name.startswith("past") and node.operand(name) is not None}
-    assert pasts <= {spec.taken for spec in specs}
-    results = dict(zip(op.results(node.inputs, node.attrs), node.outputs, strict=False))
+    assert pasts <= {spec.past_operand for spec in specs}
+    results = dict(zip(op.result_names(node.inputs, node.attrs), node.outputs, strict=False))
     for spec in specs:
-        past = node.operand(spec.taken)
-        if spec.made and past is not None:
-            assert past.shape == results[spec.made].shape == spec.type.shape
-        elif spec.made:
-            assert spec.made not in results and spec.row.count(sizes.sym("capacity")) == (spec.slots is not None)
+        past = node.operand(spec.past_operand)
+        if spec.present_output and past is not None:
+            assert past.shape == results[spec.present_output].shape == spec.type.shape
+        elif spec.present_output:
+            assert spec.present_output not in results and spec.row_shape.count(sizes.sym("capacity")) == (
+                spec.slots is not None
+            )
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_one_node_graph_round_trips(op: Op, case: Case) -> None:
-    graph, _ = one_node(op, case)
+    graph, _ = build_node_graph(op, case)
     assert parse(str(graph)) == graph
 
 
 @pytest.mark.parametrize(("op", "case"), WITH_BODY)
 def test_body_is_the_reference(op: Op, case: Case) -> None:
     for seed in range(2):
-        graph, feeds = one_node(op, case, seed)
-        body = expand(graph)
+        graph, feeds = build_node_graph(op, case, seed)
+        body = expand_bodies(graph)
         verify(body)
         assert parse(str(body)) == body
         wanted, found = interpret(graph, feeds), interpret(body, feeds)
@@ -121,10 +134,10 @@ def test_body_is_the_reference(op: Op, case: Case) -> None:
 def test_bodies_bake_no_size_in(op: Op) -> None:
     """With the batch and sequence axes of activations named, bodies give the same numbers."""
     for case in op.cases:
-        graph, feeds = one_node(op, case)
+        graph, feeds = build_node_graph(op, case)
         symbolic = with_named_axes(op, case)
         verify(symbolic)
-        body = expand(symbolic)
+        body = expand_bodies(symbolic)
         assert parse(str(body)) == body
         wanted, found = interpret(graph, feeds), interpret(body, feeds)
         for name, array in wanted.items():
@@ -159,7 +172,7 @@ def with_named_axes(op: Op, case: Case) -> Graph:
     assert first is not None
     graph = Graph(op.name)
     operands: list[Value | None] = []
-    fed = [*one_node(op, case)[0].inputs]
+    fed = [*build_node_graph(op, case)[0].inputs]
     for name, array in zip(op.operand_names(arrays), arrays, strict=True):
         if array is None:
             fed.insert(len(operands), "")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.schema.states import CODES
-from weft.ir.testing import expand
+from weft.ir.testing import expand_bodies
 from weft.ir.types import dtypes
 
 from ...masks import SETTINGS, sees
@@ -223,7 +223,9 @@ def latent_graph(which: str, **attrs: Any) -> Callable[..., np.ndarray]:
     def run(*arrays: np.ndarray) -> np.ndarray:
         graph = Graph(which)
         values = [graph.add_input(f"x{i}", TensorType(dtypes.f32, a.shape)) for i, a in enumerate(arrays)]
-        graph.add_output("y", {"expanded": latent.emit_expanded, "absorbed": latent.absorbed}[which](*values, **attrs))
+        graph.add_output(
+            "y", {"expanded": latent.emit_expanded, "absorbed": latent.emit_absorbed}[which](*values, **attrs)
+        )
         verify(graph)
         return interpret(graph, {f"x{i}": a for i, a in enumerate(arrays)})["y"]
 
@@ -324,7 +326,7 @@ def test_a_cache_of_codes_is_one_of_numbers_that_are_rounded(bits: int, scales: 
         feeds |= {} if array is None else {operand.name: array}
     for i, value in enumerate(ops.attention.emit(*values, **given, cache_bits=bits)):
         graph.add_output(f"y{i}", value)
-    for one, again in zip((y, *present), interpret(expand(graph), feeds).values(), strict=True):
+    for one, again in zip((y, *present), interpret(expand_bodies(graph), feeds).values(), strict=True):
         np.testing.assert_allclose(again, one, rtol=1e-12, atol=1e-14)
 
 

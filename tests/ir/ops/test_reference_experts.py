@@ -253,7 +253,7 @@ def emit(make: Any, **arrays: np.ndarray) -> np.ndarray:
 def test_noisy_top_k() -> None:
     """H_i = (xW_g)_i + ε·softplus((xW_noise)_i); softmax over the kept k (Shazeer 2017, eq. 3 to 5)."""
     spread, noise = RNG.standard_normal((2, B, S, EXPERTS))
-    found = emit(lambda **v: ops.route(routing.noisy_logits(**v), k=K), logits=LOGITS, spread=spread, noise=noise)
+    found = emit(lambda **v: ops.route(routing.emit_noisy_logits(**v), k=K), logits=LOGITS, spread=spread, noise=noise)
     h = LOGITS + noise * np.log1p(np.exp(spread))
     for b, s in itertools.product(range(B), range(S)):
         kept = sorted(range(EXPERTS), key=lambda e: -h[b, s, e])[:K]
@@ -266,7 +266,9 @@ def test_hierarchical() -> None:
     """Group first, then expert within the group; gates multiply."""
     groups, members = 4, EXPERTS // 4
     outer = RNG.standard_normal((B, S, groups))
-    found = emit(lambda **v: routing.hierarchical(**v, top_groups=2, k=1), group_logits=outer, logits=LOGITS)
+    found = emit(
+        lambda **v: routing.emit_hierarchical_routing(**v, top_groups=2, k=1), group_logits=outer, logits=LOGITS
+    )
     for b, s in itertools.product(range(B), range(S)):
         kept = sorted(range(groups), key=lambda g: -outer[b, s, g])[:2]
         total = sum(math.exp(outer[b, s, g]) for g in kept)

@@ -102,7 +102,7 @@ def test_calls_choose_what_one_pass_does(cuts: tuple[int, ...], late: int) -> No
 def test_it_keeps_keys_where_it_is_causal() -> None:
     types = [TensorType(dtypes.f32, (2, 8, n)) for n in (6, 2, 3)]
     (spec,) = ops.lightning_index.states_of(types, {"heads": 3, "top_k": 4, "causal": True})
-    assert (spec.kind, spec.part, spec.per_slot) == (StateKind.INDEX, "key", (1, 2))
+    assert (spec.kind, spec.part, spec.slot_shape) == (StateKind.INDEX, "key", (1, 2))
     assert ops.lightning_index.states_of(types, {"heads": 3, "top_k": 4, "causal": False}) == ()
 
 

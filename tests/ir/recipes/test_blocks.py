@@ -14,7 +14,7 @@ from weft.frontends.formats.gguf import GGUFTensors
 from weft.frontends.formats.hf.merging import join_adapters
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
-from weft.ir.recipes.blocks import Stored, block_layout
+from weft.ir.recipes.blocks import Stored, find_block_layout
 from weft.ir.recipes.readers import Array, BlockTensorReader, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
@@ -44,7 +44,7 @@ def unpacked(packed: Array, count: int) -> Array:
 
 def rebuilt(recipe: Recipe, reader: GGUFTensors) -> Array:
     """The weights that the parts stand for, in float64, by the formula of the module."""
-    layout = str(block_layout(recipe, reader))
+    layout = str(find_block_layout(recipe, reader))
     rows, width = recipe.shape(reader)
     planes = 2 if layout == "q8_0" else 1
     blocks = planes * width // BLOCK
@@ -69,7 +69,7 @@ def recipes(kind: str) -> list[Recipe]:
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
 def test_parts_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> None:
     for recipe in recipes(kind):
-        assert str(block_layout(recipe, reader)) == kind
+        assert str(find_block_layout(recipe, reader)) == kind
         want = recipe.evaluate(reader)
         # Dequantizing rounds once to float32; q4_1 adds a rounded product and here 8 scales went into the offset.
         np.testing.assert_allclose(rebuilt(recipe, reader), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
@@ -132,14 +132,14 @@ def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: st
 
 def test_blocks_go_through_readers_of_other_readers(reader: GGUFTensors) -> None:
     joined = join_adapters(reader, [])
-    assert isinstance(joined, BlockTensorReader) and str(block_layout(Source("a.q4_1"), joined)) == "q4_1"
+    assert isinstance(joined, BlockTensorReader) and str(find_block_layout(Source("a.q4_1"), joined)) == "q4_1"
     np.testing.assert_array_equal(joined.read_blocks("a.q4_1", 2, 5), reader.read_blocks("a.q4_1", 2, 5))
 
 
 def test_dense_checkpoints_have_no_blocks() -> None:
     reader = MemoryReader({"w": np.zeros((4, 32), np.float32)})
     known = f"{', '.join(LAYOUTS)} or integers in groups"
-    assert block_layout(Source("w"), reader) == f"it is stored as f32, not as {known}"
+    assert find_block_layout(Source("w"), reader) == f"it is stored as f32, not as {known}"
 
 
 def test_text_round_trips() -> None:

@@ -12,8 +12,8 @@ from gguf.quants import dequantize
 
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Recipe, Reshape, Source, streams
-from weft.ir.recipes.blocks import Float4, Stored, ToFloat4, block_layout, in_bytes
-from weft.ir.recipes.blocks.floats import tensor_scale
+from weft.ir.recipes.blocks import Float4, Stored, ToFloat4, find_block_layout, widen_small_floats
+from weft.ir.recipes.blocks.floats import compute_tensor_scale
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
@@ -45,7 +45,7 @@ def scale_by_hand(largest: float, form: str, whole: float) -> float:
 
 
 def recipe_of(form: str, *matrices: Array, key: str = "w") -> ToFloat4:
-    scales = tuple(tensor_scale(float(np.abs(m).max())) for m in matrices) if form == "nvfp4" else ()
+    scales = tuple(compute_tensor_scale(float(np.abs(m).max())) for m in matrices) if form == "nvfp4" else ()
     return ToFloat4(Source(key), form, scales)
 
 
@@ -71,7 +71,7 @@ def test_numbers_are_the_nearest_floats(form: str, rows: int, width: int, rng: n
         weight[1] = 0
     found = recipe_of(form, weight).evaluate(MemoryReader({"w": weight}))
     assert found.shape == weight.shape and (rows == 1 or not found[1].any())
-    check_rounded(found, weight, form, tensor_scale(float(np.abs(weight).max())))
+    check_rounded(found, weight, form, compute_tensor_scale(float(np.abs(weight).max())))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,7 +137,7 @@ def test_a_stored_matrix_is_that_which_was_rounded(form: str, rng: np.random.Gen
     reader, made = MemoryReader({"w": weight}), recipe_of(form, *weight)
     found = made.evaluate(reader)
     for one, matrix in zip(found, weight, strict=True):
-        check_rounded(one, matrix, form, tensor_scale(float(np.abs(matrix).max())))
+        check_rounded(one, matrix, form, compute_tensor_scale(float(np.abs(matrix).max())))
     parts = {name: Stored(made, name).evaluate(reader) for name in ("packed", "levels", "steps", "tensor_scale")}
     groups, two_levels = -(-40 // GROUP[form]), form == "nvfp4"
     assert parts["packed"].shape == (3, 4, groups * GROUP[form] // 2) and parts["levels"].dtype == np.uint8
@@ -150,7 +150,7 @@ def test_a_stored_matrix_is_that_which_was_rounded(form: str, rng: np.random.Gen
     for recipe, source in ((made, reader), (again, stored)):
         np.testing.assert_array_equal(recipe.evaluate(source), found)
         np.testing.assert_array_equal(recipe.read(source, 1, 3), found[1:3])
-        streamed = np.concatenate([part.reshape(-1) for part in streams.stream(recipe, source)])
+        streamed = np.concatenate([part.reshape(-1) for part in streams.stream_rows(recipe, source)])
         np.testing.assert_array_equal(streamed, found.reshape(-1))
         for name, part in parts.items():
             np.testing.assert_array_equal(Stored(recipe, name).evaluate(source), part)
@@ -169,7 +169,7 @@ def test_a_matrix_of_a_stack_is_read_alone(form: str, rng: np.random.Generator) 
     again = Float4(codes, scales, whole if form == "nvfp4" else None, 40, form)
     for recipe, source in ((made, reader), (again, stored)):
         for i, expected in enumerate(made.evaluate(reader)):
-            row = streams.row_recipe(recipe, source, i)
+            row = streams.select_row(recipe, source, i)
             assert row is not None
             np.testing.assert_array_equal(row.evaluate(source), expected)
 
@@ -179,7 +179,7 @@ def test_blocks_pack_and_unpack(form: str, rng: np.random.Generator) -> None:
     weights = {key: rng.standard_normal((2, 64)).astype(np.float32) * size for key, size in (("a", 1), ("b", 30))}
     reader = MemoryReader(weights)
     both = Concat(tuple(recipe_of(form, weights[key], key=key) for key in "ab"))
-    layout = block_layout(both, reader)
+    layout = find_block_layout(both, reader)
     assert isinstance(layout, BlockLayout) and str(layout) == form
     assert layout.bits_per_weight == 4 + 8 / GROUP[form]
     assert layout.row_bits(70) == math.ceil(70 / GROUP[form]) * (4 * GROUP[form] + 8) + 32 * (form == "nvfp4")
@@ -196,8 +196,8 @@ def test_integers_of_8_bits_stand_for_the_same_numbers(form: str, rng: np.random
     weights = {key: rng.standard_normal((2, 40)).astype(np.float32) * size for key, size in (("a", 1), ("b", 30))}
     reader = MemoryReader(weights)
     both = Concat(tuple(recipe_of(form, weights[key], key=key) for key in "ab"))
-    integers = in_bytes(both, reader)
-    assert str(block_layout(integers, reader)) == f"int8_{GROUP[form]}_f32"
+    integers = widen_small_floats(both, reader)
+    assert str(find_block_layout(integers, reader)) == f"int8_{GROUP[form]}_f32"
     np.testing.assert_array_equal(integers.evaluate(reader), both.evaluate(reader))
     codes = Stored(integers, "signed").evaluate(reader).astype(int)
     assert np.isin(codes, [s * c for s in (1, -1) for c in (0, 1, 2, 3, 4, 6, 8, 12)]).all()

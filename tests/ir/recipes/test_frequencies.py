@@ -18,8 +18,8 @@ from weft.ir.recipes.frequencies import (
     RopeFrequencies,
     RopeTable,
     Sinusoid,
-    longrope_amplitude,
-    yarn_amplitude,
+    compute_longrope_amplitude,
+    compute_yarn_amplitude,
 )
 from weft.ir.recipes.readers import EMPTY
 from weft.ir.types import dtypes
@@ -101,9 +101,13 @@ def test_unscaled_and_ntk() -> None:
 def test_yarn_amplitude(mscale: float | None, all_dim: float | None) -> None:
     given = {} if mscale is None else {"mscale": mscale, "mscale_all_dim": all_dim}
     _, wanted = theirs("yarn", factor=16.0, original_max_position_embeddings=CONTEXT, **given)
-    found = yarn_amplitude(16.0) if mscale is None or all_dim is None else yarn_amplitude(16.0, mscale, all_dim)
+    found = (
+        compute_yarn_amplitude(16.0)
+        if mscale is None or all_dim is None
+        else compute_yarn_amplitude(16.0, mscale, all_dim)
+    )
     assert math.isclose(found, wanted)
-    assert yarn_amplitude(1.0) == 1
+    assert compute_yarn_amplitude(1.0) == 1
 
 
 @pytest.mark.parametrize("length", [0, 10, CONTEXT, CONTEXT + 1, 150])
@@ -119,8 +123,8 @@ def test_frequencies_for_the_longest_text(length: int) -> None:
 
 def test_longrope_amplitude() -> None:
     _, wanted = theirs("longrope", **SCALINGS["longrope"][0][0])
-    assert math.isclose(longrope_amplitude(32.0, CONTEXT), wanted)
-    assert longrope_amplitude(0.5, CONTEXT) == 1
+    assert math.isclose(compute_longrope_amplitude(32.0, CONTEXT), wanted)
+    assert compute_longrope_amplitude(0.5, CONTEXT) == 1
 
 
 def by_positions(length: int, make: Any) -> np.ndarray:
@@ -154,7 +158,7 @@ def test_sinusoid(interleaved: bool) -> None:
             assert math.isclose(table[pos, sin_at], math.sin(angle), abs_tol=1e-7)
             assert math.isclose(table[pos, cos_at], math.cos(angle), abs_tol=1e-7)
     computed = by_positions(
-        50, lambda g, at: compose.sinusoidal(at, param(g, RopeFrequencies(6)), interleaved=interleaved)
+        50, lambda g, at: compose.emit_sinusoids(at, param(g, RopeFrequencies(6)), interleaved=interleaved)
     )
     np.testing.assert_allclose(computed[0], table, atol=50 * dtypes.f32.eps)  # frequencies are rounded to f32
 

@@ -9,10 +9,10 @@ import pytest
 
 from weft.ir import WeftError, parse
 from weft.ir.recipes import Concat, Literal, Map, Source
-from weft.ir.recipes.blocks import OnGrid, grid_layout
+from weft.ir.recipes.blocks import OnGrid, find_grid_layout
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout
+from weft.ir.types.block_layouts import BlockLayout, Blocks, build_integer_layout, build_offset_layout
 from weft.ir.types.dtypes import DType
 from weft.passes.fitting.quantizing import GRIDS
 
@@ -73,7 +73,7 @@ def numbers_of(layout: BlockLayout, made: Blocks) -> np.ndarray:
 
 
 def recognized(numbers: np.ndarray, dtype: DType) -> BlockLayout | None:
-    return grid_layout(Source("w"), Written({"w": numbers}, dtype), GRIDS)
+    return find_grid_layout(Source("w"), Written({"w": numbers}, dtype), GRIDS)
 
 
 @pytest.mark.parametrize("layout", GRIDS, ids=str)
@@ -82,7 +82,7 @@ def test_grids_are_recognized_and_become_their_codes_again(layout: BlockLayout, 
     made = blocks(layout)
     exact = numbers_of(layout, made)
     reader = Written({"w": exact}, dtype)
-    found = grid_layout(Source("w"), reader, GRIDS)
+    found = find_grid_layout(Source("w"), reader, GRIDS)
     if layout.bits == 8 and dtype == dtypes.bf16:
         assert found is None, "bf16 rounds as much as a step of 8 bits is"
         return
@@ -148,26 +148,29 @@ def test_minima_are_those_of_whole_groups() -> None:
     numbers[:, :2], numbers[:, 32:34] = (-0.03, 0.12), (-0.03, 0.12)
     found = recognized(numbers, dtypes.f32)
     assert found is not None and not found.has_minimum
-    assert grid_layout(Source("w"), Written({"w": numbers}, dtypes.f32), [offset_layout(4, 32)]) is None
-    assert grid_layout(Source("w"), Written({"w": numbers[:, :32]}, dtypes.f32), [offset_layout(4, 32)]) is not None
+    assert find_grid_layout(Source("w"), Written({"w": numbers}, dtypes.f32), [build_offset_layout(4, 32)]) is None
+    assert (
+        find_grid_layout(Source("w"), Written({"w": numbers[:, :32]}, dtypes.f32), [build_offset_layout(4, 32)])
+        is not None
+    )
 
 
 def test_rows_of_several_tensors() -> None:
-    layout = integer_layout(4, 32, False)
+    layout = build_integer_layout(4, 32, False)
     grid, normal = numbers_of(layout, blocks(layout)), np.random.default_rng(3).standard_normal((ROWS, WIDTH))
     reader = Written({"a": grid, "b": grid[::-1], "c": normal, "stack": np.stack([grid, grid * 2])}, dtypes.f32)
-    assert grid_layout(Concat((Source("a"), Source("b")), 0), reader, GRIDS) == layout
-    assert grid_layout(Concat((Source("a"), Source("c")), 0), reader, GRIDS) is None
-    assert grid_layout(Source("stack"), reader, GRIDS) == layout
-    assert grid_layout(Map(Source("a"), "exp"), reader, GRIDS) is None
-    assert grid_layout(Literal(((1.0, 2.0),)), reader, GRIDS) is None
+    assert find_grid_layout(Concat((Source("a"), Source("b")), 0), reader, GRIDS) == layout
+    assert find_grid_layout(Concat((Source("a"), Source("c")), 0), reader, GRIDS) is None
+    assert find_grid_layout(Source("stack"), reader, GRIDS) == layout
+    assert find_grid_layout(Map(Source("a"), "exp"), reader, GRIDS) is None
+    assert find_grid_layout(Literal(((1.0, 2.0),)), reader, GRIDS) is None
     both = OnGrid(Source("stack"), 4, 32)
     np.testing.assert_allclose(both.read(reader, 0, 2), np.stack([grid, grid * 2]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("zeros", "minima"), [(False, ""), (True, ""), (False, "codes"), (False, "numbers")])
 def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: str) -> None:
-    layout = offset_layout(4, 32) if minima else integer_layout(4, 32, zeros)
+    layout = build_offset_layout(4, 32) if minima else build_integer_layout(4, 32, zeros)
     made = blocks(layout)
     numbers, steps = numbers_of(layout, made), made.scales.repeat(32, -1)
     strange = np.random.default_rng(4).standard_normal(32) * 0.05
@@ -179,7 +182,7 @@ def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: str) -> None
 
 
 def test_what_cannot_be_kept_is_said() -> None:
-    layout = integer_layout(4, 32, False)
+    layout = build_integer_layout(4, 32, False)
     numbers = numbers_of(layout, blocks(layout))
     numbers[ROWS // 2 + 3, 9] = np.inf
     with pytest.raises(WeftError, match="a weight of w is not finite: it cannot be quantized"):

@@ -48,8 +48,8 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "source f16": (r.Source("half"), A.astype(np.float16).astype(np.float32)),
     "source int": (r.Source("ids"), np.arange(9)),
     "scalar": (r.Source("s"), np.array(3.5, np.float32)),
-    "literal": (r.Literal.of([[1, 2, 3], [4, 5, 6]]), np.array([[1, 2, 3], [4, 5, 6]])),
-    "literal scalar": (r.Literal.of(0.25), np.array(0.25)),
+    "literal": (r.Literal.from_array([[1, 2, 3], [4, 5, 6]]), np.array([[1, 2, 3], [4, 5, 6]])),
+    "literal scalar": (r.Literal.from_array(0.25), np.array(0.25)),
     "full": (r.Full(2.5, (4, 3)), np.full((4, 3), 2.5, np.float32)),
     "sizes of heads": (
         HeadScales(a, 3, 4, (r.Slice(v, 0, 0, 5),), (v,)),
@@ -175,7 +175,7 @@ def test_every_recipe_is_tried() -> None:
         "part",
         "quantize",
         "dequantize",
-        "quantize_float8",
+        "to_float8",
         "float8",
         "to_float4",
         "float4",
@@ -282,7 +282,7 @@ def test_overlay_adds_computed_tensors() -> None:
     np.testing.assert_array_equal(a.evaluate(overlay), A)
     assert r.Source("number").evaluate(overlay) == 2.5
     assert (overlay.dtype("new"), overlay.dtype("half")) == (dtypes.f64, dtypes.f16)
-    assert overlay.computed == ("new", "number", "b")
+    assert overlay.computed_keys == ("new", "number", "b")
     assert set(overlay.keys()) == {*ARCHIVE.keys(), "new", "number"}
 
 

@@ -11,13 +11,13 @@ import pytest
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Recipe, Source, streams
 from weft.ir.recipes import recipe as recipe_module
-from weft.ir.recipes.blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout
+from weft.ir.recipes.blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, find_block_layout
 from weft.ir.recipes.blocks.searches import MINIMA
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout, integer_layout, offset_layout, pack_codes, unpack_codes
+from weft.ir.types.block_layouts import BlockLayout, build_integer_layout, build_offset_layout, pack_codes, unpack_codes
 
 KINDS = list(itertools.product((2, 3, 4, 8), (16, 32), (True, False)))
 
@@ -63,7 +63,7 @@ def test_rows_are_rounded_as_by_hand(bits: int, group: int, zeros: bool, width: 
 
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
 def test_blocks_pack_and_unpack(bits: int, group: int, zeros: bool, rng: np.random.Generator) -> None:
-    layout = integer_layout(bits, group, zeros)
+    layout = build_integer_layout(bits, group, zeros)
     recipe = Quantize(Source("w"), bits, group, zeros)
     blocks = recipe.read_blocks(reader_of(w=rng.standard_normal((3, 2 * group)).astype(np.float32)), 0, 3)
     raw = layout.pack(blocks)
@@ -105,7 +105,7 @@ def test_every_form_of_the_parts_means_the_same(bits: int, group: int, zeros: bo
     reader = reader_of(a=rng.standard_normal((4, 64)).astype(np.float32), b=rng.standard_normal((2, 64)))
     recipe = Concat(tuple(Quantize(Source(key), bits, group, zeros) for key in "ab"))
     expected = recipe.evaluate(reader)
-    layout = block_layout(recipe, reader)
+    layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)
     native = parts_of(recipe, reader, "packed steps points offsets codes scales zeros")
     count = 64 // group
@@ -150,7 +150,7 @@ def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> 
     again = Dequantize(Source("c"), Source("s"), Source("z"), width=40, bits=4, group=16)
     np.testing.assert_array_equal(again.evaluate(stored), made.evaluate(reader))
     for recipe, source in ((made, reader), (again, stored)):
-        streamed = np.concatenate([part.reshape(-1) for part in streams.stream(recipe, source)])
+        streamed = np.concatenate([part.reshape(-1) for part in streams.stream_rows(recipe, source)])
         np.testing.assert_array_equal(streamed, made.evaluate(reader).reshape(-1))
         text = f"graph g {{\n  param %w: f32[3, 4, 40] = {spell_recipe(recipe)}\n}}\n"
         assert parse(text).params["w"].recipe == recipe
@@ -177,7 +177,7 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
     again = Float8(Source("c"), Source("s"), width)
     for recipe, source in ((made, reader), (again, stored)):
         np.testing.assert_array_equal(recipe.evaluate(source), found)
-        streamed = np.concatenate([part.reshape(-1) for part in streams.stream(recipe, source)])
+        streamed = np.concatenate([part.reshape(-1) for part in streams.stream_rows(recipe, source)])
         np.testing.assert_array_equal(streamed, found.reshape(-1))
         text = f"graph g {{\n  param %w: f32[2, 150, {width}] = {spell_recipe(recipe)}\n}}\n"
         assert parse(text).params["w"].recipe == recipe
@@ -228,7 +228,7 @@ def test_scales_of_another_dtype_keep_small_weights(rng: np.random.Generator) ->
     assert not Quantize(Source("w")).evaluate(reader).any()  # the scale rounds to 0 in f16
     found = Quantize(Source("w"), scale="bf16").evaluate(reader)
     assert np.abs(found - weight).max() < 4e-9 < np.abs(weight).max() / 5
-    assert str(integer_layout(4, 32, True, dtypes.bf16)) == "uint4_32_bf16"
+    assert str(build_integer_layout(4, 32, True, dtypes.bf16)) == "uint4_32_bf16"
 
 
 @pytest.mark.parametrize(("bits", "zeros"), list(itertools.product((2, 3, 4, 8), (True, False))))
@@ -272,7 +272,7 @@ def half_quadratic(group: Array) -> tuple[float, float]:
 def test_hqq_minimizes_the_norm_of_the_errors(rng: np.random.Generator) -> None:
     weight = rng.standard_t(4, (12, 64)).astype(np.float32)
     groups = weight.reshape(12, 2, 32)
-    scales, offsets = MINIMA["hqq"](groups, offset_layout(4, 32))
+    scales, offsets = MINIMA["hqq"](groups, build_offset_layout(4, 32))
     for row in range(12):
         for g in range(2):
             scale, zero = half_quadratic(groups[row, g].astype(np.float64))
@@ -285,7 +285,7 @@ def test_hqq_loses_less_than_integer_zero_points(rng: np.random.Generator) -> No
     weight[3], weight[4], weight[5] = 0, 0.3, 1.0 + np.arange(96) * 1e-3
     reader = reader_of(w=weight)
     plain, searched = Quantize(Source("w")), Quantize(Source("w"), search="hqq")
-    assert searched.layout(reader) == offset_layout(4, 32)
+    assert searched.layout(reader) == build_offset_layout(4, 32)
     errors = [np.abs(recipe.evaluate(reader) - weight) for recipe in (plain, searched)]
     ordinary = np.delete(np.arange(64), [3, 4, 5])
     assert (errors[1][ordinary] ** 0.7).mean() < 0.95 * (errors[0][ordinary] ** 0.7).mean()

@@ -62,7 +62,7 @@ def test_a_stream_is_the_whole(name: str, elements: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", elements)
     monkeypatch.setattr(base, "BLOCK_ELEMENTS", elements)
     recipe = (FINE | WHOLE)[name]
-    blocks = list(streams.stream(recipe, ARCHIVE))
+    blocks = list(streams.stream_rows(recipe, ARCHIVE))
     found = np.concatenate([b.reshape(-1) for b in blocks])
     np.testing.assert_array_equal(found, recipe.evaluate(ARCHIVE).reshape(-1))
     if name in FINE:
@@ -74,7 +74,7 @@ def test_rows(name: str) -> None:
     recipe = FINE[name]
     whole = recipe.evaluate(ARCHIVE)
     for i, expected in enumerate(whole):
-        part = streams.row_recipe(recipe, ARCHIVE, i)
+        part = streams.select_row(recipe, ARCHIVE, i)
         if name == "four axes":
             assert part is not None
         if part is not None:
@@ -93,5 +93,5 @@ def test_every_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             read += (stop - start) * WIDTH
             return super().read(key, start, stop)
 
-    list(streams.stream(interleaved(stacked(), stacked(EXPERTS)), Counting(EACH)))
+    list(streams.stream_rows(interleaved(stacked(), stacked(EXPERTS)), Counting(EACH)))
     assert read == 2 * EXPERTS * OUT * WIDTH

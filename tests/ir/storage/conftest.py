@@ -22,5 +22,5 @@ def out(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of replacing: file systems without an exchange of names get two renames."""
     if request.param == "renames":
-        monkeypatch.setattr(output, "exchange", lambda a, b: False)
+        monkeypatch.setattr(output, "swap_paths", lambda a, b: False)
     return str(request.param)

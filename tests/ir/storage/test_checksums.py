@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.ir import WeftError
-from weft.ir.storage import MANIFEST, PROVENANCE, check_contents, check_format, check_unchanged, stamps
+from weft.ir.storage import MANIFEST, PROVENANCE, check_contents, check_format, check_unchanged, take_stamps
 
 
 def test_every_flipped_bit_is_noticed(out: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_source_that_changes_is_noticed(tmp_path: Path) -> None:
     for change in changes:
         path.write_bytes(b"bytes")
         os.utime(path, ns=(0, 0))
-        before = stamps([path, tmp_path / "missing"])
+        before = take_stamps([path, tmp_path / "missing"])
         (tmp_path / "new").write_bytes(b"bytes")
         os.utime(tmp_path / "new", ns=(0, 0))
         check_unchanged(before)

@@ -14,9 +14,9 @@ from weft.ir.storage.documents import (
     MOST_VALUES,
     Record,
     check_regular,
-    error_text,
     expand_home,
-    fits,
+    format_error,
+    matches_type,
     parse_json,
     read_bytes,
     read_text,
@@ -103,7 +103,7 @@ def test_a_home_folder_that_nobody_knows() -> None:
     ],
 )
 def test_values_fit_types(value: Any, hint: Any, wanted: bool) -> None:
-    assert fits(value, hint) is wanted
+    assert matches_type(value, hint) is wanted
 
 
 def test_records_name_file_and_key() -> None:
@@ -140,4 +140,4 @@ def test_exceptions_that_cannot_be_told() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert error_text(Silent()) == "(its text cannot be made: ValueError)"
+    assert format_error(Silent()) == "(its text cannot be made: ValueError)"

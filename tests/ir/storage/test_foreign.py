@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.ir import WeftError
-from weft.ir.storage import MANIFEST, check_free, output, seal, whole_file, whole_folder
+from weft.ir.storage import MANIFEST, check_replaceable, output, replace_file, replace_folder, write_manifest
 
 from .written import RECORD, Layout, siblings, text, tree, write
 
@@ -26,7 +26,7 @@ def ours(folder: Path) -> None:
     (folder / "model.bin").write_text("old")
     (folder / "kernels").mkdir()
     (folder / "kernels" / "linear.py").write_text("pass\n")
-    seal(folder, MANIFEST, RECORD)
+    write_manifest(folder, MANIFEST, RECORD)
 
 
 def listing(files: object) -> Layout:
@@ -81,7 +81,7 @@ def test_what_is_foreign_is_named(out: Path) -> None:
     for name in ("thesis.tex", ".git/HEAD", "b.md", "c.md", "d.md"):
         text(name)(out)
     with pytest.raises(WeftError, match=r"\(\.git/, b\.md, c\.md and 2 more\); name an empty or new folder"):
-        check_free(out)
+        check_replaceable(out)
 
 
 def test_bytecode_of_our_sources_is_ours(out: Path, way: str) -> None:
@@ -92,13 +92,13 @@ def test_bytecode_of_our_sources_is_ours(out: Path, way: str) -> None:
 
 
 def test_what_arrives_at_the_last_moment_stays(out: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = output._replace
+    taken = output._swap_folders
 
     def write_first(new: Path, old: Path) -> None:
         text("thesis.tex")(old)
         taken(new, old)
 
-    monkeypatch.setattr(output, "_replace", write_first)
+    monkeypatch.setattr(output, "_swap_folders", write_first)
     with pytest.raises(WeftError, match=r"written to meanwhile \(thesis\.tex\)"):
         write(out)
     assert tree(out)["model.bin"] == "old" and tree(out)["thesis.tex"] == "precious"
@@ -110,7 +110,7 @@ def test_files_and_folders_in_the_way_are_refused(tmp_path: Path) -> None:
     for name in ("file", "file/out"):
         with pytest.raises(WeftError, match="in the way"):
             write(tmp_path / name)
-    with pytest.raises(WeftError, match="it is a folder"), whole_file(tmp_path):
+    with pytest.raises(WeftError, match="it is a folder"), replace_file(tmp_path):
         pass
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -118,13 +118,13 @@ def test_files_and_folders_in_the_way_are_refused(tmp_path: Path) -> None:
 def test_a_source_is_never_replaced(out: Path) -> None:
     source = out / "model.bin"
     for sources, words in (([source], "it holds the source"), ([out / "." / "kernels" / "linear.py"], "it holds")):
-        with pytest.raises(WeftError, match=words), whole_folder(out, sources):
+        with pytest.raises(WeftError, match=words), replace_folder(out, sources):
             pass
     link = out.parent / "link"
     link.symlink_to(source)
     hard = out.parent / "hard"
     hard.hardlink_to(source)
     for place in (source, link, hard):
-        with pytest.raises(WeftError, match="it is the source"), whole_file(place, [source]):
+        with pytest.raises(WeftError, match="it is the source"), replace_file(place, [source]):
             pass
     assert source.read_text() == "old"

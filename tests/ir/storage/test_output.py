@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from weft.ir import WeftError
-from weft.ir.storage import MANIFEST, disk, seal, whole_file, whole_folder
+from weft.ir.storage import MANIFEST, disk, replace_file, replace_folder, write_manifest
 
 from .written import RECORD, fail_inside, siblings, tree, write
 
 
 def test_a_new_folder_appears(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    with whole_folder(out) as folder:
+    with replace_folder(out) as folder:
         (folder / "model.bin").write_text("new")
-        seal(folder, MANIFEST, RECORD)
+        write_manifest(folder, MANIFEST, RECORD)
         assert not out.exists()
     assert (out / "model.bin").read_text() == "new"
     assert siblings(out) == ["out"]
-    assert out.stat().st_mode & 0o777 == 0o777 & ~disk.umask()
+    assert out.stat().st_mode & 0o777 == 0o777 & ~disk.read_umask()
 
 
 def test_an_older_folder_is_replaced(out: Path, way: str) -> None:
@@ -76,7 +76,7 @@ def test_a_link_stays_a_link(tmp_path: Path, out: Path) -> None:
         assert link.is_symlink() and (target / "model.bin").read_text() == "new"
     (tmp_path / "file").write_text("old")
     (tmp_path / "to_file").symlink_to(tmp_path / "file")
-    with whole_file(tmp_path / "to_file") as partial:
+    with replace_file(tmp_path / "to_file") as partial:
         partial.write_text("new")
     assert (tmp_path / "to_file").is_symlink() and (tmp_path / "file").read_text() == "new"
 
@@ -85,7 +85,7 @@ def test_a_link_stays_a_link(tmp_path: Path, out: Path) -> None:
 def test_long_names_work(tmp_path: Path, length: int, way: str) -> None:
     for _ in range(2):
         write(tmp_path / ("o" * length))
-        with whole_file(tmp_path / ("f" * length)) as partial:
+        with replace_file(tmp_path / ("f" * length)) as partial:
             partial.write_text("new")
     assert siblings(tmp_path / "x") == ["f" * length, "o" * length]
 
@@ -95,17 +95,17 @@ def test_names_that_are_too_long_or_impossible_are_refused(tmp_path: Path) -> No
     for name in ("o" * 256, "a\0b", "loop/out"):
         with pytest.raises(WeftError, match="cannot write to"):
             write(tmp_path / name)
-        with pytest.raises(WeftError, match="cannot write to"), whole_file(tmp_path / name):
+        with pytest.raises(WeftError, match="cannot write to"), replace_file(tmp_path / name):
             pass
 
 
 def test_devices_are_written_into() -> None:
     read, end = os.pipe()
-    with whole_file(Path(f"/dev/fd/{end}")) as partial:
+    with replace_file(Path(f"/dev/fd/{end}")) as partial:
         partial.write_text("through the pipe")
     os.close(end)
     with os.fdopen(read) as stream:
         assert stream.read() == "through the pipe"
-    with whole_file(Path(os.devnull)) as partial:
+    with replace_file(Path(os.devnull)) as partial:
         partial.write_text("nothing")
     assert not Path(os.devnull).is_file()

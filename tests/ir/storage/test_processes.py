@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from weft.ir import WeftError
-from weft.ir.storage import MANIFEST, check_contents, disk, output, partials, scratch_folder, whole_file, whole_folder
+from weft.ir.storage import (
+    MANIFEST,
+    check_contents,
+    disk,
+    output,
+    partials,
+    replace_file,
+    replace_folder,
+    scratch_folder,
+)
 
 from .written import fail_inside, siblings, text, tree, write
 
@@ -42,12 +51,12 @@ def test_a_reader_always_finds_a_whole_folder(out: Path) -> None:
 def leave(folder: Path, how: str, ready: multiprocessing.synchronize.Event) -> None:
     """Be killed with something half-written."""
     if how == "folder":
-        with whole_folder(folder / "out") as partial:
+        with replace_folder(folder / "out") as partial:
             (partial / "half").write_text("x" * 1000)
             ready.set()
             signal.pause()
     elif how == "file":
-        with whole_file(folder / "page.html") as page:
+        with replace_file(folder / "page.html") as page:
             page.write_text("x" * 1000)
             ready.set()
             signal.pause()
@@ -118,7 +127,7 @@ def test_a_leftover_of_a_replaced_folder_keeps_what_is_foreign(out: Path, caplog
 @pytest.mark.parametrize("renamed", [True, False])
 def test_a_kill_between_two_renames_is_mended(out: Path, renamed: bool, caplog: pytest.LogCaptureFixture) -> None:
     before = tree(out)
-    out.rename(output._aside(out))
+    out.rename(output._backup_path(out))
     if renamed:
         write(out.parent / "new")
         (out.parent / "new").rename(out)
@@ -151,7 +160,7 @@ def test_two_writers_of_one_folder(tmp_path: Path) -> None:
 
 def test_everything_is_flushed_before_and_after_the_exchange(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real, swap = disk.flush, output.exchange
+    real, swap = disk.flush, output.swap_paths
 
     def note(path: Path) -> None:
         done.append(path.name if path != out.parent else "parent")
@@ -163,7 +172,7 @@ def test_everything_is_flushed_before_and_after_the_exchange(out: Path, monkeypa
 
     monkeypatch.setattr(disk, "flush", note)
     monkeypatch.setattr(output, "flush", note)
-    monkeypatch.setattr(output, "exchange", swapped)
+    monkeypatch.setattr(output, "swap_paths", swapped)
     write(out)
     at = done.index("exchange")
     assert {"model.bin", "linear.py", "kernels", MANIFEST} < set(done[:at])

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.ir.storage import MANIFEST, seal, whole_folder
+from weft.ir.storage import MANIFEST, replace_folder, write_manifest
 
 RECORD = {"weft": "0.1.0"}
 
 
 def write(out: Path, text: str = "new", name: str = MANIFEST) -> None:
-    with whole_folder(out) as folder:
+    with replace_folder(out) as folder:
         (folder / "model.bin").write_text(text)
         (folder / "kernels").mkdir()
         (folder / "kernels" / "linear.py").write_text("pass\n")
-        seal(folder, name, RECORD)
+        write_manifest(folder, name, RECORD)
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -27,7 +27,7 @@ def siblings(out: Path) -> list[str]:
 
 
 def fail_inside(out: Path, failure: BaseException) -> None:
-    with whole_folder(out) as folder:
+    with replace_folder(out) as folder:
         (folder / "half").write_text("new")
         raise failure
 

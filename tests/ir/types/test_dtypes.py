@@ -21,7 +21,7 @@ def test_name_round_trips(dtype: dtypes.DType) -> None:
 @pytest.mark.parametrize("dtype", DENSE, ids=str)
 def test_numpy_twin(dtype: dtypes.DType) -> None:
     array = np.zeros(3, dtype.numpy)
-    assert dtypes.of(array) is dtype
+    assert dtypes.from_numpy(array) is dtype
     assert dtype.is_float + dtype.is_int + (dtype == dtypes.bool_) == 1
     if dtype.bits >= 8:
         assert dtype.bytes_for(5) == 5 * array.itemsize
@@ -46,7 +46,7 @@ def test_unknown_name() -> None:
 
 def test_foreign_array() -> None:
     with pytest.raises(WeftError, match="complex128 has no counterpart"):
-        dtypes.of(np.zeros(2, complex))
+        dtypes.from_numpy(np.zeros(2, complex))
 
 
 @pytest.mark.parametrize("dtype", [t for t in BLOCK if t.name.upper() in GGMLQuantizationType.__members__], ids=str)

@@ -41,12 +41,12 @@ def test_ring(x: Any, y: Any, z: Any) -> None:
     assert x - x == 0 == x * 0
     assert -(x * -1) == x
     assert hash(x + y) == hash(y + x)
-    assert sizes.total((x, y, z)) == x + y + z and sizes.total(()) == 0
+    assert sizes.sum_sizes((x, y, z)) == x + y + z and sizes.sum_sizes(()) == 0
 
 
 @given(SIZES)
 def test_constants_are_ints(x: Any) -> None:
-    assert isinstance(x, int) or sizes.names(x)
+    assert isinstance(x, int) or sizes.list_names(x)
     assert isinstance(x, int | Poly)
 
 
@@ -71,7 +71,7 @@ def test_evaluation_is_a_homomorphism(x: Any, y: Any, at: dict[str, int]) -> Non
 def test_partial_substitution(x: Any, at: dict[str, int]) -> None:
     half = {"batch": at["batch"], "seq": at["seq"]}
     assert evaluate(sizes.substitute(x, half), at) == evaluate(x, at)
-    assert sizes.names(sizes.substitute(x, half)) <= sizes.names(x) - set(half)
+    assert sizes.list_names(sizes.substitute(x, half)) <= sizes.list_names(x) - set(half)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_partial_substitution(x: Any, at: dict[str, int]) -> None:
         (floordiv(s + 1, 2), "floordiv(seq + 1, 2)"),
         (minimum(s, 4096), "min(4096, seq)"),
         (floordiv(s * 4, s * 4), "1"),
-        (sizes.product((b, 3, s)), "3*batch*seq"),
+        (sizes.multiply_sizes((b, 3, s)), "3*batch*seq"),
     ],
 )
 def test_canonical_text(size: Size, text: str) -> None:

@@ -311,7 +311,7 @@ def test_outliers_are_spread() -> None:
     for stream in find_streams(graph):
         for writer in stream.writers:
             assert isinstance(writer, Node)
-            absorb_output_map(writer, lambda r, axis, rank: Scale(r, Literal.of(spike), axis))
+            absorb_output_map(writer, lambda r, axis, rank: Scale(r, Literal.from_array(spike), axis))
     after = applied("rotate-residual", graph)
 
     def peak(g: Graph) -> float:

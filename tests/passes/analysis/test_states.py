@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, ops
-from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, fixed_size_state, normal, op
+from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, build_fixed_size_spec, case, normal, op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import floordiv
@@ -152,7 +152,7 @@ def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> 
 
     @leaky.states
     def _(n: OpCall) -> tuple[StateSpec, ...]:
-        return (fixed_size_state(StateKind.SSM, n.x, n.x.shape[2]),)
+        return (build_fixed_size_spec(StateKind.SSM, n.x, n.x.shape[2]),)
 
     before = model(lambda g, x, at: leaky(x), local)
     after = applied("kv-cache", before)

@@ -9,8 +9,8 @@ import pytest
 
 import weft
 from weft.ir import Graph, MemoryReader, WeftError
-from weft.ir.recipes.blocks import block_layout
-from weft.ir.types.block_layouts import BlockLayout, integer_layout
+from weft.ir.recipes.blocks import find_block_layout
+from weft.ir.types.block_layouts import BlockLayout, build_integer_layout
 from weft.passes import Report, run_passes
 from weft.passes.fitting.budget import LayoutChoice, choose_layouts, solve_knapsack
 from weft.passes.fitting.calibration import read_tokens
@@ -19,7 +19,7 @@ from weft.passes.fitting.matrices import Matrix, find_matrices, group_matrices
 from ..library.quantize.test_quantize import VOCAB, error, in_memory, mixture, text
 
 __all__ = ["text"]  # a fixture
-LAYOUTS = [integer_layout(bits, group, bits < 8) for bits in (2, 4, 8) for group in (32, 64)]
+LAYOUTS = [build_integer_layout(bits, group, bits < 8) for bits in (2, 4, 8) for group in (32, 64)]
 LINEAR = ("linear", "experts")
 
 
@@ -83,7 +83,7 @@ def test_a_budget_loses_less_than_one_layout_of_as_many_bits(text: object) -> No
 
 def test_experts_have_layouts_too(text: object) -> None:
     graph = run_passes(mixture(), f'quantize{{budget=3.5, choices="2,4", method=kquant, calibration={text}}}')
-    layouts = [block_layout(p.recipe, graph.reader) for n, p in graph.params.items() if ".experts." in n]
+    layouts = [find_block_layout(p.recipe, graph.reader) for n, p in graph.params.items() if ".experts." in n]
     assert layouts and all(isinstance(layout, BlockLayout) and layout.bits in (2, 4) for layout in layouts)
 
 

@@ -31,7 +31,7 @@ def test_what_was_dropped_is_computed_again() -> None:
     texts = [np.array([[1, 2, 3]]), np.array([[4, 5], [6, 7]])]
     activations = Activations(graph, texts)
     (y,), (linear,) = graph.outputs.values(), [n for n in graph.nodes if n.op.name == "linear"]
-    x = linear.required("x")
+    x = linear.required_operand("x")
     for value in (y, x, y, x):  # after its last reader x is dropped, with all that it was made of
         found = activations(value)
         graph.outputs["y"] = value

@@ -3,7 +3,7 @@
 import numpy as np
 
 from weft.ir import ops
-from weft.ir.op import Array, OpCall, StateKind, StateSpec, Value, case, fixed_size_state, normal, op
+from weft.ir.op import Array, OpCall, StateKind, StateSpec, Value, build_fixed_size_spec, case, normal, op
 from weft.ir.ops import concat, gather, iota, pad
 from weft.ir.types import TensorType
 
@@ -23,7 +23,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 
 @token_shift.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return (fixed_size_state(StateKind.CONV, n.x, 1, n.x.shape[2]),)
+    return (build_fixed_size_spec(StateKind.CONV, n.x, 1, n.x.shape[2]),)
 
 
 @token_shift.body

@@ -19,4 +19,4 @@ def shifted(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
 @lowering(token_shift)
 def _token_shift(e: Emitter, node: Node) -> tuple[Var, ...]:
     function = e.function("shifted", SHIFTED)
-    return carried(e, node, FunctionCall(function).give(node.required("x"), PAST))
+    return carried(e, node, FunctionCall(function).give(node.required_operand("x"), PAST))

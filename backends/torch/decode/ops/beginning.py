@@ -26,7 +26,7 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
 def embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Emit the embeddings [batch, seq, dim], and cos and sin [batch·seq, pairs] of each table of rotary frequencies."""
     a = node.attrs
-    call = FunctionCall("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
+    call = FunctionCall("embed_tokens").give(node.required_operand("ids"), node.required_operand("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
         assert frequencies is not None
         call.give(f"({call.place(frequencies)}, {amplitude})")
@@ -44,5 +44,5 @@ def angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     amplitude = node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table.flatten(0, 2) for table in {text})"
-    operands = e[node.required("positions")], e[node.required("frequencies")]
+    operands = e[node.required_operand("positions")], e[node.required_operand("frequencies")]
     return e.hoist_many((text, *operands), text, *operands, names=("cos", "sin"))

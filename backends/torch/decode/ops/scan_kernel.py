@@ -164,7 +164,7 @@ class _Writer:
             raise NoKernel(f"{integers.name} is not a floating-point tensor")
         for name in step.states:
             address, mask = self._address(self.graph.inputs[name])
-            stores.append(self._store(self.pointers[name], address, self[step.new(name)], mask))
+            stores.append(self._store(self.pointers[name], address, self[step.new_state(name)], mask))
         results = {name: self.fresh(f"{name}_ptr") for name in step.outputs}
         for name, pointer in results.items():
             value = _undo_reshapes(self.graph.outputs[name])
@@ -338,7 +338,7 @@ def _undo_reshapes(value: Value) -> Value:
     memory order is the same."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
-        x = node.required("x")
+        x = node.required_operand("x")
         if x.shape[:1] != (BATCH,):
             break
         value, node = x, x.producer

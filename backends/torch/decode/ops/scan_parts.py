@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.graph.step import BATCH, Step, live_nodes
+from weft.ir.graph.step import BATCH, Step, find_live_nodes
 
 Axis = tuple[Value, int]  # a dimension of a value: the representative of all dimensions joined to it
 REDUCTIONS = (ops.sum, ops.mean, ops.max, ops.min)
@@ -23,8 +23,8 @@ def split_products(step: Step) -> tuple[Graph, Step] | None:
     products = [_follow_moves(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
     if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
         return None
-    first = live_nodes(step.graph, products)
-    rest = live_nodes(step.graph, step.graph.outputs.values(), products)
+    first = find_live_nodes(step.graph, products)
+    rest = find_live_nodes(step.graph, step.graph.outputs.values(), products)
     before, after, inputs = Graph("products"), Graph("step"), step.graph.inputs
     read = {v for node in rest for v in node.inputs if v is not None}
     copies = dict[Value, Value]()
@@ -69,7 +69,7 @@ class StepAxes:
         for node in step.graph.nodes:
             self._join_all(_pairs(node))
         for name in step.states:
-            old, new = step.graph.inputs[name], step.new(name)
+            old, new = step.graph.inputs[name], step.new_state(name)
             self._join_all(((old, d), (new, d)) for d in range(len(old.shape)))
 
     def of(self, value: Value) -> tuple[Axis | None, ...]:
@@ -89,7 +89,7 @@ class StepAxes:
 
 def reduced_dims(node: Node) -> set[int]:
     """Return the dimensions of the operand x, counted from 0, that the reduction `node` reduces."""
-    rank = len(node.required("x").shape)
+    rank = len(node.required_operand("x").shape)
     return {a % rank for a in node.attrs["axes"]}
 
 
@@ -97,7 +97,7 @@ def regroups(node: Node) -> bool:
     """Return whether `node` is a reshape that merges or splits dimensions, not only adds or drops sizes of 1."""
     if node.op is not ops.reshape:
         return False
-    before, after = ([n for n in v.shape if n != 1] for v in (node.required("x"), node.output))
+    before, after = ([n for n in v.shape if n != 1] for v in (node.required_operand("x"), node.output))
     return before != after
 
 

@@ -58,7 +58,7 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     if reason := next((why for n in together if (why := _refusal(n)) is not None), None):
         e.record_fallback(reason)
         return None
-    slopes, projection = _slopes(node), node.required("q").producer
+    slopes, projection = _slopes(node), node.required_operand("q").producer
     if latent and slopes is not None:
         return None
     if together[0] is not node:
@@ -96,7 +96,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
     scope = e.scope_around(weight, norm, bias, q_norm, k_norm)
-    inner = FunctionCall("norm_qkv").give(qkv.required("x"), weight)
+    inner = FunctionCall("norm_qkv").give(qkv.required_operand("x"), weight)
     cache, positions = inner.place(_cache(e, node, scope)), inner.place(e.positions)
     inner.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
     inner.named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
@@ -118,7 +118,7 @@ def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | Non
 def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     """Emit `decode_attention` of queries, keys and values that earlier statements compute, and their cache write."""
     call, a = FunctionCall("decode_attention"), node.attrs
-    q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
+    q, k, v = (call.place(e.heads(node.required_operand(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(_cache(e, node)), call.place(e.positions)
     of_heads = _scales(e, node)
     scales = ", ".join(call.place(scale) for scale in of_heads.values())
@@ -133,7 +133,7 @@ def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
 def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
     """Emit attention to the cache of the attention `writer`, which has stored the token's keys and values."""
     a, cache = node.attrs, e.shared_caches[writer]
-    latent, q = node.operand("v") is None, e.heads(node.required("q"), a["heads"])
+    latent, q = node.operand("v") is None, e.heads(node.required_operand("q"), a["heads"])
     call = FunctionCall("latent_decode" if latent else "decode_attention")
     if latent:
         call.give(f"{call.place(q)}[:, :, 0]", f"{call.place(cache)}.k", e.positions, str(a["value_dim"]))
@@ -167,8 +167,8 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     if absorbed is not None:
         call.give(str(_call_latent_qk(e, node, absorbed, call, slot)), f"{cache}.k")
     else:
-        q = call.place(e.heads(node.required("q"), node.attrs["heads"]))
-        k = call.place(e.heads(node.required("k"), 1))
+        q = call.place(e.heads(node.required_operand("q"), node.attrs["heads"]))
+        k = call.place(e.heads(node.required_operand("k"), 1))
         call.give(f"{q}[:, :, 0]", f"update_latent_cache({cache}, {k}, {positions})")
     call.give(positions, str(node.attrs["value_dim"]))
     _add_scoring(e, call, node, None)
@@ -178,13 +178,15 @@ def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
     """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates the `cache`."""
-    call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required("weight")
-    call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
-    call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))
+    call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
+    call.give(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.weight(weight))
+    call.give(
+        f"{call.place(cache)}.k", e.positions, absorbed.required_operand("cosines"), absorbed.required_operand("sines")
+    )
     call.named(norm=e.norm_of(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
     _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
-    rope = absorbed.required("latent").width - rank
+    rope = absorbed.required_operand("latent").width - rank
     e.record_kernel_for(
         absorbed, "latent_qk", lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype)
     )
@@ -222,18 +224,21 @@ def _add_rolling(call: FunctionCall, node: Node) -> bool:
 
 
 def _latent_refusal(node: Node) -> Refusal:
-    rank, width = node.attrs["value_dim"], node.required("k").width
+    rank, width = node.attrs["value_dim"], node.required_operand("k").width
     return lambda dtype: latent_decode.refusal(rank, width - rank, dtype)
 
 
 def _attention_refusal(node: Node) -> Refusal:
     a = node.attrs
-    width, value_width = node.required("k").width // a["kv_heads"], node.required("v").width // a["kv_heads"]
+    width, value_width = (
+        node.required_operand("k").width // a["kv_heads"],
+        node.required_operand("v").width // a["kv_heads"],
+    )
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 
 def _heads_refusal(node: Node) -> Refusal:
-    width = node.required("v").width // node.attrs["kv_heads"]
+    width = node.required_operand("v").width // node.attrs["kv_heads"]
 
     def refuse(dtype: torch.dtype) -> str | None:
         if width % 2:

@@ -25,9 +25,9 @@ def choice(e: StepEmitter, node: Node) -> tuple[Var, ...]:
 @lowers(ops.mixture, when=unknown)
 def mixture(e: StepEmitter, node: Node) -> Var:
     """Emit the choice of experts and their weighted sum, added to the residual stream if the op has one."""
-    x, norm, stream = node.required("x"), e.norm_of(node), node.operand("residual")
-    up, down = (node.required(name) for name in ("up", "down"))
-    route = node.required("chosen").producer
+    x, norm, stream = node.required_operand("x"), e.norm_of(node), node.operand("residual")
+    up, down = (node.required_operand(name) for name in ("up", "down"))
+    route = node.required_operand("chosen").producer
     assert route is not None
     chosen = FunctionCall("route" if route.op is ops.choose_experts else "norm_route")
     call = FunctionCall("moe_decode", chosen.operands)
@@ -48,7 +48,7 @@ def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operan
     """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it has none."""
     a, weights = route.attrs, list[Operand | None]()
     without_router = route.op is ops.choose_experts
-    experts = (route.required("logits") if without_router else route.required("weight")).shape[
+    experts = (route.required_operand("logits") if without_router else route.required_operand("weight")).shape[
         -1 if without_router else 0
     ]
     k = a["k"]
@@ -57,12 +57,12 @@ def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operan
         return routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), k)
 
     if without_router:
-        call.give(f"{call.place(route.required('logits'))}.flatten(0, 1)").named(bias=route.operand("bias"))
+        call.give(f"{call.place(route.required_operand('logits'))}.flatten(0, 1)").named(bias=route.operand("bias"))
         e.record_kernel_for(route, "route", refuse)
     else:
         norm = e.norm_of(route)
         weights = [e.weight(route.operand("weight")), e.weight(route.operand("bias")), norm]
-        call.give(f"{call.place(route.required('x'))}.flatten(0, 1)", weights[0])
+        call.give(f"{call.place(route.required_operand('x'))}.flatten(0, 1)", weights[0])
         call.named(bias=weights[1], correction=route.operand("correction"), norm=norm)
         e.record_kernel_for(route, "norm_route", few_rows, refuse)
     call.set("k", k).set("scoring", a["scoring"], default="softmax")

@@ -61,7 +61,7 @@ def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
         return e.placeholders(node)
     weight, bias, norm = weights(e, node)
     e.record_kernel("norm_linear", few_rows)
-    call = FunctionCall("norm_linear").give(node.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").give(node.required_operand("x"), weight).named(bias=bias, norm=norm)
     return call.set("activation", kernel_activation(node.attrs["activation"]), default="identity").emit(e)
 
 
@@ -75,13 +75,13 @@ def _find_split(product: Value) -> Node | None:
 @lowers(ops.split)
 def split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     """Emit linear maps with packed weights as one product that is then split; return None for other splits."""
-    product = node.required("x").producer
+    product = node.required_operand("x").producer
     if product is None or _find_split(product.output) is not node:
         return None
     e.enter(product)
     weight, bias, norm = weights(e, product)
     e.record_kernel("norm_linear", few_rows)
-    call = FunctionCall("norm_linear").give(product.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").give(product.required_operand("x"), weight).named(bias=bias, norm=norm)
     widths = ", ".join(map(str, node.attrs["sizes"]))
     return e.many(f"{call}.split(({widths}), -1)", *call.operands, names=tuple(local_name(v) for v in node.outputs))
 
@@ -103,7 +103,7 @@ def glu(e: StepEmitter, node: Node) -> Var:
     """Emit a gated unit with both of its projections, and the norm before them."""
     weight, bias, norm = weights(e, node)
     e.record_kernel("norm_glu", few_rows)
-    call = FunctionCall("norm_glu").give(node.required("x"), weight).named(bias=bias, norm=norm)
+    call = FunctionCall("norm_glu").give(node.required_operand("x"), weight).named(bias=bias, norm=norm)
     return opening(call, node).emit(e, name="h")
 
 
@@ -111,8 +111,8 @@ def glu(e: StepEmitter, node: Node) -> Var:
 def linear_residual(e: StepEmitter, node: Node) -> Var:
     """Emit a projection that is added to the residual stream."""
     weight, bias, norm = weights(e, node)
-    stream: Value = node.required("residual")
-    call = FunctionCall("linear_residual").give(node.required("x"), weight, stream).named(bias=bias, norm=norm)
+    stream: Value = node.required_operand("residual")
+    call = FunctionCall("linear_residual").give(node.required_operand("x"), weight, stream).named(bias=bias, norm=norm)
     call.set("scale", node.attrs["scale"], default=1).named(tickets=e.tickets(node.output.width))
     e.record_kernel("linear_residual", few_rows)
     return call.emit(e, name="x", replaces=stream)
@@ -126,4 +126,4 @@ def norm(e: StepEmitter, node: Node) -> Var | None:
         return None
     module = e.norm("rms" if node.op is ops.rms_norm else "layer", node.attrs["eps"], *gains)
     e.enter_scope_of(module)
-    return e.emit("{1}({0})", node.required("x"), module)
+    return e.emit("{1}({0})", node.required_operand("x"), module)

@@ -77,20 +77,20 @@ class AxisClasses:
         """Name the total as the sum of its parts, or a part as the total minus the other parts; return whether a name
         is new."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
-        total_value = node.required("x") if node.op is ops.split else node.output
+        total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
         total, part_names = self.name_of((total_value, axis)), [self.name_of((p, axis)) for p in parts]
         if None not in part_names:
-            return self.name((total_value, axis), sizes.total(s for s in part_names if s is not None))
+            return self.name((total_value, axis), sizes.sum_sizes(s for s in part_names if s is not None))
         if total is None or part_names.count(None) != 1:
             return False
-        rest = sizes.total(s for s in part_names if s is not None)
+        rest = sizes.sum_sizes(s for s in part_names if s is not None)
         return self.name((parts[part_names.index(None)], axis), total + rest * -1)
 
     def _deduce_product(self, node: Node, values: dict[str, int]) -> bool:
         """Name the merged axis of a reshape as a product of two axes, or one of those as a quotient; return whether a
         name is new."""
-        x, y = node.required("x"), node.output
+        x, y = node.required_operand("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
             return False
@@ -140,7 +140,7 @@ def _match_broadcast(axes: AxisClasses, node: Node) -> None:
 
 
 def _linear(axes: AxisClasses, node: Node) -> None:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     axes.same((weight, 1), last(x))
     axes.same((weight, 0), last(node.output))
     if bias is not None:
@@ -148,11 +148,11 @@ def _linear(axes: AxisClasses, node: Node) -> None:
 
 
 def _embedding(axes: AxisClasses, node: Node) -> None:
-    axes.same((node.required("table"), 1), last(node.output))
+    axes.same((node.required_operand("table"), 1), last(node.output))
 
 
 def _conv(axes: AxisClasses, node: Node) -> None:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     axes.same(last(x), last(node.output))
     axes.same((weight, 0), last(x))
     if bias is not None:
@@ -172,9 +172,9 @@ def _scan(axes: AxisClasses, node: Node) -> None:
 
 
 def _moe(axes: AxisClasses, node: Node) -> None:
-    x, up = node.required("x"), node.required("up")
+    x, up = node.required_operand("x"), node.required_operand("up")
     axes.same(last(x), last(node.output))
-    axes.same(last(node.required("combine")), (up, 0))
+    axes.same(last(node.required_operand("combine")), (up, 0))
     roles: dict[str, tuple[int, ...]] = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
     roles |= {"up_bias": (0, 1), "gate_bias": (0, 1)}
     for name, order in roles.items():
@@ -189,7 +189,7 @@ def _moe(axes: AxisClasses, node: Node) -> None:
 
 def _reshape(axes: AxisClasses, node: Node) -> None:
     """Match the leading axes whose sizes the reshape keeps."""
-    x, y = node.required("x"), node.output
+    x, y = node.required_operand("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
         if a != b:
             break
@@ -201,7 +201,7 @@ def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable
 
     def rule(axes: AxisClasses, node: Node) -> None:
         for old, new in order(node):
-            axes.same((node.required("x"), old), (node.output, new))
+            axes.same((node.required_operand("x"), old), (node.output, new))
 
     return rule
 
@@ -211,7 +211,10 @@ def _transpose(node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _squeeze(node: Node) -> Iterator[tuple[int, int]]:
-    rank, gone = len(node.required("x").shape), {a % len(node.required("x").shape) for a in node.attrs["axes"]}
+    rank, gone = (
+        len(node.required_operand("x").shape),
+        {a % len(node.required_operand("x").shape) for a in node.attrs["axes"]},
+    )
     return ((a, i) for i, a in enumerate(a for a in range(rank) if a not in gone))
 
 
@@ -223,7 +226,7 @@ def _unsqueeze(node: Node) -> Iterator[tuple[int, int]]:
 
 def _slice(node: Node) -> Iterator[tuple[int, int]]:
     """Return pairs of equal axes of x and the output: all axes except the sliced one."""
-    x = node.required("x")
+    x = node.required_operand("x")
     cut = node.attrs.get("axis", -1) % len(x.shape)
     return ((a, a) for a in range(len(x.shape)) if a != cut)
 
@@ -238,7 +241,7 @@ def _cut(axes: AxisClasses, node: Node) -> None:
 
 def _reduce(axes: AxisClasses, node: Node) -> None:
     if node.attrs["keepdims"]:
-        x = node.required("x")
+        x = node.required_operand("x")
         for axis in range(len(x.shape)):
             axes.same((x, axis), (node.output, axis))
 

@@ -76,12 +76,12 @@ def _tokens(axes: AxisClasses, fields: Fields) -> None:
     """Name the vocabulary, the width of the residual stream, and the number of token types."""
     roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
-        if node.op is ops.embedding and isinstance(table := node.required("table"), Param):
-            ids = node.required("ids")
+        if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):
+            ids = node.required_operand("ids")
             role = next((r for name, r in roles.items() if ids.name.endswith(name)), "")
             if role and role != "max_position_embeddings":
                 axes.name((table, 0), fields.size(role, table.shape[0]))
-            if role == "vocab_size" and not table.recipe.constant:
+            if role == "vocab_size" and not table.recipe.is_constant:
                 axes.name((table, 1), fields.size("hidden_size", table.shape[1]))
     if (memory := axes.graph.inputs.get("encoder_hidden_states")) is not None and isinstance(memory.width, int):
         same = fields.values.get("hidden_size", memory.width) == memory.width
@@ -95,7 +95,7 @@ def _attentions(axes: AxisClasses, fields: Fields) -> None:
         if node.op is not ops.attention:
             continue
         kind, (heads, kv_heads) = kind_of(node), heads_of(node, fields)
-        q, k, v = node.required("q"), node.required("k"), node.operand("v")
+        q, k, v = node.required_operand("q"), node.required_operand("k"), node.operand("v")
         width = fields.size("head_dim", q.width // node.attrs["heads"], kind)
         axes.name(last(q), heads * width)
         axes.name(last(k), kv_heads * width)
@@ -133,35 +133,38 @@ def _feed_forwards(axes: AxisClasses, fields: Fields) -> None:
             continue
         shared = "shared" in node.scope
         role = "shared_expert_intermediate_size" if shared else "intermediate_size"
-        axes.name(last(node.required("x")), fields.size(role, unit.hidden))
+        axes.name(last(node.required_operand("x")), fields.size(role, unit.hidden))
 
 
 def _mixtures(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is ops.moe:
-            experts, hidden, _ = node.required("up").shape
-            axes.name((node.required("up"), 0), fields.size("num_experts", experts))
-            axes.name((node.required("up"), 1), fields.size("moe_intermediate_size", hidden))
+            experts, hidden, _ = node.required_operand("up").shape
+            axes.name((node.required_operand("up"), 0), fields.size("num_experts", experts))
+            axes.name((node.required_operand("up"), 1), fields.size("moe_intermediate_size", hidden))
 
 
 def _recurrences(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         match node.op:
             case ops.selective_scan:
-                axes.name(last(node.required("x")), fields.size("mamba_intermediate_size", node.required("x").width))
-                axes.name(last(node.required("b")), fields.size("state_size", node.required("b").width))
+                axes.name(
+                    last(node.required_operand("x")),
+                    fields.size("mamba_intermediate_size", node.required_operand("x").width),
+                )
+                axes.name(last(node.required_operand("b")), fields.size("state_size", node.required_operand("b").width))
             case ops.ssd:
                 heads, groups = _recurrent_heads(node, fields)
-                x, b = node.required("x"), node.required("b")
+                x, b = node.required_operand("x"), node.required_operand("b")
                 axes.name(last(x), heads * fields.size("mamba_head_dim", x.width // node.attrs["heads"]))
                 axes.name(last(b), groups * fields.size("state_size", b.width // node.attrs["groups"]))
-                axes.name(last(node.required("delta")), heads)
+                axes.name(last(node.required_operand("delta")), heads)
             case ops.causal_conv:
-                weight = node.required("weight")
+                weight = node.required_operand("weight")
                 axes.name((weight, 1), fields.size("conv_kernel", weight.shape[1]))
             case ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
                 heads, groups = _recurrent_heads(node, fields)
-                q, k, v = (node.required(n) for n in "qkv")
+                q, k, v = (node.required_operand(n) for n in "qkv")
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
                 key = fields.size("linear_key_head_dim", q.width // shared)
                 value = fields.size("linear_value_head_dim", v.width // node.attrs["heads"])
@@ -192,7 +195,7 @@ def _remaining_widths(axes: AxisClasses, fields: Fields) -> None:
                 axes.deduce(fields.values)
     for param in params_of(axes.graph):
         for axis, size in enumerate(param.shape):
-            if not param.recipe.constant and axes.name_of((param, axis)) is None and axes.number((param, axis)):
+            if not param.recipe.is_constant and axes.name_of((param, axis)) is None and axes.number((param, axis)):
                 stem = param.name.removesuffix(".weight").rpartition(".")[2]
                 axes.name((param, axis), fields.size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
 
@@ -226,7 +229,7 @@ def after_head(graph: Graph) -> dict[Node, str]:
         if node.op not in (ops.affine, ops.tanh) or node.attrs.get("plus", 0) != 0:
             return {}
         chain.insert(0, node)
-        node = node.required("x").producer
+        node = node.required_operand("x").producer
     softcap: dict[Node, str] = {}
     if [n.op for n in chain[-3:]] == [ops.affine, ops.tanh, ops.affine]:
         first, _, final = chain[-3:]

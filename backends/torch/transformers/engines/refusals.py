@@ -60,10 +60,13 @@ def _common(base: BaseModel) -> Iterator[str]:
         yield "attention in chunks, for which engines make no masks"
     if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
         yield "experts choose among all tokens of a call, also tokens of other sequences"
-    shapes = {(n.attrs["heads"], n.attrs["kv_heads"], n.required("k").width // n.attrs["kv_heads"]) for n in attentions}
+    shapes = {
+        (n.attrs["heads"], n.attrs["kv_heads"], n.required_operand("k").width // n.attrs["kv_heads"])
+        for n in attentions
+    }
     if len(shapes) > 1:
         yield "layers have different numbers or widths of heads"
-    narrow = [n for n in attentions if (v := n.operand("v")) is not None and v.width != n.required("k").width]
+    narrow = [n for n in attentions if (v := n.operand("v")) is not None and v.width != n.required_operand("k").width]
     if narrow:
         yield "values have another width than keys"
 
@@ -102,10 +105,10 @@ def _experts(lowered: LoweredModel) -> Iterator[str]:
             yield "experts are other feed-forwards than SwiGLU"
             break
     names = {
-        "num_experts": {int(n.required("up").shape[0]) for n in replaced},
+        "num_experts": {int(n.required_operand("up").shape[0]) for n in replaced},
         "num_experts_per_tok": {n.attrs["active"] for n in replaced},
-        "moe_intermediate_size": {int(n.required("up").shape[1]) for n in replaced},
-        "hidden_size": {int(n.required("up").shape[2]) for n in replaced},
+        "moe_intermediate_size": {int(n.required_operand("up").shape[1]) for n in replaced},
+        "hidden_size": {int(n.required_operand("up").shape[2]) for n in replaced},
     }
     fields = {name: lowered.fields.values.get(name) for name in names}
     if replaced and (odd := [name for name, sizes in names.items() if sizes != {fields[name]} or None in sizes]):

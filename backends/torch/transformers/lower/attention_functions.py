@@ -22,11 +22,11 @@ FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation,
 def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     if not is_batched(node):
         return None  # tokens in groups with masks of their own: SDPA, as in the target torch
-    a, width = node.attrs, e.size_of(node.required("q"))
+    a, width = node.attrs, e.size_of(node.required_operand("q"))
     heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
-    q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
+    q, k = e.heads(node.required_operand("q"), heads, "q"), e.heads(node.required_operand("k"), kv_heads, "k")
     # Keys that are also values are passed as both: caches of engines have one width.
-    v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
+    v = k if a["value_dim"] else e.heads(node.required_operand("v"), kv_heads, "v")
     mask = mask_of(e, node)
     scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
     attending = AttentionFacts(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
@@ -64,7 +64,7 @@ def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
 
 def is_batched(node: Node) -> bool:
     """Return whether the first axis of the queries is the batch axis of a graph input."""
-    return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
+    return node.required_operand("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def _is_only_attention(node: Node) -> bool:
@@ -125,7 +125,7 @@ def _inline(
     _record(e, attending)
     hidden, latent = _find_hidden(node), e.attr(node, "value_dim")
     if latent:
-        width = e.size_of(node.required("k")) // e.attr(node, "kv_heads")
+        width = e.size_of(node.required_operand("k")) // e.attr(node, "kv_heads")
         return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {width})[..., :{latent}].flatten(2)", x, hidden, name="x")
     return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, hidden, name="x", replaces=0)
 
@@ -162,13 +162,13 @@ def _record(e: ShellEmitter, attending: AttentionFacts) -> None:
 
 def _find_hidden(node: Node) -> Value:
     """Return the value [batch, seq, dim] in the scope of `node` that queries come from, else the queries."""
-    value = node.required("q")
+    value = node.required_operand("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
         before = first_operand(value.producer)
         if len(before.shape) != len(value.shape) and value.producer.op is not ops.reshape:
             break
         value = before
-    return value if len(value.shape) == 3 else node.required("q")
+    return value if len(value.shape) == 3 else node.required_operand("q")
 
 
 def factor(x: object) -> str:

@@ -167,7 +167,7 @@ def _head(graph: Graph) -> tuple[Value, Node | None]:
     if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
         raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
     assert weight.type.rank == 2
-    return value.producer.required("x"), value.producer
+    return value.producer.required_operand("x"), value.producer
 
 
 def _downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:

@@ -24,7 +24,7 @@ MODULES = {  # modules of torch for activations
 @lowers(ops.embedding)
 def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
     """Emit the embedding of tokens before all other statements; callers may pass `inputs_embeds` instead."""
-    ids, table = node.required("ids"), node.required("table")
+    ids, table = node.required_operand("ids"), node.required_operand("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
     rows, width = e.shape_of(table)
@@ -58,7 +58,7 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
     """Emit the head as a module of the top scope, because engines replace it by their own module."""
     if node is not e.head:
         return None
-    weight, bias = node.required("weight"), node.operand("bias")
+    weight, bias = node.required_operand("weight"), node.operand("bias")
     assert isinstance(weight, Param)
     out, width = e.shape_of(weight)
     e.program.weights[f"{HEAD}.weight"] = weight
@@ -67,7 +67,7 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
     e.scope = TOP
     init = f"nn.Linear({width}, {out}{', bias=False' * (bias is None)})"
     leaf = Submodule(HEAD, init, ("weight",) if bias is None else ("weight", "bias"))
-    return e.emit("{1}({0})", node.required("x"), leaf, name="logits")
+    return e.emit("{1}({0})", node.required_operand("x"), leaf, name="logits")
 
 
 @lowers(ops.glu)
@@ -76,13 +76,13 @@ def _glu(e: ShellEmitter, node: Node) -> Operand | None:
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
     act = _act(e, node, MODULES[node.attrs["activation"]])
-    return e.emit("{2}({0}) * {1}", node.required("gate"), node.required("up"), act)
+    return e.emit("{2}({0}) * {1}", node.required_operand("gate"), node.required_operand("up"), act)
 
 
 @lowers(ops.relu, ops.gelu, ops.tanh, ops.swish)
 def _activation(e: ShellEmitter, node: Node) -> Operand | None:
     """Emit the activation between two linear maps as a module."""
-    x = node.required("x")
+    x = node.required_operand("x")
     name = {"swish": "silu"}.get(node.op.name, node.op.name)
     if node.op is ops.gelu and node.attrs["approximate"] != "none":
         name = {"tanh": "gelu_tanh"}.get(node.attrs["approximate"], "")
@@ -103,7 +103,7 @@ def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
 
 @lowers(ops.alibi)
 def _alibi(e: ShellEmitter, node: Node) -> Operand:
-    slopes = e[node.required("slopes")]
+    slopes = e[node.required_operand("slopes")]
     distance = distances(e)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if isinstance(slopes, Var) and e.is_hoisted(slopes):
@@ -113,11 +113,13 @@ def _alibi(e: ShellEmitter, node: Node) -> Operand:
 
 @lowers(ops.relative_position_bias)
 def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
-    if node.required("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1}:
+    if node.required_operand("queries").shape[1] not in {
+        v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1
+    }:
         return None  # distances of something other than the tokens of a call
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
-    return e.emit(text, node.required("table"), distances(e), name="bias")
+    return e.emit(text, node.required_operand("table"), distances(e), name="bias")
 
 
 def distances(e: ShellEmitter) -> Var:
@@ -135,7 +137,7 @@ def _iota(e: ShellEmitter, node: Node) -> Operand | None:
 @lowers(ops.unsqueeze)
 def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
     """Return the positions [1, seq] of an encoder's tokens; None for other operands."""
-    iota = node.required("x").producer
+    iota = node.required_operand("x").producer
     return e.positions if iota is not None and counts_tokens(e, iota) and node.attrs["axes"] == (0,) else None
 
 
@@ -144,7 +146,7 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
     return (
         not e.decodes
         and node.op is ops.iota
-        and node.required("x") is e.graph.inputs.get("input_ids")
+        and node.required_operand("x") is e.graph.inputs.get("input_ids")
         and node.attrs["axis"] == 1
     )
 
@@ -153,7 +155,7 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
 def _affine(e: ShellEmitter, node: Node) -> Operand | None:
     """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
     if node is e.scaling:
-        return e[node.required("x")]
+        return e[node.required_operand("x")]
     if node not in e.divided:
         return None
-    return e.emit("{0} / config.final_logit_softcapping", node.required("x"), replaces=0)
+    return e.emit("{0} / config.final_logit_softcapping", node.required_operand("x"), replaces=0)

@@ -265,7 +265,7 @@ def cross_attentions(graph: Graph) -> set[Node]:
             raise WeftError(
                 f"target transformers lets a decoder read one value of its encoder, not also %{node.output.name}"
             )
-        if node.op in (ops.attention, ops.relative_attention) and node.required("k") not in ours:
+        if node.op in (ops.attention, ops.relative_attention) and node.required_operand("k") not in ours:
             crosses.add(node)
     return crosses
 
@@ -286,7 +286,7 @@ def nearest_param(value: Value) -> Value:
     """Return the nearest parameter that `value` is computed with in its scope; `value` itself without one."""
     current = value
     while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
-        params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
+        params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.is_constant]
         if params:
             return params[0]
         first = current.producer.inputs[0]

@@ -19,7 +19,7 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     if node in e.crosses:
         raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
     heads = e.attr(node, "heads")
-    q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
+    q, k, v = (e.heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
     mask, distance = mask_of(e, node), distances(e)
     seen = e.hoist(
         ("visible", mask),
@@ -31,6 +31,6 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     if node in e.cached:
         k, v = update_cache(e, k, v)
     call = FunctionCall("relative_attention").give(
-        q, k, v, node.required("key_table"), node.operand("value_table"), distance, seen
+        q, k, v, node.required_operand("key_table"), node.operand("value_table"), distance, seen
     )
     return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

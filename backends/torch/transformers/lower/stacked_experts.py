@@ -15,7 +15,7 @@ from .model_emitter import ShellEmitter, lowers
 
 @lowers(ops.moe)
 def _moe(e: ShellEmitter, node: Node) -> Operand:
-    x, combine, up = node.required("x"), node.required("combine"), node.required("up")
+    x, combine, up = node.required_operand("x"), node.required_operand("combine"), node.required_operand("up")
     active = e.attr(node, "active") or e.size_of(up, 0)
     home = home_of(node)
     names = _hold(e, node, home)
@@ -84,7 +84,7 @@ def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
 def _class(e: ShellEmitter, node: Node) -> str:
     """Return the source of the class of experts of `node`, with ``{name}`` for its name."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
-    up = node.required("up")
+    up = node.required_operand("up")
     experts, hidden, dim = e.shape_of(up)
     first, wide = ("gate_up_proj", f"2 * {hidden}") if gated else ("up_proj", f"{hidden}")
     shapes = {first: f"{experts}, {wide}, {dim}", "down_proj": f"{experts}, {dim}, {hidden}"}

@@ -168,7 +168,7 @@ def tied_weights(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, 
 
 def is_table(param: Param) -> bool:
     """Return whether a parameter is stored as a buffer: a constant or an integer tensor."""
-    return param.recipe.constant or not param.type.dtype.is_float
+    return param.recipe.is_constant or not param.type.dtype.is_float
 
 
 def _weights_by_key(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, str]]:

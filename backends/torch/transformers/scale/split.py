@@ -119,5 +119,5 @@ def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
     `graph`."""
     for node in graph.nodes:
         if node.op is ops.moe:
-            experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required("up").shape)
+            experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required_operand("up").shape)
             yield experts, hidden, home_of(node)

@@ -78,7 +78,7 @@ def _expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> I
     if split.ep == 1:
         return
     for node in (n for n in lowered.graph.nodes if n.op is ops.moe):
-        home, up = home_of(node), node.required("up")
+        home, up = home_of(node), node.required_operand("up")
         width = item * sizes.evaluate(up.shape[-1], {})
         chosen = node.attrs["active"] or sizes.evaluate(up.shape[0], {})
         stage = stages.of_path(home)
@@ -105,7 +105,7 @@ def _vocabulary(lowered: LoweredModel, plans: Plans, split: Split, stages: Stage
 
 def _width(lowered: LoweredModel) -> int:
     head = lowered.emitter.head
-    hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required("x")
+    hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required_operand("x")
     return sizes.evaluate(hidden.shape[-1], {})
 
 

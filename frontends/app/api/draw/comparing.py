@@ -13,7 +13,7 @@ from weft.backends.viz.model.totals import compute_totals
 from weft.backends.viz.web import diff
 from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
 from weft.ir.errors import WeftError
-from weft.ir.storage import whole_file
+from weft.ir.storage import replace_file
 from weft.passes.report import Report
 from weft.passes.runner import PassRun as Ran
 
@@ -84,5 +84,5 @@ def check_page(out: Path) -> None:
 
 def write_page(text: str, out: Path) -> None:
     """Write a page to `out` in one step."""
-    with whole_file(out) as path:
+    with replace_file(out) as path:
         path.write_text(text, encoding="utf-8")

@@ -13,8 +13,8 @@ from weft.backends.viz.formats.png import render_png
 from weft.backends.viz.formats.tree import render_plain_tree
 from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network
-from weft.ir.errors import WeftError, unknown
-from weft.ir.storage import whole_file
+from weft.ir.errors import WeftError, unknown_name_error
+from weft.ir.storage import replace_file
 
 from ....model import SourceLike
 from .comparing import difference
@@ -59,14 +59,16 @@ def draw(
     check_format(out)
     picture = drawing(source, PictureOptions(depth, tuple(parts), **look), vs, trust)
     data = FORMATS[out.suffix](replace(picture, more={**picture.more, **more}) if more else picture)
-    with whole_file(out, named_files(source, vs)) as path:
+    with replace_file(out, named_files(source, vs)) as path:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
 def check_format(out: Path) -> None:
     """Raise WeftError if the suffix of `out` is not that of a picture."""
     if out.suffix not in FORMATS:
-        raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
+        raise WeftError(
+            unknown_name_error("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}")
+        )
 
 
 def drawing(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from weft.ir.readable import count, printable, size
+from weft.ir.readable import escape_controls, format_bytes, format_count
 
 from .dimensions import Dimensions
 
@@ -86,19 +86,19 @@ class Inspection:
 
 def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     """Yield facts about the entire model as (name, text)."""
-    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
+    stored = ", ".join(f"{format_count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
     kind, family = inspection.kind, inspection.model_type
     yield "model", f"{inspection.source}: {f'{family} ' if family and family not in inspection.source else ''}{kind}"
     if inspection.task is not None:
         yield "head", inspection.task
     yield "parameters", f"{inspection.parameters:,} ({stored}{'; random, no checkpoint' if inspection.random else ''})"
     if inspection.active_parameters != inspection.parameters:
-        yield "active", f"{inspection.active_parameters:,} per token ({count(inspection.active_parameters)})"
+        yield "active", f"{inspection.active_parameters:,} per token ({format_count(inspection.active_parameters)})"
     yield "layers", str(inspection.layers)
     yield "vocabulary", f"{inspection.vocab:,}" if inspection.vocab else "none"
     yield "context", f"{inspection.context:,} tokens" if inspection.context else "not stated"
-    yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens} tokens of context"
-    yield "FLOPs of a prefill", f"{count(inspection.flops_prefill)} ({inspection.tokens} tokens)"
+    yield "FLOPs per token", f"{format_count(inspection.flops_per_token)} with {inspection.tokens} tokens of context"
+    yield "FLOPs of a prefill", f"{format_count(inspection.flops_prefill)} ({inspection.tokens} tokens)"
     numbers = {
         "cache per token": inspection.cache_per_token,
         "cache of the context": inspection.cache_at_context,
@@ -107,7 +107,7 @@ def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     caches = {name: {d: (n or 0) * b for d, b in CACHE_DTYPES.items()} for name, n in numbers.items()}
     for name, n_bytes in {**caches, "constant state": inspection.state_bytes or {}}.items():
         if any(n_bytes.values()):
-            yield name, ", ".join(f"{size(b)} in {d}" for d, b in n_bytes.items())
+            yield name, ", ".join(f"{format_bytes(b)} in {d}" for d, b in n_bytes.items())
 
 
 def rows(inspection: Inspection) -> list[tuple[str, ...]]:
@@ -116,9 +116,9 @@ def rows(inspection: Inspection) -> list[tuple[str, ...]]:
         (
             ranges(b.scopes),
             f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
-            count(b.parameters),
-            count(b.flops),
-            count(b.cache) if b.cache else "",
+            format_count(b.parameters),
+            format_count(b.flops),
+            format_count(b.cache) if b.cache else "",
             ", ".join(b.ops),
         )
         for b in inspection.blocks
@@ -140,7 +140,7 @@ def as_text(inspection: Inspection) -> str:
     lines = [*named_lines(facts(inspection)), "", *_align_table([COLUMNS, *rows(inspection)])]
     for title, keys in remarks(inspection):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
-    return printable("\n".join(lines))  # names in a checkpoint may contain control sequences for terminals
+    return escape_controls("\n".join(lines))  # names in a checkpoint may contain control sequences for terminals
 
 
 def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.target import TARGETS
 from weft.ir.errors import WeftError
-from weft.ir.readable import count, size
+from weft.ir.readable import format_bytes, format_count
 from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.forms import derive_graphs
@@ -57,11 +57,11 @@ def device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
         (
             str(number),
             f"{first}-{stop - 1}" if stop > first else "",
-            size(stage.weights),
-            size(stage.cache_per_token) if stage.cache_per_token else "",
-            size(stage.cache) if stage.cache else "",
-            size(stage.state) if stage.state else "",
-            count(stage.flops),
+            format_bytes(stage.weights),
+            format_bytes(stage.cache_per_token) if stage.cache_per_token else "",
+            format_bytes(stage.cache) if stage.cache else "",
+            format_bytes(stage.state) if stage.state else "",
+            format_count(stage.flops),
         )
         for number, stage in enumerate(costs.stages)
         for first, stop in [stage.layers]
@@ -81,9 +81,9 @@ def traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
             kind,
             f"{degree} {group}",
             f"× {len(collectives)}",
-            size(message),
-            size(message * len(collectives)),
-            size(round(sum(c.sent for c in collectives))),
+            format_bytes(message),
+            format_bytes(message * len(collectives)),
+            format_bytes(round(sum(c.sent for c in collectives))),
             ", ".join(names),
         )
 
@@ -92,7 +92,7 @@ def summary(costs: ParallelCosts) -> str:
     """Return a sentence about the split and its pipeline bubble."""
     split = costs.split
     degrees = ", ".join(f"{name}={n}" for name, n in vars(split).items() if n > 1) or "one device"
-    text = f"parallel: {degrees}: {count(split.devices)} devices, {costs.tokens} tokens in {costs.dtype}"
+    text = f"parallel: {degrees}: {format_count(split.devices)} devices, {costs.tokens} tokens in {costs.dtype}"
     if split.pp == 1:
         return text
     waits = f"each stage waits {costs.bubble:.0%} of the time with {split.microbatches} "

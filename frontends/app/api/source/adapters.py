@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.storage import Stamp, stamps
+from weft.ir.storage import Stamp, take_stamps
 from weft.ir.storage.documents import expand_home, read_json
 
 from ....formats.hf import load_folder
@@ -51,7 +51,9 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
             )
         if not any(folder.samefile(path) for folder in adapter_folders):
             adapter_folders = [path, *adapter_folders]
-    stamps_before = stamps(file for home in (base, *adapter_folders) for file in (*home.iterdir(), *home.glob("*/*")))
+    stamps_before = take_stamps(
+        file for home in (base, *adapter_folders) for file in (*home.iterdir(), *home.glob("*/*"))
+    )
     if (base / GRAPH).is_file():
         if family is not None:
             raise WeftError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import error_text, read_bytes
+from weft.ir.storage.documents import format_error, read_bytes
 
 
 def run_file(path: Path) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def running(path: Path) -> Iterator[None]:
         raise WeftError(f"{path}{_line_in(path, e)}: it calls exit(), but must define a model") from e
     except BaseException as e:
         kind = "" if isinstance(e, WeftError) else f"{type(e).__name__}: "
-        raise WeftError(f"{path}{_line_in(path, e)}: {kind}{error_text(e)}") from e
+        raise WeftError(f"{path}{_line_in(path, e)}: {kind}{format_error(e)}") from e
     finally:
         sys.path += [entry for entry in import_path if entry not in sys.path]
         os.fchdir(working_folder)

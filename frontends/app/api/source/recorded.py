@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.backends.runtime.compiled_folder import MANIFEST
 from weft.backends.runtime.trust import require_trust
 from weft.ir.errors import WeftError
-from weft.ir.storage.contents import sha256
+from weft.ir.storage.contents import hash_file
 from weft.ir.storage.documents import Record
 
 from ....model import Model
@@ -30,7 +30,7 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
     if (code := architecture_file(spec)) is not None:
         require_trust(trust, f"{folder} names {spec} as its source, which is code that this would run")
-        if code.is_file() and hashes.get(code.name) != sha256(code):
+        if code.is_file() and hashes.get(code.name) != hash_file(code):
             raise _changed_error(folder, spec, [code.name])
     try:
         model = load_source(spec, seed or None, adapters, family, without)

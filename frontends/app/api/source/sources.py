@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.recipes.readers import TensorReader
-from weft.ir.storage import Stamp, stamps
+from weft.ir.storage import Stamp, take_stamps
 from weft.ir.storage.documents import check_regular, expand_home, read_text
 
 from ....formats.hf.hub import HUB_ID, hub_snapshot
@@ -91,7 +91,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
     from ....formats.gguf.parts import part_files
     from ....formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
-    stamps_before = stamps(part_files(path))
+    stamps_before = take_stamps(part_files(path))
     reader, loaded = load_gguf(path)
     return Model(
         spec=spec,
@@ -118,7 +118,7 @@ def _from_folder(spec: str, path: Path) -> Model:
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
     from .architecture import run_file, running
 
-    stamps_before = stamps([path])
+    stamps_before = take_stamps([path])
     namespace = run_file(path)
     with running(path):
         models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
@@ -147,7 +147,7 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
 def _from_text(spec: str, path: Path) -> Model:
     from weft.ir.text.parser import MOST_BYTES
 
-    stamps_before = stamps([path])
+    stamps_before = take_stamps([path])
     try:
         text = read_text(path, MOST_BYTES)
     except WeftError as e:

@@ -19,7 +19,7 @@ from weft.backends.weights import StoredTensor
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.storage.documents import Record
 from weft.passes import Phase, Pipeline, parse_pipeline, run_passes
 from weft.passes.core.base import Pass
@@ -171,7 +171,7 @@ def _find_differences(
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
     for name, tensor in tensors.items():
         start, flat = 0, np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
-        for block in stream(tensor.recipe, reader):
+        for block in stream_rows(tensor.recipe, reader):
             expected = np.ascontiguousarray(np.atleast_1d(block).astype(tensor.dtype.numpy, copy=False))
             expected_bytes = expected.reshape(-1).view(np.uint8)
             stored_bytes = flat[start : start + len(expected_bytes)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import json_at
+from weft.ir.storage.documents import parse_json_at
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ToolFormat:
         calls, text = list[ToolCall](), text.strip()
         while text:
             try:
-                value, end = json_at(text, 0)
+                value, end = parse_json_at(text, 0)
             except (ValueError, WeftError):
                 return None
             for call in value if isinstance(value, list) else [value]:

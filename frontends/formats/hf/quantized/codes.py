@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout
+from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, build_integer_layout
 from weft.ir.types.dtypes import DType
 
 from .tensor import QuantizedTensor, check_finite, read_all
@@ -53,7 +53,7 @@ class Integers(QuantizedTensor):
         group = kernel_group(self.group)
         if self.index or self.bits not in INTEGER_BITS or not group or self.width % self.group:
             return None
-        return integer_layout(self.bits, group, self.has_zeros, self.scale)
+        return build_integer_layout(self.bits, group, self.has_zeros, self.scale)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return (self.rows, self.width)

@@ -122,7 +122,7 @@ class Float4Matrix(Floats):
                 tensor_scales = np.broadcast_to(check_finite(tensor_scale, self.divisor, reader), (stop - start, 1))
                 scales = check_finite(scales.astype(np.float32) * tensor_scales, self.scales, reader)
             else:
-                scales = self.layout.scales_of(scales, None)
+                scales = self.layout.decode_scales(scales, None)
             check_finite(scales * np.float32(6), self.scales, reader)
         count, group = scales.shape[1], self.layout.group
         codes = unpack_codes(reader.read(self.codes, start, stop), 4, count * group)

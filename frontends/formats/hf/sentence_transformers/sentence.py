@@ -237,7 +237,7 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     files += [file for folder in weights.values() for file in weight_files(folder)]
     left_out = list[LeftOut]()
     for record in records:
-        known_keys = record.asked.union(SIZES, FLAGS, ["__version__"])
+        known_keys = record.read_keys.union(SIZES, FLAGS, ["__version__"])
         left_out.extend(unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
     module_records = [step.record for step in steps if step.record]
     return Sentence(tuple(files), home, changes, pooling, module_records, weights, facts, left_out, projects, static)
@@ -289,7 +289,7 @@ def _read_pooling(record: Record) -> tuple[str, str, SentencePooling]:
         modes = [mode for mode, on in zip(MODES, flags, strict=True) if on] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
-        raise record.misfit("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
+        raise record.build_type_error("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
     pooling_modes = tuple(MODES[mode] for mode in modes)
     return (
         TOKENS,
@@ -305,7 +305,7 @@ def _read_dense(record: Record) -> tuple[str, str, Dense]:
     class_name = record.text("activation_function", "torch.nn.Tanh")
     name = class_name.rpartition(".")[2]
     if not class_name.startswith("torch.nn.") or name not in ACTIVATIONS:
-        raise record.misfit("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
+        raise record.build_type_error("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
     width, bias, residual = (
         record.integer("out_features", least=1),
         record.flag("bias", True),
@@ -366,14 +366,14 @@ def _read_transformer(
     modalities = record.get("modality_config", dict, {"text": expected})
     if "message" in modalities or modalities.get("text") != expected:
         fault = f"weft reads the {expected['method_output_name']} of {expected['method']}, without a chat template"
-        raise record.misfit("modality_config", fault)
+        raise record.build_type_error("modality_config", fault)
     options: dict[str, Any] = {}
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
         options |= record.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
-            raise record.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
+            raise record.build_type_error(name, f"weft does not know {', '.join(sorted(unknown))}")
     if record.get("tokenizer_name_or_path", Any, None):
-        raise record.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
+        raise record.build_type_error("tokenizer_name_or_path", "the tokenizer must be that of the folder")
     limit = options.get("model_max_length", record.integer("max_seq_length", None, least=1))
     if limit is None:  # tokenizers without a limit have 10^30
         limits_known = [_read_record(home / "tokenizer_config.json", []).data.get("model_max_length")]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
-from weft.ir.recipes.frequencies import yarn_temperature
+from weft.ir.recipes.frequencies import compute_yarn_temperature
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ...tables import gguf
@@ -64,7 +64,7 @@ def _scale(config: Config) -> float | None:
     if rope.scaling == "none" or not mscale:
         return None
     width = sum(required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
-    return float(width**-0.5 * yarn_temperature(rope.factor, float(mscale)) ** 2)
+    return float(width**-0.5 * compute_yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
 def mla(config: Config) -> MLA:

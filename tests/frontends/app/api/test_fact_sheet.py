@@ -14,7 +14,7 @@ from weft.frontends.app.api.draw.fact_sheet import fact_sheet, title_of
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
-from weft.ir.readable import count, size
+from weft.ir.readable import format_bytes, format_count
 
 from ....sampling import each
 from ...command import TINY, done
@@ -32,12 +32,15 @@ def test_numbers_are_those_of_inspect(preset: str) -> None:
     assert active in (None, f"{found['active_parameters']:,}")
     assert (active is None) == (found["active_parameters"] == found["parameters"])
     assert rows.pop("Layers") == str(found["layers"])
-    assert rows.pop("FLOPs per token") == f"{count(found['flops_per_token'])} with {found['tokens']} tokens of context"
+    assert (
+        rows.pop("FLOPs per token")
+        == f"{format_count(found['flops_per_token'])} with {found['tokens']} tokens of context"
+    )
     for name, key in (("Vocabulary", "vocab"), ("Context", "context")):
         assert rows.pop(name, "") == (f"{found[key]:,}" if found[key] else "")
     for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a sequence", "state_bytes")):
         kept = (found[key] or {}).get("f16")
-        assert rows.pop(name, "") == (f"{size(kept)} in f16" if kept else "")
+        assert rows.pop(name, "") == (f"{format_bytes(kept)} in f16" if kept else "")
     for name, key in (
         ("Width", "width"),
         ("Window", "windows"),
@@ -64,8 +67,8 @@ def test_the_command_tells_the_same(preset: str) -> None:
     printed = json.loads(done("inspect", preset, "--json").stdout)
     sheet = dict(fact_sheet(load_source(preset)).rows)
     assert sheet["Parameters"] == f"{printed['parameters']:,}"
-    assert sheet["FLOPs per token"].startswith(count(printed["flops_per_token"]))
-    assert sheet["KV cache per token"] == f"{size(printed['cache_per_token_bytes']['f16'])} in f16"
+    assert sheet["FLOPs per token"].startswith(format_count(printed["flops_per_token"]))
+    assert sheet["KV cache per token"] == f"{format_bytes(printed['cache_per_token_bytes']['f16'])} in f16"
     assert sheet["Attention"].startswith(f"{printed['dimensions']['heads'][0]} heads")
 
 

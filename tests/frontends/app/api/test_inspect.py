@@ -18,7 +18,7 @@ from weft.frontends import load_source
 from weft.frontends.app.api.inspect.counting import inspect, layer_of
 from weft.frontends.app.api.inspect.inspection import ranges
 from weft.frontends.app.cli import cli
-from weft.frontends.app.cli.terminal import count, size
+from weft.frontends.app.cli.terminal import format_bytes, format_count
 
 DIM, HEADS, KV, HEAD, FFN, VOCAB = 32, 4, 2, 8, 48, 50
 LINEAR = DIM * (HEADS + 2 * KV) * HEAD + HEADS * HEAD * DIM + 3 * DIM * FFN  # weights of a block's seven products
@@ -133,10 +133,10 @@ def test_ranges(scopes: tuple[str, ...], text: str) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [count(n) for n in (7, 1234, 12_345, 134_515_008, 405_000_000_000, 5 * 10**15)] == [
+    assert [format_count(n) for n in (7, 1234, 12_345, 134_515_008, 405_000_000_000, 5 * 10**15)] == [
         *("7", "1.23 k", "12.3 k", "135 M", "405 G", "5,000 T")
     ]
-    assert [size(n) for n in (12, 46_080, 5 << 20, 3 << 30)] == ["12 B", "45.0 KiB", "5.0 MiB", "3.00 GiB"]
+    assert [format_bytes(n) for n in (12, 46_080, 5 << 20, 3 << 30)] == ["12 B", "45.0 KiB", "5.0 MiB", "3.00 GiB"]
 
 
 def test_layers_of_scopes() -> None:

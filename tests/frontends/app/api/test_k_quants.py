@@ -18,7 +18,7 @@ from weft.frontends.app.api.inspect.weight_sizes import weight_sizes
 from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.ir import Graph, WeftError
-from weft.ir.recipes.blocks import AsStored, OnGrid, block_layout
+from weft.ir.recipes.blocks import AsStored, OnGrid, find_block_layout
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import run_passes
 
@@ -80,7 +80,8 @@ def layouts(graph: Graph) -> dict[str, str]:
     """The layouts of the first layer's weights and of the table, by the last part of their names."""
     names = [name for name, param in graph.params.items() if param.type.rank == 2 and not name.startswith("layers.1")]
     return {
-        n.removesuffix(".weight").split(".")[-1]: str(block_layout(graph.params[n].recipe, graph.reader)) for n in names
+        n.removesuffix(".weight").split(".")[-1]: str(find_block_layout(graph.params[n].recipe, graph.reader))
+        for n in names
     }
 
 

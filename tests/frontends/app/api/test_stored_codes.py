@@ -23,7 +23,7 @@ from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize, OnGrid, Quantize
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import offset_layout
+from weft.ir.types.block_layouts import build_offset_layout
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.quantize import quantize as pass_module
 from weft.passes.library.target.keep_blocks import KeepBlocks
@@ -133,7 +133,7 @@ def test_odd_blocks(tmp_path: Path) -> None:
     numbers[5, 32:] = -7
     exact, found, recipe, graph = as_stored(numbers, Type.Q4_1, tmp_path)
     layout = recipe.layout(graph.reader)
-    assert layout == offset_layout(4, 32) and layout.row_bits(64) == 3 * 140 + 16
+    assert layout == build_offset_layout(4, 32) and layout.row_bits(64) == 3 * 140 + 16
     steps = np.abs(exact).reshape(64, 2, 32).max(-1).repeat(32, -1) / 15
     error = np.abs(found - exact)
     assert (error[[1]] == 0).all() and (error[[2, 5]] < 0.02).all()

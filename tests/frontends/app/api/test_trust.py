@@ -19,8 +19,8 @@ import pytest
 
 from weft.backends.runtime.text.chat import ChatTemplate
 from weft.ir import WeftError
-from weft.ir.storage import MANIFEST, PROVENANCE, seal
-from weft.ir.storage.contents import SEALED, sha256
+from weft.ir.storage import MANIFEST, PROVENANCE, write_manifest
+from weft.ir.storage.contents import SEALED, hash_file
 
 from ....sampling import each
 from ...command import TINY, done, weft_command
@@ -65,9 +65,9 @@ def named(spec: str, at: str = "evil.py", **changes: Any) -> Plant:
         (folder / at).parent.mkdir(parents=True, exist_ok=True)
         (folder / at).write_text(code(ran))
         record = json.loads((folder / MANIFEST).read_text())
-        source = {"spec": spec.format(folder), "seed": 0, "hashes": {Path(at).name: sha256(folder / at)}}
+        source = {"spec": spec.format(folder), "seed": 0, "hashes": {Path(at).name: hash_file(folder / at)}}
         record = {key: value for key, value in record.items() if key not in SEALED}
-        seal(folder, MANIFEST, {**record, "source": source, **changes})
+        write_manifest(folder, MANIFEST, {**record, "source": source, **changes})
 
     return plant
 
@@ -81,7 +81,7 @@ def beside(*names: str, **changes: Any) -> Plant:
             (folder / name).write_text(code(ran))
         record = json.loads((folder / MANIFEST).read_text())
         record = {key: value for key, value in record.items() if key not in SEALED}
-        seal(folder, MANIFEST, {**record, **changes})
+        write_manifest(folder, MANIFEST, {**record, **changes})
 
     return plant
 

@@ -63,8 +63,8 @@ def test_rows_of_every_dtype(dtype: str, tmp_path: Path, rng: np.random.Generato
     scalar = np.array(stored[0, 0, 0])
     save_file({"odd": np.ones(3, np.uint8), "x": stored, "scalar": scalar}, tmp_path / "model.safetensors")
     reader = SafetensorsReader(tmp_path)
-    assert (reader.shape("x"), reader.dtype("x")) == ((7, 3, 5), dtypes.of(stored))
-    wanted = stored.astype(np.float32) if dtypes.of(stored).is_float else stored
+    assert (reader.shape("x"), reader.dtype("x")) == ((7, 3, 5), dtypes.from_numpy(stored))
+    wanted = stored.astype(np.float32) if dtypes.from_numpy(stored).is_float else stored
     for start, stop in ((0, 7), (2, 5), (6, 7), (3, 3)):
         rows = reader.read("x", start, stop)
         assert rows.dtype == wanted.dtype

@@ -214,7 +214,7 @@ def test_rates_fold_into_what_is_stored() -> None:
 def test_weights_that_are_trained_stay() -> None:
     g, x = graph()
     scale = ops.exp(weight(g, "w", 8))
-    table = g.add_param("table", TensorType(dtypes.f32, (8,)), Literal.of(np.arange(8.0)))
+    table = g.add_param("table", TensorType(dtypes.f32, (8,)), Literal.from_array(np.arange(8.0)))
     g.add_output("y", ops.mul(ops.mul(x, scale), ops.exp(table, name="weights")))
     after = run_passes(g, "fold-constants{weights=false}", verify=True)
     assert [n.op.name for n in after.nodes] == ["exp", "mul", "mul"] and list(after.params) == ["w", "weights"]

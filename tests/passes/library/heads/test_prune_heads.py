@@ -35,7 +35,7 @@ def silenced(graph: Graph, layer: int, gone: list[int]) -> None:
     """Let the KV heads `gone` of a staged graph add nothing."""
     o, node = output_weight(graph, layer), attentions(graph)[layer]
     heard = np.repeat([h not in gone for h in range(node.attrs["kv_heads"])], o.width // node.attrs["kv_heads"])
-    o.recipe = Scale(o.recipe, Literal.of(heard.astype(float)), axis=1)
+    o.recipe = Scale(o.recipe, Literal.from_array(heard.astype(float)), axis=1)
 
 
 def energies(graph: Graph, layer: int, ids: np.ndarray) -> np.ndarray:

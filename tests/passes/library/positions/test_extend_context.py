@@ -16,7 +16,7 @@ from weft import (
 )
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes import Literal
-from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
+from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, compute_yarn_amplitude
 from weft.passes import Trace, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
@@ -53,7 +53,7 @@ def test_extends(text: str) -> None:
 
 def test_the_temperature_of_yarn() -> None:
     after = run_passes(rotary(), METHODS[2])
-    assert {n.attrs["amplitude"] for n in after.nodes if n.op is ops.rope} == {yarn_amplitude(4.0)}
+    assert {n.attrs["amplitude"] for n in after.nodes if n.op is ops.rope} == {compute_yarn_amplitude(4.0)}
 
 
 def test_some_layers() -> None:
@@ -95,14 +95,14 @@ def test_sinusoids_stay_exact() -> None:
 
 def test_interpolate_reads_any_rows() -> None:
     rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-    recipe = Interpolate(Literal.of(rows), 12, 2.5)
+    recipe = Interpolate(Literal.from_array(rows), 12, 2.5)
     whole = recipe.evaluate(Graph().reader)
     for start, stop in ((0, 12), (3, 4), (2, 9), (10, 12)):
         np.testing.assert_array_equal(recipe.read(Graph().reader, start, stop), whole[start:stop])
     want = np.stack([np.interp(np.arange(12) / 2.5, np.arange(5), column) for column in rows.T], 1)
     np.testing.assert_allclose(whole, want, rtol=1e-5, atol=1e-6)
     with pytest.raises(WeftError, match="rows cannot be interpolated at steps of 1/0"):
-        Interpolate(Literal.of(rows), 12, 0.0).shape(Graph().reader)
+        Interpolate(Literal.from_array(rows), 12, 0.0).shape(Graph().reader)
 
 
 def computed_frequencies() -> Graph:

@@ -12,7 +12,7 @@ from weft.frontends.dsl import Attention, Block, Decoder, MoE
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.ir.recipes import Map, Normal, Scale
 from weft.ir.recipes.readers import Array
-from weft.ir.types.block_layouts import integer_layout
+from weft.ir.types.block_layouts import build_integer_layout
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.library.quantize.channel_factors import FARTHEST, fit_channel_factors
@@ -72,9 +72,9 @@ def test_less_is_lost() -> None:
 def test_even_channels_stay() -> None:
     draw = np.random.default_rng(0)
     x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
-    assert fit_channel_factors(x, [weight], integer_layout(4, 32, True)) is None
+    assert fit_channel_factors(x, [weight], build_integer_layout(4, 32, True)) is None
     x[:, 7] *= 40
-    found = fit_channel_factors(x, [weight], integer_layout(8, 32, False))
+    found = fit_channel_factors(x, [weight], build_integer_layout(8, 32, False))
     assert found is not None and found[7] == found.max() >= 4 * np.median(found)
 
     def error(x: Array, weight: Array) -> float:
@@ -95,9 +95,9 @@ def test_channels_without_numbers() -> None:
     x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
     x[:, 3], weight[:, 5] = 0, 0
     x[:, 7] *= 40
-    found = fit_channel_factors(x, [weight, 3 * weight], integer_layout(8, 32, False))
+    found = fit_channel_factors(x, [weight, 3 * weight], build_integer_layout(8, 32, False))
     assert found is not None and np.isfinite(found).all() and found.min() > 0
-    assert fit_channel_factors(np.zeros((5, 64)), [weight], integer_layout(8, 32, False)) is None
+    assert fit_channel_factors(np.zeros((5, 64)), [weight], build_integer_layout(8, 32, False)) is None
 
 
 def test_pieces_of_packed_weights() -> None:
