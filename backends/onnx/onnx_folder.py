@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
-from weft.ir.recipes.readers import find_switched
+from weft.ir.recipes.readers import find_switched_tensors
 from weft.passes.analysis.states import has_cache, limit_source
 
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
@@ -63,7 +63,7 @@ class OnnxFolder:
             "kept_blocks": asked if block_counts else "",
             "weights": summarize_weights(graph, self.tensors),
         }
-        if (tensors := find_switched(graph.reader)) is not None:
+        if (tensors := find_switched_tensors(graph.reader)) is not None:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if block_counts:
             self.facts["blocks"] = block_counts

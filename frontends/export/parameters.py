@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.backends.safetensors import Progress, count_written, parse_stored, write_file
-from weft.ir.storage import whole_file
+from weft.ir.storage import replace_file
 
 from ..formats.weft.model_folder import parameters
 from ..model import Model
@@ -22,6 +22,6 @@ def write_parameters(
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
-    with whole_file(Path(out), model.files) as partial:
+    with replace_file(Path(out), model.files) as partial:
         write_file(partial, tensors, count_written(progress, tensors))
         model.check_unchanged()

@@ -12,7 +12,7 @@ import numpy as np
 from weft.backends.options import make_no_effect_error
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Reshape
-from weft.ir.recipes.blocks import BlockRecipe, Stored, block_layout, in_file
+from weft.ir.recipes.blocks import BlockRecipe, Stored, find_block_layout, unwrap_stored_blocks
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.recipe import BLOCK_ELEMENTS, SWEEP_ELEMENTS, Recipe
 from weft.ir.types.block_layouts import BlockLayout, Blocks, unpack_codes
@@ -128,8 +128,8 @@ def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLay
 
     The layout is a reason (str) if there is none.
     """
-    rows = _keep_rows(in_file(recipe), reader)
-    return rows, block_layout(rows, reader)
+    rows = _keep_rows(unwrap_stored_blocks(recipe), reader)
+    return rows, find_block_layout(rows, reader)
 
 
 def describe_layouts(stored: Mapping[str, StoredCodes]) -> str:

@@ -51,7 +51,7 @@ def hash_structure(nodes: Iterable[Node]) -> str:
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
-def sum_costs(nodes: Iterable[Node]) -> Cost:
+def sum_node_costs(nodes: Iterable[Node]) -> Cost:
     """Return the sum of the costs of `nodes`."""
     total = Cost(0, 0, 0)
     for node in nodes:

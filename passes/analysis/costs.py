@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.interpreter import free_sizes
+from weft.ir.interpreter import list_named_sizes
 from weft.ir.op import Cost, Growth, StateSpec
 from weft.ir.types import sizes
 
@@ -25,7 +25,7 @@ def find_learned_params(graph: Graph) -> list[Param]:
         readers = [node.op is ops.route and node.operand("bias") is param for node in param.users]
         return bool(readers) and all(readers)
 
-    return [p for p in graph.params.values() if not p.recipe.constant and not corrects(p)]
+    return [p for p in graph.params.values() if not p.recipe.is_constant and not corrects(p)]
 
 
 def count_elements(value: Value) -> int:
@@ -64,14 +64,16 @@ def count_cross_cache(nodes: Iterable[Node]) -> int:
 
 
 def _count_per_slot(parts: Iterable[StateSpec]) -> int:
-    return sum(sizes.evaluate(sizes.product(spec.per_slot), {}) for spec in parts)
+    return sum(sizes.evaluate(sizes.multiply_sizes(spec.slot_shape), {}) for spec in parts)
 
 
 def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
     """Return the bytes of all recurrent states of one sequence; `item` is the size in bytes of the model's dtype."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
     all_specs = (spec for node in nodes for spec in find_states(node))
-    return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in all_specs)
+    return sum(
+        sizes.evaluate(sizes.multiply_sizes(s.row_shape), {}) * (4 if s.kind.accumulates else item) for s in all_specs
+    )
 
 
 DEFAULT_SIZES = {"batch": 1, "seq": 64, "past": 0}
@@ -85,7 +87,7 @@ def compute_cost(graph: Graph, **given: int) -> Cost:
     All other named sizes, such as the number of keys, default to past + seq.
     """
     binding = DEFAULT_SIZES | AUDIO_SIZES | given
-    binding = dict.fromkeys(free_sizes(graph), binding["past"] + binding["seq"]) | binding
+    binding = dict.fromkeys(list_named_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0
     for node in graph.nodes:
         node_cost = node.op.node_cost(node)

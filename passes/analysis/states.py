@@ -56,7 +56,7 @@ def find_cache_sharers(node: Node) -> list[Node]:
     An attention with a window shares none: its own cache may roll.
     """
     key = _make_cache_key(node)
-    sharers = set() if key is None else {n for n in node.required("k").users if _make_cache_key(n) == key}
+    sharers = set() if key is None else {n for n in node.required_operand("k").users if _make_cache_key(n) == key}
     return [node] if len(sharers) < 2 else [n for n in node.graph.nodes if n in sharers]
 
 
@@ -66,18 +66,18 @@ def _make_cache_key(node: Node) -> tuple[object, ...] | None:
     if not cache_specs or any(spec.window is not None or spec.growth is not Growth.TEXT for spec in cache_specs):
         return None
     named = {o.name for o in node.op.operands}
-    read = ("k", "v", "k_scale", "v_scale", *(spec.taken for spec in cache_specs))
+    read = ("k", "v", "k_scale", "v_scale", *(spec.past_operand for spec in cache_specs))
     return node.op, cache_specs, *(node.operand(name) if name in named else None for name in read)
 
 
 def find_sum_operands(node: Node) -> set[int]:
     """Return the indices of the operands of `node` that are states summed over all tokens; these stay in f32."""
-    return {node.op.operand_index(s.taken, node.attrs) for s in find_states(node) if s.kind.accumulates}
+    return {node.op.operand_index(s.past_operand, node.attrs) for s in find_states(node) if s.kind.accumulates}
 
 
 def has_state(node: Node) -> bool:
     """Return whether `node` has an operand for a cache or a state of earlier tokens."""
-    return any(node.operand(s.taken) is not None for s in (*find_caches(node), *find_states(node)))
+    return any(node.operand(s.past_operand) is not None for s in (*find_caches(node), *find_states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
@@ -98,7 +98,7 @@ def add_state_io(graph: Graph, node: Node, numbers: Counter[str], given: dict[st
     if is_masked and find_states(node):
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
     named = _name_node_states((*find_caches(node), *find_states(node)), numbers)
-    pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in named}
+    pasts = {spec.past_operand: graph.add_input(name, spec.type) for spec, name, _ in named}
     for (_, _, name), present in zip(named, rebuild_node(node, {**given, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
     return pasts
@@ -143,11 +143,11 @@ def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
             matching = [
                 s
                 for s in (*find_caches(node), *find_states(node))
-                if node.op.operand_index(s.taken, node.attrs) == operand
+                if node.op.operand_index(s.past_operand, node.attrs) == operand
             ]
             for spec in matching[:1]:
-                output = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
-                candidates.append((spec, name, next(iter(graph.outputs.names(output)), "")))
+                output = node.outputs[node.op.result_names(node.inputs, node.attrs).index(spec.present_output)]
+                candidates.append((spec, name, next(iter(graph.outputs.names_of(output)), "")))
         yield from sorted(candidates, key=lambda state: not state[2])[:1]
 
 
@@ -178,7 +178,7 @@ def make_cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
 
 def make_state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """Return a record per state of constant size: the `name` of its input and its `shape` without the batch axis."""
-    return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _is_constant(spec)]
+    return [{"name": name, "shape": list(spec.row_shape)} for spec, name, _ in carried if _is_constant(spec)]
 
 
 def make_manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def make_manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[s
     """
 
     def record(spec: StateSpec, **names: str) -> dict[str, Any]:
-        shape = [n if isinstance(n, int) else None for n in spec.row]
+        shape = [n if isinstance(n, int) else None for n in spec.row_shape]
         start = {"initial": spec.initial} if spec.initial else {}
         return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape, **start}
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
-from weft.ir.recipes.blocks.floats import tensor_scale
-from weft.ir.recipes.readers import Array, find_switched
+from weft.ir.recipes.blocks.floats import compute_tensor_scale
+from weft.ir.recipes.readers import Array, find_switched_tensors
 
 from ..analysis.projections import TOKENWISE_TRAITS
 
@@ -47,10 +47,10 @@ def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
-    slots = find_switched(graph.reader)
+    slots = find_switched_tensors(graph.reader)
     for param in graph.params.values():
         readers = sorted(param.users, key=lambda node: order[node])
-        if not any(_is_weight_of(node, param) for node in readers) or param.recipe.constant:
+        if not any(_is_weight_of(node, param) for node in readers) or param.recipe.is_constant:
             continue
         if any(_is_router(node) for node in readers):
             result[param] = "it is the weight of a router"
@@ -102,7 +102,7 @@ def compute_tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, 
     scales: dict[Matrix, tuple[float, ...]] = {}
     for members in by_input.values():
         largest_shared = np.maximum.reduce([largest[matrix] for matrix in members])
-        scales |= dict.fromkeys(members, tuple(map(tensor_scale, largest_shared.tolist())))
+        scales |= dict.fromkeys(members, tuple(map(compute_tensor_scale, largest_shared.tolist())))
     return scales
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.ops.experts import expert_hidden
+from weft.ir.ops.experts import compute_expert_hidden
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import (
     BlockRecipe,
@@ -21,13 +21,13 @@ from weft.ir.recipes.blocks import (
     Quantize,
     ToFloat4,
     ToFloat8,
-    as_stored,
-    block_layout,
-    grid_layout,
+    find_block_layout,
+    find_grid_layout,
+    wrap_stored_blocks,
 )
 from weft.ir.recipes.blocks.quantize import concat_blocks
 from weft.ir.recipes.readers import Array, SpilledTensors
-from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout, pack_codes
+from weft.ir.types.block_layouts import BlockLayout, Blocks, build_integer_layout, build_offset_layout, pack_codes
 
 from ..core.resume import ResultStore
 from ..edits.edit import derive_param, replace_param
@@ -41,9 +41,9 @@ ROWS = 2048  # activations that are multiplied at once, and
 COLUMNS = 1024  # of their moment
 NUMBERS = 1 << 23  # elements of a weight that are rounded at once
 GRIDS = (  # on which weights stored as floats are recognized: fewest bits first
-    *(integer_layout(4, group, zeros) for zeros in (False, True) for group in (128, 64, 32)),
-    offset_layout(4, 32),
-    integer_layout(8, 32, False),
+    *(build_integer_layout(4, group, zeros) for zeros in (False, True) for group in (128, 64, 32)),
+    build_offset_layout(4, 32),
+    build_integer_layout(8, 32, False),
 )
 
 Progress = Callable[[int, int], None]
@@ -61,7 +61,9 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
         replace_recipe(param, ToFloat8(param.recipe))
         return
     search = "hqq" if layout.sums else ""
-    replace_recipe(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search))
+    replace_recipe(
+        param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.range_dtype.name, search)
+    )
 
 
 def find_stored_layout(param: Param) -> BlockLayout | None:
@@ -70,9 +72,9 @@ def find_stored_layout(param: Param) -> BlockLayout | None:
     Floats that all lie on the grid of one of `GRIDS`, as after dequantization, count as stored in it.
     """
     recipe, reader = param.recipe, param.graph.reader
-    layout = None if recipe.has(BlockRecipe) else block_layout(recipe, reader)
+    layout = None if recipe.has(BlockRecipe) else find_block_layout(recipe, reader)
     if isinstance(layout, str):
-        return grid_layout(recipe, reader, GRIDS)
+        return find_grid_layout(recipe, reader, GRIDS)
     return layout if isinstance(layout, BlockLayout) and not layout.floats else None
 
 
@@ -83,7 +85,7 @@ def count_stored_bits(layout: BlockLayout | None) -> float:
 
 def read_stored_codes(param: Param, layout: BlockLayout) -> None:
     """Replace `param` by a parameter whose recipe reads the stored codes; `layout` is its `find_stored_layout`."""
-    replace_recipe(param, as_stored(param.recipe, param.graph.reader, layout))
+    replace_recipe(param, wrap_stored_blocks(param.recipe, param.graph.reader, layout))
 
 
 def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
@@ -92,7 +94,7 @@ def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
     The codes are stored because targets read weights several times, and a search takes longer than all reads.
     """
     reader = param.graph.reader
-    recipe = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search)
+    recipe = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.range_dtype.name, search)
     count, *rest, width = param.type.concrete({})
     step = 1 if rest else max(1, NUMBERS // width)
     parts = [recipe.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
@@ -104,17 +106,17 @@ def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
 def store_blocks(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
     """Replace `param` by `blocks` of `layout` (one per matrix of a stack), which are written to disk."""
     graph = param.graph
-    reader = graph.reader = SpilledTensors.over(graph.reader)
+    reader = graph.reader = SpilledTensors.wrap(graph.reader)
     packed: dict[str, list[Array]] = {}
     for block in blocks:
         rows = len(block.scales)
         packed.setdefault("codes", []).append(pack_codes(block.codes, layout.bits).reshape(rows, -1))
-        packed.setdefault("scales", []).append(block.scales.astype(layout.numbers.numpy))
+        packed.setdefault("scales", []).append(block.scales.astype(layout.scale_dtype.numpy))
         if block.zeros is not None:
             packed.setdefault("zeros", []).append(pack_codes(block.zeros, layout.bits))
     parts: dict[str, Source] = {}
     for name, arrays in packed.items():
-        key = reader.fresh(f"{param.name}.{name}")
+        key = reader.unique_key(f"{param.name}.{name}")
         reader.put(key, np.stack(arrays) if len(param.shape) > 2 else arrays[0])
         parts[name] = Source(key)
     new = Dequantize(
@@ -124,7 +126,7 @@ def store_blocks(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) ->
         width=int(param.shape[-1]),
         bits=layout.bits,
         group=layout.group,
-        scale=layout.unit.name,
+        scale=layout.range_dtype.name,
         sums=layout.sums,
     )
     replace_recipe(param, new)
@@ -206,7 +208,7 @@ class _OriginalActivations:
 
 def _find_input_sharers(node: Node) -> list[Param]:
     """Return the weights of all nodes with the op, input and norm of `node`, including its own: they share a moment."""
-    x = node.required("x")
+    x = node.required_operand("x")
     same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _make_norm_key(n) == _make_norm_key(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
 
@@ -254,7 +256,7 @@ def _compute_moments(
 ) -> tuple[Array, Array | None]:
     """Return Σ x xᵀ [in, in] of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀.
     The second is None without `original`."""
-    x = node.required("x")
+    x = node.required_operand("x")
     changed = _apply_norm(node, activations(x))
     return compute_moment(changed), None if original is None else compute_moment(
         _apply_norm(node, original(x)), changed
@@ -312,8 +314,10 @@ def _fit_experts(
     """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
     The moment of an expert is that of its own tokens, for gate and up mixed with `POOLED_SHARE` of that of all."""
     reader = node.graph.reader
-    x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
-    combine = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("combine"))])
+    x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
+    combine = np.concatenate(
+        [part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("combine"))]
+    )
     down = node.operand("down") in [matrix.param for matrix in layouts]
     pooled = None if down else compute_moment([x]) / len(x)
     blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
@@ -330,7 +334,7 @@ def _fit_experts(
             assert up is not None
             biases = read("up_bias"), read("gate_bias")
             # An expert without tokens is rounded for the first tokens of all.
-            routed = expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
+            routed = compute_expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
             second = compute_moment([routed])
         else:
             assert pooled is not None

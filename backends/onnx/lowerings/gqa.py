@@ -47,17 +47,17 @@ def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
 
 
 def _absorb_producers(node: Node) -> _Operands:
-    q, k, v, rope = node.required("q"), node.required("k"), node.operand("v"), None
+    q, k, v, rope = node.required_operand("q"), node.required_operand("k"), node.operand("v"), None
     if (ropes := _absorbable_ropes(node)) is not None:
-        rope, (q, k) = ropes[0], (r.required("x") for r in ropes)
+        rope, (q, k) = ropes[0], (r.required_operand("x") for r in ropes)
     packed = q.producer
     if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v):
-        return _Operands(packed.required("x"), None, None, rope)
+        return _Operands(packed.required_operand("x"), None, None, rope)
     return _Operands(q, k, v, rope)
 
 
 def _refusal(node: Node, target: Backend) -> str | None:
-    a, q, k, v = node.attrs, node.required("q"), node.required("k"), node.operand("v")
+    a, q, k, v = node.attrs, node.required_operand("q"), node.required_operand("k"), node.operand("v")
     if v is None:
         return "it caches keys and values apart"
     head = k.width // a["kv_heads"]
@@ -83,7 +83,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
     """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`; `head` is a head's width."""
-    k, v = node.required("k_scale"), node.required("v_scale")
+    k, v = node.required_operand("k_scale"), node.required_operand("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"
     bits = node.attrs["cache_bits"]
@@ -130,7 +130,7 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
     a, operands = node.attrs, _absorb_producers(node)
-    mask, bias = node.required("key_mask"), node.operand("bias")
+    mask, bias = node.required_operand("key_mask"), node.operand("bias")
     cos, sin = (None, None) if operands.rope is None else rope_tables(e, operands.rope, operands.query)
     last, total = _lengths(e, mask)
     bits, scale = a["cache_bits"], node.operand("k_scale")
@@ -175,11 +175,11 @@ def _add_repeated_outputs(e: OnnxEmitter, node: Node, results: list[Out]) -> Non
     The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
     """
     for spec, out in zip(find_caches(node), results, strict=True):
-        past = node.required(spec.taken)
-        output = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
+        past = node.required_operand(spec.past_operand)
+        output = node.outputs[node.op.result_names(node.inputs, node.attrs).index(spec.present_output)]
         if output.is_output:
             continue
-        writers = (n.outputs[n.op.results(n.inputs, n.attrs).index(spec.made)] for n in past.users)
-        name = next(name for value in writers for name in e.graph.outputs.names(value))
+        writers = (n.outputs[n.op.result_names(n.inputs, n.attrs).index(spec.present_output)] for n in past.users)
+        name = next(name for value in writers for name in e.graph.outputs.names_of(value))
         repeats = sum(key.startswith(f"{name}.") for key in e.repeated_outputs) + 1
         e.repeated_outputs[f"{name}.{repeats}"] = out, output

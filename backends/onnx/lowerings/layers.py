@@ -35,7 +35,7 @@ def multiply_weight(e: OnnxEmitter, x: Out | None, weight: Value) -> Out:
 
 @lowering(ops.linear)
 def MatMul(e: OnnxEmitter, node: Node) -> Out:
-    return add_bias(e, multiply_weight(e, e[node.inputs[0]], node.required("weight")), node)
+    return add_bias(e, multiply_weight(e, e[node.inputs[0]], node.required_operand("weight")), node)
 
 
 def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
@@ -47,7 +47,7 @@ def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
 def _vector_or_fill(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
     """Return the operand `name` of the norm `node`; if it is absent, a constant vector of `fill`, because the operators
     require a scale."""
-    x, vector = node.required("x"), node.operand(name)
+    x, vector = node.required_operand("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
@@ -77,18 +77,18 @@ def norm_refusal(node: Node, target: Backend) -> str | None:
 
 def norm_cache_key(node: Node) -> object:
     """Return a key that is equal for norm_linear nodes with the same normed input."""
-    x, kind = node.required("x"), node.attrs["kind"]
+    x, kind = node.required_operand("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
 
 @lowering(ops.norm_linear, when=norm_refusal, opset=23)
 def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
-    return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required("weight")), node)
+    return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required_operand("weight")), node)
 
 
 def apply_norm(e: OnnxEmitter, node: Node) -> Out:
     """Return the normed x of a norm_linear `node`, emitted once for all nodes that read it; x itself without a norm."""
-    x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
+    x, kind, bias = e[node.required_operand("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x
 
@@ -121,12 +121,12 @@ def _gelu_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gelu, when=_gelu_refusal)
 def Gelu(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required("x")], find_activation_name(node) or "", node.output.type.dtype)
+    return activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required("x")], find_activation_name(node) or "", node.output.type.dtype)
+    return activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
@@ -168,13 +168,13 @@ def _glu_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.glu, when=_glu_refusal)
 def GatedUnit(e: OnnxEmitter, node: Node) -> Out:
-    gate, up = e[node.required("gate")], e[node.required("up")]
+    gate, up = e[node.required_operand("gate")], e[node.required_operand("up")]
     return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
 
 
 def rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
     """Return cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
-    frequencies, amplitude = rope.required("frequencies"), rope.attrs["amplitude"]
+    frequencies, amplitude = rope.required_operand("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
     tables = {fn: RopeTable(frequencies.recipe, e.max_length, fn, amplitude) for fn in ("cos", "sin")}
     return [e.weight(f"rope.{fn}", table, like.type.dtype) for fn, table in tables.items()]
@@ -187,13 +187,13 @@ def _rope_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.rope, when=_rope_refusal, opset=23)
 def RotaryEmbedding(e: OnnxEmitter, node: Node) -> Out:
-    x, heads = node.required("x"), node.attrs["heads"]
-    rotated = 2 * node.required("frequencies").width
+    x, heads = node.required_operand("x"), node.attrs["heads"]
+    rotated = 2 * node.required_operand("frequencies").width
     return e.op(
         "RotaryEmbedding",
         e[x],
         *rope_tables(e, node, x),
-        e[node.required("positions")],
+        e[node.required_operand("positions")],
         num_heads=heads,
         interleaved=int(node.attrs["interleaved"]),
         # 0 means the full head.

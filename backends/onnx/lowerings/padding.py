@@ -104,6 +104,6 @@ def _padding_limit(e: OnnxEmitter) -> onnx.Value | None:
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
         for spec, name, _ in find_state_inputs(e.graph)
-        if not spec.growth.rewinds
+        if not spec.growth.can_rewind
     ]
     return e.size(functools.reduce(sizes.minimum, limits)) if limits else None

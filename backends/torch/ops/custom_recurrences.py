@@ -43,14 +43,14 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     values = [v for v in node.inputs if v is not None]
     call = FunctionCall("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in find_specs(node)]
+    starts = [f"({tuple_text([str(n) for n in spec.row_shape])}, {number(spec.initial)})" for spec in find_specs(node)]
     function = step_function(e, step)
     call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
     if (form := find_affine_form(step)) is not None:
         chunks = derive_parallel_form(step, form)
-        sizes = [spec.row for spec in find_specs(node) if chunks.outer[spec.part] is None]
+        sizes = [spec.row_shape for spec in find_specs(node) if chunks.outer[spec.part] is None]
         elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
         call.arguments += [f"many={_many(e, step, chunks, function)}", f"size={max(16, LARGEST // max(elements, 1))}"]
     elif (delta := find_delta_form(step)) is not None:

@@ -81,7 +81,7 @@ def _of_table(value: Value) -> bool:
     """Return whether `value` is an embedding in a constant table, which keeps its dtype when the model is cast."""
     producer = value.producer
     table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
-    return isinstance(table, Param) and table.recipe.constant
+    return isinstance(table, Param) and table.recipe.is_constant
 
 
 def _filling(value: Value) -> str | None:
@@ -96,27 +96,27 @@ def _filling(value: Value) -> str | None:
 def _swish(e: Emitter, node: Node) -> Var:
     beta = node.attrs["beta"]
     text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
-    return e.emit(text, node.required("x"), replaces=0)
+    return e.emit(text, node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
-    return e.emit(activation(find_activation_name(node) or ""), node.required("x"), replaces=0)
+    return e.emit(activation(find_activation_name(node) or ""), node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.elu)
 def _elu(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required("x"), replaces=0)
+    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.dropout)
 def _dropout(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.dropout({{0}}, {node.attrs['share']}, self.training)", node.required("x"), replaces=0)
+    return e.emit(f"F.dropout({{0}}, {node.attrs['share']}, self.training)", node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
-    x, by, plus = node.required("x"), node.attrs["by"], node.attrs["plus"]
+    x, by, plus = node.required_operand("x"), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(e.attr(node, 'by'), node.output)}"
@@ -137,12 +137,12 @@ def _times(by: Any, like: Value) -> str:
 def _clip(e: Emitter, node: Node) -> Var:
     bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
     text = ", ".join(bounds).replace("low", "min").replace("high", "max")
-    return e.emit(f"{{0}}.clamp({text})", node.required("x"), replaces=0)
+    return e.emit(f"{{0}}.clamp({text})", node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.cast)
 def _cast(e: Emitter, node: Node) -> Var:
-    x, to = node.required("x"), node.attrs["to"]
+    x, to = node.required_operand("x"), node.attrs["to"]
     if to.is_float and x.type.dtype.is_float:  # the model computes in the dtype of its weights
         return e.emit("{0}", x, replaces=0)
     return e.emit(f"{{0}}.to(torch.{TORCH_NAMES[to.name]})", x)
@@ -150,7 +150,7 @@ def _cast(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.sum, ops.mean, ops.max, ops.min, ops.prod)
 def _reduce(e: Emitter, node: Node) -> Var:
-    x, axes, rest = node.required("x"), node.attrs["axes"], ", keepdim=True" if node.attrs["keepdims"] else ""
+    x, axes, rest = node.required_operand("x"), node.attrs["axes"], ", keepdim=True" if node.attrs["keepdims"] else ""
     name = {"max": "amax", "min": "amin"}.get(node.op.name, node.op.name)
     if name == "prod":  # torch reduces one axis at a time
         text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((a % len(x.shape) for a in axes), reverse=True))
@@ -163,25 +163,25 @@ def _reduce(e: Emitter, node: Node) -> Var:
 def _cumsum(e: Emitter, node: Node) -> Var:
     axis = node.attrs["axis"]
     text = f"{{0}}.cumsum({axis})"
-    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required("x"))
+    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required_operand("x"))
 
 
 @lowering(ops.fourier)
 def _fourier(e: Emitter, node: Node) -> Var:
-    x = node.required("x")  # fft has no f16 and bf16 on all devices
+    x = node.required_operand("x")  # fft has no f16 and bf16 on all devices
     return e.emit("torch.fft.fft2({0}.float()).real.to({0}.dtype)", x)
 
 
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
-    x, axis = node.required("x"), node.attrs["axis"]
+    x, axis = node.required_operand("x"), node.attrs["axis"]
     return e.emit(f"{{0}}.softmax({axis})" if _is_finite(x) else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
 
 
 def _is_finite(x: Value) -> bool:
     """Return whether `x` certainly has no −∞ of a mask: it is a linear map, product or norm, possibly scaled."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
-        return _is_finite(x.producer.required("x"))
+        return _is_finite(x.producer.required_operand("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
 
 

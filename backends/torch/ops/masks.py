@@ -51,8 +51,8 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         return None, "is_causal=True"
     mask: Operand | None = None
     if causal or window is not None or not plain:
-        at = e.emit(ARANGE, node.required("q"), name="queries")
-        mask = _emit_mask(e, node, at, e.emit(ARANGE, node.required("k"), name="keys"))
+        at = e.emit(ARANGE, node.required_operand("q"), name="queries")
+        mask = _emit_mask(e, node, at, e.emit(ARANGE, node.required_operand("k"), name="keys"))
     if key_mask is not None:
         visible = visible_keys(e, key_mask)
         mask = visible if mask is None else e.emit("{0} & {1}", mask, visible, name="mask")
@@ -92,7 +92,7 @@ def emit_seen(e: Emitter, node: Node) -> Var:
         seen = e.hoist((text, *operands), text, *operands, name=name)
     else:
         text = f"KeyVisibility({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
-        seen = e.emit(text, node.required("q"), node.required("k"), name=name)
+        seen = e.emit(text, node.required_operand("q"), node.required_operand("k"), name=name)
     seen.type = "KeyVisibility"
     return seen
 
@@ -143,7 +143,7 @@ def seen_keys(node: Node, e: Emitter | None = None) -> str:
     Attributes are literals, or the names that `e` has for them.
     """
     attrs = node.attrs if e is None else {name: e.attr(node, name) for name in node.attrs}
-    conditions = VisibleKeys.of(attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
+    conditions = VisibleKeys.from_attrs(attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
     return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 

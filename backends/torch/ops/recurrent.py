@@ -30,7 +30,7 @@ def carried(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple
         return str(call).replace(PAST, past)
 
     parts = find_states(node)
-    states_in = [call.place(v) for spec in parts if (v := node.operand(spec.taken)) is not None]
+    states_in = [call.place(v) for spec in parts if (v := node.operand(spec.past_operand)) is not None]
     names = [v.name.rpartition(".")[2] for v in node.outputs]
 
     def unpack(made: Var, names: Sequence[str]) -> tuple[Var, ...]:
@@ -49,7 +49,7 @@ def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
     """Return name, constructor and type of the cache slot of the states `parts`; states that add up tokens are f32."""
     tensors = []
     for spec in parts:
-        sizes, dtype = ", ".join(map(str, ("batch", *spec.row))), ", dtype=torch.float32" * spec.kind.accumulates
+        sizes, dtype = ", ".join(map(str, ("batch", *spec.row_shape))), ", dtype=torch.float32" * spec.kind.accumulates
         filled = f"full(({sizes}), {number(spec.initial)}" if spec.initial else f"zeros({sizes}"
         tensors.append(f"{{like}}.new_{filled}{dtype})")
     if not any(spec.initial for spec in parts):
@@ -60,9 +60,9 @@ def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
 
 @lowering(ops.causal_conv)
 def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
-    x, weight, bias = e.zero_padding(node.required("x")), node.required("weight"), node.operand("bias")
+    x, weight, bias = e.zero_padding(node.required_operand("x")), node.required_operand("weight"), node.operand("bias")
     # A table, such as that of a shift by one token, stays f32 when weights are cast.
-    fixed = isinstance(weight, Param) and weight.recipe.constant
+    fixed = isinstance(weight, Param) and weight.recipe.is_constant
     taps = e.emit("{0}.to({1}.dtype)", weight, x, name="taps") if fixed else weight
     operands, act = [x, taps, *([] if bias is None else [bias])], node.attrs["activation"]
     if node not in e.cached and node.operand("past") is None:
@@ -85,7 +85,7 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
     operands = [node.operand(o.name) for o in node.op.operands[:6]]
     call = FunctionCall(function)
-    call.give(operands[0], e.zero_padding(node.required("delta")), *operands[2:], PAST)
+    call.give(operands[0], e.zero_padding(node.required_operand("delta")), *operands[2:], PAST)
     if node.op is ops.ssd:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
     return carried(e, node, call)
@@ -94,16 +94,16 @@ def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule)
 def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     changes, decay = node.op is ops.gated_delta_rule, node.operand("decay")
-    q, k, v = (node.required(name) for name in "qkv")
+    q, k, v = (node.required_operand(name) for name in "qkv")
     call = FunctionCall("linear_recurrence").give(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
-    beta = e.zero_padding(node.required("beta")) if changes else None
+    beta = e.zero_padding(node.required_operand("beta")) if changes else None
     call.named(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(f"past={PAST}")
     return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
 
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    operands, heads = (*features(e, node), node.required("v")), e.attr(node, "heads")
+    operands, heads = (*features(e, node), node.required_operand("v")), e.attr(node, "heads")
     if not node.attrs["causal"]:
         return (FunctionCall("linear_attention").give(*operands, str(heads)).emit(e),)
     return carried(e, node, FunctionCall("causal_linear_attention").give(*operands, PAST).set("heads", heads))
@@ -116,8 +116,8 @@ def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     Without positions, the features are returned again in place of the rotated ones.
     """
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
-    q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)
-    k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
+    q = e.emit("elu_plus_one({0})", node.required_operand("q"), name="q", replaces=0)
+    k = e.emit("elu_plus_one({0})", node.required_operand("k"), name="k", replaces=0)
     if mask is not None:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
     keys = e.zero_padding(k)

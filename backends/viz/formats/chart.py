@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.ir.errors import WeftError
-from weft.ir.readable import size
+from weft.ir.readable import format_bytes
 
 from ..layout.font import collapse_whitespace
 from .style import list_colours
@@ -121,7 +121,7 @@ def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartMode
         _plot_layers(bits, "bits of a weight", layers, [c.bits for c in models], base=2)
         bits.set_xlabel("layer")
     names = [f"{original.name}, the original", *(c.name for c in candidates)]
-    rows = [[_truncate(name, 90), size(c.size), c.facts] for name, c in zip(names, models, strict=True)]
+    rows = [[_truncate(name, 90), format_bytes(c.size), c.facts] for name, c in zip(names, models, strict=True)]
     labels = [" · ".join(filter(None, row)) for row in rows]
     figure.legend(handles, labels, title=collapse_whitespace(about), loc="outside lower left", alignment="left")
     # Labels of points depend on the final layout. Ticks are also created here, while the style is active.
@@ -136,7 +136,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[
     from matplotlib.lines import Line2D
 
     original, *candidates = models
-    unit = size(max(c.size for c in models)).split()[1]
+    unit = format_bytes(max(c.size for c in models)).split()[1]
     scale = 1024 ** ("B", "KiB", "MiB", "GiB").index(unit)
     points = [(c.size / scale, c.lost if c.lost and 0 < c.lost < math.inf else math.nan) for c in candidates]
     lines = [axes.plot(*point)[0] for point in points]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.graph.analysis import attributes
+from weft.ir.graph.analysis import select_explicit_attributes
 from weft.ir.graph.origins import Origin
 from weft.ir.graph.step import Step
 from weft.ir.op import OPS, Cost, Trait
@@ -143,7 +143,7 @@ def build_network(graph: Graph) -> Network:
 
 def _describe_origin(origin: Origin) -> tuple[str, str | None]:
     """Return the source text of the module that created a scope, and its "file:line" if known."""
-    return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
+    return repr(origin.module), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
 def _derive_costs(node: Node) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[
     `cache` stores costs by attributes and types, because layers repeat their operations.
     """
     operands = list(_list_operands(node))
-    attrs = attributes(node)
+    attrs = select_explicit_attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)
     key = node.op.name, kinds, tuple(attrs.items()), tuple(find_quantized_layout(v) for v in node.inputs)
     costs = cache.get(key) or cache.setdefault(key, _derive_costs(node))

@@ -38,7 +38,7 @@ class Totals:
 def compute_totals(network: Network, tokens: int) -> Totals:
     """Return the totals of `network` for a sequence of `tokens` tokens."""
     totals = sum_costs(PicturePart(network.name, "", network.vertices))
-    binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
+    binding = dict.fromkeys(sizes.list_names(totals.flops), tokens) | {"batch": 1, "past": 0}
     elements, other_bytes = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
     stored: Counter[str] = Counter()

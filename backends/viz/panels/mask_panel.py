@@ -161,7 +161,7 @@ def _draw_rolling_cache(small: Kind, kind: Kind) -> dict[str, Any]:
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
-    slot_positions = caches.slot_positions(newest, slots, small.keys.keep_first)
+    slot_positions = caches.find_slot_positions(newest, slots, small.keys.keep_first)
     return {
         "slots": kind.keys.window + kind.keys.keep_first,
         "first": kind.keys.keep_first,
@@ -181,7 +181,7 @@ def compute_reach(network: Network) -> dict[str, Any] | None:
     """
     kinds = {v.name: kind for v, kind in list_attentions(network) if kind.keys.causal and not kind.cross}
     mixers = [v for v in network.vertices if v.name in kinds or v.weft_op.op in RECURRENT]
-    if all(v.name not in kinds or not kinds[v.name].keys.local for v in mixers):
+    if all(v.name not in kinds or not kinds[v.name].keys.is_local for v in mixers):
         return None
     last = max(network.context or 0, 1 + sum(k.keys.window or k.keys.stride for k in kinds.values())) - 1
     steps: list[list[Any]] = []

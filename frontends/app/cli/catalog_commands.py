@@ -10,7 +10,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_families, complete_ops, complete_presets, complete_targets
-from .terminal import as_json, count, echo, size, table
+from .terminal import as_json, echo, format_bytes, format_count, table
 
 if TYPE_CHECKING:
     from weft.backends.target import Backend
@@ -63,12 +63,12 @@ def first_sentence(doc: str) -> str:
 
 def _show_op(op: Op) -> None:
     from weft.backends.target import TARGETS
-    from weft.ir.op import type_name
+    from weft.ir.op import format_type
     from weft.ir.recipes.spelling import spell
 
     echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
-        rows = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
+        rows = [(a.name, format_type(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
         table(("attribute", "type", "default"), rows)
         echo()
     facts = {
@@ -98,7 +98,7 @@ def _cases(op: Op) -> list[str]:
     lines = []
     for case in op.cases:
         arrays = case.draw()
-        types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in arrays]
+        types = [None if a is None else TensorType(dtypes.from_numpy(_narrow(a)), tuple(a.shape)) for a in arrays]
         attrs = op.check_attrs(case.attrs)
         operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
@@ -223,10 +223,10 @@ def _preset_row(name: str) -> tuple[str, ...]:
     state = count_state_bytes(graph.nodes, 2)
     return (
         name,
-        count(preset.parameters),
-        "" if active == preset.parameters else count(active),
-        size(per_token) if per_token else "",
-        size(state) if state else "",
+        format_count(preset.parameters),
+        "" if active == preset.parameters else format_count(active),
+        format_bytes(per_token) if per_token else "",
+        format_bytes(state) if state else "",
         f"{context:,}" if context else "",
         preset.about,
     )
@@ -260,7 +260,7 @@ def families_command(name: str | None) -> None:
 
 
 def _check_name(name: str | None, names: Collection[str], kind: str, command: str) -> None:
-    from weft.ir.errors import unknown
+    from weft.ir.errors import unknown_name_error
 
     if name is not None and name not in names:
-        raise unknown(kind, name, names, f"see `weft {command}`")
+        raise unknown_name_error(kind, name, names, f"see `weft {command}`")

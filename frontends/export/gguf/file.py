@@ -20,8 +20,8 @@ from weft.backends.safetensors import STORED, Progress, Tensor, count_written, e
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
-from weft.ir.recipes.streams import check_finite, stream
-from weft.ir.storage import whole_file
+from weft.ir.recipes.streams import check_finite, stream_rows
+from weft.ir.storage import replace_file
 from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
@@ -90,7 +90,7 @@ def write_gguf(
     facts = _list_metadata(model, [t.dtype for name, t in tensors.items() if name in codes_to_store] or [kind])
     embedding = result.tensors.get("token_embd.weight")
     tokens = {} if embedding is None else build_tokenizer_metadata(model, embedding.shape[0], note)
-    with whole_file(Path(out), model.files) as path:
+    with replace_file(Path(out), model.files) as path:
         _write_file(path, result, {**tokens, **facts}, tensors, blocks, progress)
         model.check_unchanged()
     if codes_to_store:
@@ -120,7 +120,7 @@ def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Te
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:
         kind = dtypes.f16
-    return Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
+    return Tensor(tensor.shape, kind, partial(stream_rows, tensor.recipe, reader))
 
 
 def _list_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from weft.backends.torch.transformers.embedding import write_embedding, write_js
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
-from weft.ir.storage import PROVENANCE, seal, whole_folder
+from weft.ir.storage import PROVENANCE, replace_folder, write_manifest
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -59,14 +59,14 @@ def write_folder(
     if stored is not None:
         config.pop("torch_dtype", None)  # the older name of dtype
         config["dtype"] = CONFIG_NAMES[stored]
-    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, stored)
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         write_shards(folder, _list_tensors(model, stored, params), shard_bytes)
-        seal(folder, PROVENANCE, provenance(model, hashes()))
+        write_manifest(folder, PROVENANCE, provenance(model, hashes()))
 
 
 def copy_generation(source: Path, folder: Path) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from weft.backends.safetensors import Tensor
 from weft.ir.recipes.blocks.floats import TALL
 from weft.ir.recipes.readers import Array, TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stream_rows
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, pack_codes
 from weft.ir.types.dtypes import DType
@@ -71,7 +71,7 @@ def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader
         }
     tensors = {
         "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_read_words, codes, reader)),
-        "scale": Tensor((rows, groups), scale, partial(stream, codes.part("steps"), reader)),
+        "scale": Tensor((rows, groups), scale, partial(stream_rows, codes.part("steps"), reader)),
         "shape": Tensor((2,), dtypes.i64, lambda: [np.array([rows, width], np.int64)]),
     }
     if layout.has_zeros:
@@ -85,7 +85,7 @@ def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Te
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {
-        "weight_packed": Tensor((rows, width // 2), dtypes.u8, partial(stream, codes.part("packed"), reader)),
+        "weight_packed": Tensor((rows, width // 2), dtypes.u8, partial(stream_rows, codes.part("packed"), reader)),
         "weight_scale": Tensor((rows, codes.groups), scale, partial(_read_small_scales, codes, reader, scale)),
     }
     if layout.tensor_scale:
@@ -94,7 +94,7 @@ def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Te
 
 
 def _read_small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
-    for rows in stream(codes.part("levels"), reader):
+    for rows in stream_rows(codes.part("levels"), reader):
         yield rows.view(dtype.numpy)
 
 
@@ -105,13 +105,13 @@ def _read_tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
 
 def _read_words(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     # The bytes of codes, lowest bits first, are the words of a little-endian file.
-    for rows in stream(codes.part("packed"), reader):
+    for rows in stream_rows(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
 
 
 def _read_float8(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     width = codes.shape[1]
-    for rows in stream(codes.part("packed"), reader):
+    for rows in stream_rows(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]).view(
             dtypes.f8e4m3.numpy
         )

@@ -15,8 +15,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import BlockRecipe
-from weft.ir.recipes.streams import stream
-from weft.ir.storage import seal, whole_folder
+from weft.ir.recipes.streams import stream_rows
+from weft.ir.storage import replace_folder, write_manifest
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, one_side
@@ -82,7 +82,7 @@ def write_huggingface(
         if key in codes:
             tensors |= compressed.pack_weight(key, codes[key], kind, reader)
         else:
-            tensors[key] = Tensor(tensor.shape, kind, partial(stream, tensor.recipe, reader))
+            tensors[key] = Tensor(tensor.shape, kind, partial(stream_rows, tensor.recipe, reader))
     config = {**result.config, "dtype": CONFIG_NAMES[kind]}
     if codes:
         config["quantization_config"] = compressed.build_config(codes, _list_matrix_modules(result))
@@ -95,14 +95,14 @@ def write_huggingface(
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
         note(f"{list_first(dequantized)}: dequantized values are written instead of codes, in {kind}")
-    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, requested)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        seal(folder, PROVENANCE, provenance(model, hashes()))
+        write_manifest(folder, PROVENANCE, provenance(model, hashes()))
     return result
 
 

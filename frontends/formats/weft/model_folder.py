@@ -19,11 +19,19 @@ from weft.backends.safetensors import STORED, Progress, Tensor, count_written, p
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
-from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Float4, Float8, Stored, block_layout, part_shapes
+from weft.ir.recipes.blocks import (
+    BlockRecipe,
+    Dequantize,
+    Float4,
+    Float8,
+    Stored,
+    compute_part_widths,
+    find_block_layout,
+)
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
-from weft.ir.recipes.streams import stream
-from weft.ir.storage import check_format, seal, stamps, whole_folder
+from weft.ir.recipes.streams import stream_rows
+from weft.ir.storage import check_format, replace_folder, take_stamps, write_manifest
 from weft.ir.storage.contents import SEALED
 from weft.ir.storage.documents import Record, read_json, read_text
 from weft.ir.text.parser import MOST_BYTES, parse
@@ -63,12 +71,12 @@ def write_model(
         tensors |= parts
         graph.params[name].recipe = recipe
     graph.meta.pop("source", None)  # it is the folder itself, wherever it is moved
-    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
-        seal(folder, PROVENANCE, provenance(model, hashes()))
+        write_manifest(folder, PROVENANCE, provenance(model, hashes()))
 
 
 def read_model(spec: str, path: Path) -> Model:
@@ -78,7 +86,7 @@ def read_model(spec: str, path: Path) -> Model:
         WeftError: if its model.weft is not a graph, or its weights are missing or unsound.
     """
     # Taken before anything is read, so that a change meanwhile is noticed.
-    stamps_before = stamps(path.iterdir())
+    stamps_before = take_stamps(path.iterdir())
     graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
     check_metadata(graph, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
@@ -116,12 +124,12 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     None for a parameter that is not quantized in a block layout.
     """
     reader, recipe = param.graph.reader, param.recipe
-    layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
+    layout = find_block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):
         return None
     *lead, width = param.type.concrete({})
-    sizes, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
-    scales = ("every_step" if layout.sums else "steps", layout.numbers)
+    sizes, sources, tensors = compute_part_widths(layout, width), dict[str, Source](), dict[str, Tensor]()
+    scales = ("every_step" if layout.sums else "steps", layout.scale_dtype)
     if layout.small_floats:
         scales = ("levels", dtypes.u8)
     wanted = {"codes": ("packed", dtypes.u8), "scales": scales}
@@ -133,7 +141,7 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
         key = f"{param.name}.{part}"
         sources[part] = Source(key)
         shape = (*lead, sizes[stored])
-        tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
+        tensors[key] = Tensor(shape, dtype, partial(stream_rows, Stored(recipe, stored), reader))
     if layout.small_floats:
         return Float4(sources["codes"], sources["scales"], sources.get("tensor_scales"), width, str(layout)), tensors
     if layout.floats:
@@ -145,7 +153,7 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
         width=width,
         bits=layout.bits,
         group=layout.group,
-        scale=layout.numbers.name,
+        scale=layout.scale_dtype.name,
         sums=layout.sums,
     )
     return stored_recipe, tensors
@@ -158,7 +166,7 @@ def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] 
         if name not in leave and param.recipe.has(Source, *RANDOM):
             exact_dtype = exact(param.recipe, param.type.dtype, graph.reader)
             kind = dtype if dtype is not None and exact_dtype.is_float else exact_dtype
-            tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))
+            tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream_rows, param.recipe, graph.reader))
     return tensors
 
 

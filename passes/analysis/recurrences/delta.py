@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.ir import Graph, Value, ops
-from weft.ir.graph.step import BATCH, NEXT, Step, live_nodes
+from weft.ir.graph.step import BATCH, NEXT, Step, find_live_nodes
 
 from .affine import AffineRules, AffineValue, copy_into, find_affine_form, has_dependent
 from .outer import (
@@ -68,7 +68,7 @@ def _find_read(step: Step, name: str) -> StateRead | None:
         {state: AffineValue(name, state.shape)},
         list[StateRead](),
     )
-    for node in live_nodes(graph, [new]):
+    for node in find_live_nodes(graph, [new]):
         if forms.keys().isdisjoint(node.inputs):
             continue
         if all(forms[v].b is None for v in node.inputs if v in forms):
@@ -103,7 +103,7 @@ def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
         {seen: AffineValue(READ, seen.shape)},
         {seen},
     )
-    for node in live_nodes(gates, [values]):
+    for node in find_live_nodes(gates, [values]):
         read = dependent.intersection(v for v in node.inputs if v is not None)
         if read:
             dependent.update(node.outputs)

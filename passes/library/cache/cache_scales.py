@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.caches import code_range
+from weft.ir.ops.caches import get_code_range
 from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes
@@ -118,7 +118,7 @@ def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array
     groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
     rows, counts = (_group_columns(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
     anchor = None if first is None else _group_columns(first[None], groups)
-    low, high = code_range(bits)
+    low, high = get_code_range(bits)
     widest = np.abs(rows).max((1, 2), keepdims=True)
     widest[widest == 0] = 1  # all zero: any scale is exact
     best, least = widest, np.full(widest.shape, np.inf)
@@ -137,7 +137,7 @@ def compute_rounding_error(x: Array, scale: Array, bits: int) -> Array:
 
     Elements beyond the largest code, which are clipped, get a larger shift.
     """
-    return np.asarray(x - np.clip(np.rint(x / scale), *code_range(bits)) * scale)
+    return np.asarray(x - np.clip(np.rint(x / scale), *get_code_range(bits)) * scale)
 
 
 def _reshape_scale(scale: Array, x: Array) -> Array:
@@ -179,7 +179,7 @@ class _StoredRowsCollector:
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         bias_value = self.node.operand("bias")
         bias = None if bias_value is None else self._read_value(bias_value)
-        values = {name: self._activations(self.node.required(name)) for name in names}
+        values = {name: self._activations(self.node.required_operand(name)) for name in names}
         key_stats, value_stats = _Accumulator(), _Accumulator()
         for i, flat_keys in enumerate(values["k"]):
             q, k = self._split_queries(values["q"][i]), self._split_heads(flat_keys)
@@ -214,7 +214,7 @@ class _StoredRowsCollector:
             full_bias = np.broadcast_to(bias, (bias.shape[0], self.attrs["heads"], *bias.shape[2:]))
             scores = scores + full_bias.reshape(len(full_bias), self.kv_heads, -1, *full_bias.shape[2:])
         at = np.arange(k.shape[2])
-        visible = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
+        visible = VisibleKeys.from_attrs(self.attrs).mask(at[:, None], at[None])
         scores = np.where(visible, scores, -np.inf)
         peak = scores.max(-1, keepdims=True)
         peak = np.where(np.isfinite(peak), peak, 0)  # a row without visible keys
@@ -235,11 +235,11 @@ class _StoredRowsCollector:
             return []
         rotated = {}
         for rope in self.rotated_nodes:
-            x, table = (self._read_value(rope.required(name)) for name in ("x", "frequencies"))
+            x, table = (self._read_value(rope.required_operand(name)) for name in ("x", "frequencies"))
             operands = zip(x, self._positions, table, strict=True)
             rotated[rope.output] = [np.asarray(ops.rope.reference(*xs, **rope.attrs)) for xs in operands]
         with self._activations.assume_values(rotated):
-            queries, keys = (self._activations(self.node.required(name)) for name in "qk")
+            queries, keys = (self._activations(self.node.required_operand(name)) for name in "qk")
         return [(self._split_queries(q), self._split_heads(k)) for q, k in zip(queries, keys, strict=True)]
 
     def _read_value(self, value: Value) -> list[Array]:
@@ -322,7 +322,7 @@ def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
 def _drop_past(graph: Graph, node: Node) -> Node:
     """Replace `node` by the same op without a past, and return the new node."""
-    absent_names = {spec.taken for spec in find_specs(node)} | {spec.positions for spec in find_specs(node)}
+    absent_names = {spec.past_operand for spec in find_specs(node)} | {spec.positions for spec in find_specs(node)}
     operands = [None if o.name in absent_names else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
     attrs = {**node.attrs, **({"rolling": False} if "rolling" in node.attrs else {})}
     with graph.inserting(before=node):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
-from weft.ir.ops.caches import code_range
+from weft.ir.ops.caches import get_code_range
 from weft.ir.recipes import Source
 from weft.ir.recipes.cache_scales import FittedScales
 from weft.ir.recipes.readers import Array, SpilledTensors
@@ -116,7 +116,7 @@ class QuantizeCache(Pass):
                 for name, scale in zip(("k_scale", "v_scale"), fit.scales, strict=False)
             }
             for spec in find_caches(first):
-                if (past := first.operand(spec.taken)) is not None:
+                if (past := first.operand(spec.past_operand)) is not None:
                     past.type = past.type.with_dtype(CODES[self.bits])
             for node in nodes:
                 trace.record_rewrite(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
@@ -127,7 +127,7 @@ class QuantizeCache(Pass):
             return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
-        pasts = (node.operand(spec.taken) for spec in find_caches(node))
+        pasts = (node.operand(spec.past_operand) for spec in find_caches(node))
         if any(past is not None and not {*past.users} <= {*find_cache_sharers(node)} for past in pasts):
             return "another attention also writes its cache"
         widths = {spec.type.shape[3] for spec in find_caches(node)}
@@ -154,11 +154,11 @@ class QuantizeCache(Pass):
                 continue
             operand_scales = [_evaluate_scales(node, name) for name in ("k_scale", "v_scale")]
             references[node.output.name] = _build_rounded_reference(
-                operand_scales, code_range(node.attrs["cache_bits"])
+                operand_scales, get_code_range(node.attrs["cache_bits"])
             )
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
             for spec, scale in zip(find_caches(node), _reshape_scales(node, operand_scales), strict=False):
-                if (past := node.operand(spec.taken)) is not None:
+                if (past := node.operand(spec.past_operand)) is not None:
                     name = next(name for name, v in staged.inputs.items() if v is past)
                     dequantized[name] = inputs[name] * scale
         expected = equivalence.run_as(plain, dequantized, references)
@@ -175,8 +175,8 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
         if node.output.name in unchanged:
             continue
         for spec in find_caches(node):
-            if (past := node.operand(spec.taken)) is not None:
-                past.type = past.type.with_dtype(node.required("k").type.dtype)
+            if (past := node.operand(spec.past_operand)) is not None:
+                past.type = past.type.with_dtype(node.required_operand("k").type.dtype)
         rebuild_node(node, {"k_scale": None, "v_scale": None}, cache_bits=None)
     return copy
 
@@ -191,9 +191,9 @@ def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] |
     """Add a parameter `name` with the elements `array` in the scope of `node`, and return it.
     It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales."""
     graph = node.graph
-    reader = graph.reader = SpilledTensors.over(graph.reader)
+    reader = graph.reader = SpilledTensors.wrap(graph.reader)
     full_name = f"{node.scope}.{name}" if node.scope else name
-    key = reader.fresh(full_name)
+    key = reader.unique_key(full_name)
     reader.put(key, array)
     source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
     return graph.add_param(full_name, TensorType(dtype, array.shape), scales(source) if scales else source)

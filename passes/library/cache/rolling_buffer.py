@@ -156,7 +156,7 @@ def _compute_capacity(node: Node, slack: int) -> int | None:
 
 def _list_pasts(node: Node) -> list[Value]:
     """Return the operands of `node` that are past caches."""
-    return [past for spec in find_caches(node) if (past := node.operand(spec.taken)) is not None]
+    return [past for spec in find_caches(node) if (past := node.operand(spec.past_operand)) is not None]
 
 
 def _list_cuts(total: int) -> Iterable[tuple[int, ...]]:

@@ -45,5 +45,5 @@ class DropDropout(Pass):
         for node in graph.nodes:
             if node.op is ops.dropout:
                 trace.record_rewrite(self.name, node.output.name)
-                replace_uses(node.output, node.required("x"), rename=False)
+                replace_uses(node.output, node.required_operand("x"), rename=False)
                 graph.erase(node)

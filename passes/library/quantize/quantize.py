@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 
 from weft.ir import Graph, WeftError
-from weft.ir.recipes.blocks import BlockRecipe, block_layout
-from weft.ir.recipes.blocks.floats import FLOAT8, float4_layout
+from weft.ir.recipes.blocks import BlockRecipe, find_block_layout
+from weft.ir.recipes.blocks.floats import FLOAT8, find_float4_layout
 from weft.ir.recipes.blocks.floats import FORMATS as FLOATS4
 from weft.ir.recipes.readers import EMPTY, Array
-from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout, offset_layout
+from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, build_integer_layout, build_offset_layout
 
 from ...analysis.states import has_cache
 from ...core.base import Pass
@@ -206,7 +206,9 @@ class QuantizeWeights(Pass):
         if self.format in FLOATS4:
             reader = next((matrix.param.graph.reader for matrix in layouts), EMPTY)
             return {
-                m: (layout, None) for m, layout in layouts.items() if block_layout(m.param.recipe, reader) == layout
+                m: (layout, None)
+                for m, layout in layouts.items()
+                if find_block_layout(m.param.recipe, reader) == layout
             }
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
@@ -225,7 +227,7 @@ class QuantizeWeights(Pass):
                 unrounded[matrix] = layout, None
             elif has_few_bits and bits == 8:
                 # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
-                unrounded[matrix] = layout, integer_layout(8, self.group, False)
+                unrounded[matrix] = layout, build_integer_layout(8, self.group, False)
         return unrounded
 
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
@@ -245,7 +247,7 @@ class QuantizeWeights(Pass):
                 trace.note(f"{self.name}: kept %{param.name}")
             elif param.recipe.has(BlockRecipe):
                 trace.refuse(
-                    self.name, param.name, f"it is quantized already ({block_layout(param.recipe, graph.reader)})"
+                    self.name, param.name, f"it is quantized already ({find_block_layout(param.recipe, graph.reader)})"
                 )
             else:
                 layouts[matrix] = self._choose_layout(graph, matrix)
@@ -256,12 +258,12 @@ class QuantizeWeights(Pass):
             return FLOAT8
         outer = matrix.kind in ("head", "table")
         if self.format in FLOATS4 and not outer:
-            return float4_layout(self.format)
+            return find_float4_layout(self.format)
         bits = self.head if outer else self.bits
         # Offsets are multiplied by sums of activations over whole groups.
         if self.method == "hqq" and matrix.kind == "linear" and int(matrix.param.shape[-1]) % self.group == 0:
-            return offset_layout(bits, self.group)
-        return integer_layout(bits, self.group, self.zeros and bits < 8)
+            return build_offset_layout(bits, self.group)
+        return build_integer_layout(bits, self.group, self.zeros and bits < 8)
 
     def _fit_budget(
         self, budget: float, graph: Graph, layouts: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
@@ -276,7 +278,7 @@ class QuantizeWeights(Pass):
                 "to read one with: give calibration= a .npy or .json file of token ids"
             )
         mapped = [matrix for matrix in layouts if matrix.kind in ("linear", "experts")]
-        choices = [integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
+        choices = [build_integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
         chosen = choose_layouts(graph, texts, group_matrices(mapped), choices, budget, trace.progress)
         for line in report_layouts(chosen):
             trace.note(f"quantize: {line}")

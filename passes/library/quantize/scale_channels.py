@@ -11,7 +11,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError
 from weft.ir.recipes import Full, Map, Source
 from weft.ir.recipes.readers import Array, SpilledTensors
-from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
+from weft.ir.types.block_layouts import INTEGER_BITS, build_integer_layout
 
 from ...analysis.states import has_cache
 from ...core.base import Pass
@@ -88,7 +88,7 @@ class ScaleChannels(Pass):
         sites = list(self._find_sites(graph, order, trace))
         if not sites:
             return
-        layout = integer_layout(self.bits, self.group, self.bits < 8)
+        layout = build_integer_layout(self.bits, self.group, self.bits < 8)
         texts = sample_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
         # In float64: the last digits, in which processors differ, hardly ever change a factor.
         activations = Activations(graph, texts, dtype=np.float64)
@@ -156,8 +156,8 @@ def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> lis
 
 def _scale_value(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
     """Divide `value` by `factors`, and multiply its readers by them; the factors are stored with the weights."""
-    reader = value.graph.reader = SpilledTensors.over(value.graph.reader)
-    key = reader.fresh(f"{value.name}.factors")
+    reader = value.graph.reader = SpilledTensors.wrap(value.graph.reader)
+    key = reader.unique_key(f"{value.name}.factors")
     reader.put(key, factors)
     edits = _list_edits(value, Source(key), order)
     assert not isinstance(edits, str)

@@ -170,7 +170,7 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
     for node in graph.nodes:
         if source_values.issuperset(node.outputs):
             continue
-        cross = {node.op.operand_index(s.taken): s.part for s in find_specs(node) if s.growth is Growth.SOURCE}
+        cross = {node.op.operand_index(s.past_operand): s.part for s in find_specs(node) if s.growth is Growth.SOURCE}
         for index, value in enumerate(node.inputs):
             if value not in source_values or value.producer is None or value in names:
                 continue

@@ -130,7 +130,7 @@ class Step:
         rows, seq = self.model.feeds["input_ids"].shape
         found = SimpleNamespace(advance=lambda n: 0)
         for spec in find_states(node):
-            found.values = [torch.zeros(rows, *(n for n in spec.row if isinstance(n, int)))]
+            found.values = [torch.zeros(rows, *(n for n in spec.row_shape if isinstance(n, int)))]
         if node.op is ops.attention:
             widths = [v.width // node.attrs["kv_heads"] for v in node.inputs[1:3] if v is not None]
             caches = [torch.zeros(rows, node.attrs["kv_heads"], seq, width) for width in widths]

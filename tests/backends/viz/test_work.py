@@ -10,7 +10,7 @@ from weft.backends.viz.model.outline import build_outline
 from weft.backends.viz.model.part_costs import sum_costs
 from weft.backends.viz.model.work import NONE, compute_work
 from weft.ir import Graph, ops
-from weft.ir.graph.analysis import sum_costs
+from weft.ir.graph.analysis import sum_node_costs
 from weft.ir.types import sizes
 from weft.passes import run_passes
 
@@ -26,7 +26,7 @@ def sized(tokens: int, past: int = 0) -> dict[str, int]:
 
 def told(graph: Graph, tokens: int, past: int = 0) -> dict[str, int]:
     """Count work by the costs of the ops, in the graph's own dtypes."""
-    found, at = sum_costs(graph.nodes), sized(tokens, past)
+    found, at = sum_node_costs(graph.nodes), sized(tokens, past)
     return {name: sizes.evaluate(getattr(found, name), at) for name in ("flops", "read", "written")}
 
 

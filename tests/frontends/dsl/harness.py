@@ -84,7 +84,7 @@ def randomize(graph: Graph, rng: np.random.Generator, std: float = 0.5) -> Weigh
     """Give every learned parameter random values, and return them in float64."""
     weights = {}
     for name, param in graph.params.items():
-        if not param.recipe.constant:
+        if not param.recipe.is_constant:
             weights[name] = (std * rng.standard_normal(param.shape)).astype(np.float32)
             param.recipe = Source(name)
     graph.reader = MemoryReader(weights)

@@ -10,7 +10,7 @@ import pytest
 
 from weft.frontends.dsl import MLP, Block, Decoder, GatedMLP, MoE, trace
 from weft.ir import TensorType, ops, verify
-from weft.ir.graph.analysis import total_cost
+from weft.ir.graph.analysis import sum_node_costs
 from weft.ir.types import dtypes, sizes
 
 from .formulas.elementary import ACTIVATIONS, in_scope, linear, rms_norm, sigmoid, softmax
@@ -165,7 +165,7 @@ def test_load_balance_loss_is_summed_over_layers(rng: np.random.Generator) -> No
 def test_cost_counts_the_active_experts() -> None:
     def flops(model: Any) -> int:
         graph = Decoder(10, 16, 1, Block(None, model)).graph()
-        return sizes.evaluate(total_cost(n for n in graph.nodes if n.op is ops.moe).flops, {"batch": 1, "seq": 1})
+        return sizes.evaluate(sum_node_costs(n for n in graph.nodes if n.op is ops.moe).flops, {"batch": 1, "seq": 1})
 
     assert flops(MoE(64, 8, 2)) == 2 * 6 * 8 * 16
     assert flops(MoE(64, 8, 2, choice="hierarchical", groups=8, top_groups=3)) == 6 * 6 * 8 * 16

@@ -10,7 +10,7 @@ import pytest
 
 from weft.frontends.dsl import RoPE, module
 from weft.ir import Value, ops
-from weft.ir.recipes.frequencies import yarn_amplitude
+from weft.ir.recipes.frequencies import compute_yarn_amplitude
 from weft.ir.types import dtypes
 
 from .formulas.elementary import Array, Formula, head_slices
@@ -70,7 +70,7 @@ ROTARY: dict[str, tuple[RoPE, Array, dict[str, Any]]] = {
     ),
     "dynamic NTK, short": (RoPE(scaling="dynamic", factor=2, original=400, length=100), PLAIN, {}),
     "YaRN": (
-        RoPE(scaling="yarn", amplitude=yarn_amplitude(8.0), **YARN),
+        RoPE(scaling="yarn", amplitude=compute_yarn_amplitude(8.0), **YARN),
         *(yarn(HEAD, 8, 64, 8, 1), {"amplitude": TEMPERATURE}),
     ),
 }

@@ -8,7 +8,7 @@ from weft.ir.graph.analysis import (
     group_by_scope,
     hash_structure,
     select_explicit_attributes,
-    sum_costs,
+    sum_node_costs,
 )
 from weft.ir.recipes import Full
 from weft.ir.types import dtypes
@@ -67,7 +67,7 @@ def test_equal_blocks_hash_equal() -> None:
 
 
 def test_total_cost_is_a_polynomial() -> None:
-    cost = sum_costs(blocks((8,)).nodes)
+    cost = sum_node_costs(blocks((8,)).nodes)
     assert str(cost.flops) == "140*batch"
     assert str(cost.written) == "96*batch"
     assert str(cost.read) == "112*batch + 256"  # x, h, relu(h), x and the sum; both weights

@@ -7,10 +7,12 @@ import pytest
 
 from weft.ir.recipes.blocks.quantize import round_rows
 from weft.ir.recipes.readers import Array
-from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout
+from weft.ir.types.block_layouts import BlockLayout, Blocks, build_integer_layout
 from weft.passes.fitting.gptq import CORRECTION, RIDGE, compute_correction, factor_moment, quantize_gptq
 
-LAYOUTS = [integer_layout(bits, group, zeros) for bits in (2, 3, 4, 8) for group in (16, 32) for zeros in (True, False)]
+LAYOUTS = [
+    build_integer_layout(bits, group, zeros) for bits in (2, 3, 4, 8) for group in (16, 32) for zeros in (True, False)
+]
 
 
 def problem(rng: np.random.Generator, rows: int, width: int) -> tuple[Array, Array]:
@@ -69,7 +71,7 @@ def test_what_a_text_sees_changes_less_than_by_rounding(
 def test_inputs_that_are_always_zero_do_no_harm(rng: np.random.Generator) -> None:
     weight, moment = problem(rng, 8, 64)
     moment[:, 10:20] = moment[10:20] = 0
-    layout = integer_layout(4, 32, True)
+    layout = build_integer_layout(4, 32, True)
     fitted = layout.dequantize(quantize_gptq(weight, factor_moment(moment, 32), layout))
     assert np.isfinite(fitted).all() and np.abs(fitted - weight).max() < 2
     silent = np.zeros((64, 64), np.float32)

@@ -92,7 +92,7 @@ def causal_conv(e: StepEmitter, node: Node) -> Var | None:
     if _is_stateless(e, node):
         return None
     call, name = FunctionCall("conv_step"), kernel_activation(node.attrs["activation"])
-    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
+    call.give(f"{call.place(node.required_operand('x'))}[:, 0]", node.required_operand("weight"), node.operand("bias"))
     _add_state(call, node).set("activation", name or "identity", default="silu")
     e.record_kernel("conv_step", lambda dtype: operands.refusal(_like(node, "x", dtype)))
     y = call.emit(e, "[0][:, None]")
@@ -107,7 +107,7 @@ def matrix(e: StepEmitter, node: Node) -> Var | None:
     call, a = FunctionCall("matrix_step"), node.attrs
 
     def row(name: str) -> str:
-        return f"{call.place(node.required(name))}[:, 0]"
+        return f"{call.place(node.required_operand(name))}[:, 0]"
 
     _add_state(call.give(row("q"), row("k"), row("v")), node)
     call.set("heads", a["heads"]).set("groups", a["groups"], default=1)
@@ -127,7 +127,7 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
     if _is_stateless(e, node):
         return None
     call = FunctionCall("linear_step").give(
-        CacheSlot(find_states(node)[0].part, "", ""), *features(e, node), node.required("v")
+        CacheSlot(find_states(node)[0].part, "", ""), *features(e, node), node.required_operand("v")
     )
     e.record_kernel("matrix_step", lambda dtype: _matrix_refusal(node, dtype))
     return call.give(str(node.attrs["heads"])).emit(e)
@@ -135,7 +135,7 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
 
 def _matrix_refusal(node: Node, dtype: torch.dtype) -> str | None:
     """Return None, or the reason (str) why no kernel computes one token of a recurrence with a matrix state."""
-    state = [n for n in find_states(node)[0].row if isinstance(n, int)]
+    state = [n for n in find_states(node)[0].row_shape if isinstance(n, int)]
     return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
 
 
@@ -148,7 +148,7 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
     call = FunctionCall("ssd_step" if mamba2 else "selective_step")
     for name in ("x", "delta", "a", "b", "c", "d"):
         if name in BY_TOKEN:
-            call.give(f"{call.place(node.required(name))}[:, 0]")
+            call.give(f"{call.place(node.required_operand(name))}[:, 0]")
         else:
             call.give(node.operand(name))
     _add_state(call, node)
@@ -193,5 +193,5 @@ def _add_state(call: FunctionCall, node: Node) -> FunctionCall:
 
 def _like(node: Node, name: str, dtype: torch.dtype) -> torch.Tensor:
     """Return a meta tensor of `dtype` with the shape that the operand `name` of `node` has for one token."""
-    sizes = [s if isinstance(s, int) else 1 for s in node.required(name).shape]
+    sizes = [s if isinstance(s, int) else 1 for s in node.required_operand(name).shape]
     return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")

@@ -9,7 +9,7 @@ from weft.backends.block_weights import count_packed_bytes, find_quantized_layou
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph
-from weft.ir.readable import count, size
+from weft.ir.readable import format_bytes, format_count
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import count_elements
 
@@ -62,13 +62,13 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     sizes_by_dtype = inspection.json()
     for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a sequence", "state_bytes")):
         if n_bytes := (sizes_by_dtype[key] or {}).get("f16"):
-            yield name, f"{size(n_bytes)} in f16"
-    yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
+            yield name, f"{format_bytes(n_bytes)} in f16"
+    yield "FLOPs per token", f"{format_count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
 
 
 def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     """Yield rows (name, text) about quantized weights: their number and bits, and the bytes of all weights."""
-    params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
+    params = [p for p in graph.params.values() if p.uses and not p.recipe.is_constant]
     layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
     if not layouts:
         return
@@ -79,8 +79,8 @@ def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in layouts)
     words = {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in layouts.values()}
     kinds = " and ".join(sorted(words))
-    yield "Quantized", f"{count(n_weights)} weights of {8 * packed / n_weights:.3g} bits, {kinds}"
-    yield "Weights", f"{size(packed + rest)}: {size(packed)} quantized, {size(rest)} of others"
+    yield "Quantized", f"{format_count(n_weights)} weights of {8 * packed / n_weights:.3g} bits, {kinds}"
+    yield "Weights", f"{format_bytes(packed + rest)}: {format_bytes(packed)} quantized, {format_bytes(rest)} of others"
 
 
 def _attention(sizes: Dimensions) -> str:

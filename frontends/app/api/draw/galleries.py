@@ -10,7 +10,7 @@ from weft.backends.viz.layout.scene import build_scene, list_default_open
 from weft.backends.viz.model.network import build_network
 from weft.backends.viz.web.gallery import Card, render_gallery
 from weft.ir.errors import WeftError
-from weft.ir.storage import whole_file
+from weft.ir.storage import replace_file
 
 from ....models.presets import PRESETS
 from ..inspect.counting import inspect
@@ -36,7 +36,7 @@ def write_gallery(
         step("drawing", i, len(to_draw))
         cards.append(card(source))
     step("drawing", len(to_draw), len(to_draw))
-    with whole_file(out, named_files(*to_draw)) as path:
+    with replace_file(out, named_files(*to_draw)) as path:
         path.write_text(render_gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 

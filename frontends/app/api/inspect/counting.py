@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.ir import Graph, Node, Param
 from weft.ir.errors import WeftError
-from weft.ir.graph.analysis import attributes, block_hash, total_cost
+from weft.ir.graph.analysis import hash_structure, select_explicit_attributes, sum_node_costs
 from weft.ir.graph.step import Step
 from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
@@ -54,12 +54,12 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     context = graph.meta.get("context")
     n = tokens or usual_tokens(graph)
     binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **AUDIO_SIZES}
-    prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
+    prefill = sizes.evaluate(sum_node_costs(graph.nodes).flops, binding)
     parts = _parts(graph)
     parameters = _count_parameters(graph, parts)
     folded: dict[Any, list[str]] = {}
     for scope, nodes in parts.items():
-        folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
+        folded.setdefault(hash_structure(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
     caches = find_cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
@@ -157,7 +157,7 @@ def _block(
     return RepeatedPart(
         tuple(scopes),
         parameters.get(scopes[0], 0),
-        sizes.evaluate(total_cost(nodes).flops, binding) // n,
+        sizes.evaluate(sum_node_costs(nodes).flops, binding) // n,
         sum(width for width, _ in find_cache_sizes(nodes)),
         tuple(_describe(nodes)),
     )
@@ -165,7 +165,9 @@ def _block(
 
 def _describe(nodes: Iterable[Node]) -> Iterable[str]:
     """Yield the ops of a block except views, with characteristic attributes, and the number of equal ops."""
-    counts = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
+    counts = Counter(
+        _spell(node.op, select_explicit_attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits
+    )
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text
 

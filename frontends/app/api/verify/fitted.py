@@ -38,7 +38,7 @@ class FittedMatrices:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()
-        self._reader = graph.reader = SpilledTensors.over(graph.reader)
+        self._reader = graph.reader = SpilledTensors.wrap(graph.reader)
         kinds = find_matrices(graph)
         for param in graph.params.values():
             matrix = kinds.get(param)
@@ -80,14 +80,14 @@ class FittedMatrices:
         """Repack the `parts` of a matrix (codes and scales, or elements as f32) into the reader; return its recipe."""
         layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
         if parts.keys().isdisjoint(WITH_CODES):
-            source = Source(self._reader.fresh(key))
+            source = Source(self._reader.unique_key(key))
             self._reader.put(source.key, parts[""].astype(np.float32))
             return source
         rows = {part: array.reshape(-1, array.shape[-1]) for part, array in parts.items()}
         codes, scales, _, zeros, _ = decode_parts(layout, rows, width)
         packed = {"codes": pack_codes(codes, layout.bits), "scales": scales}
         packed |= {} if zeros is None else {"zeros": pack_codes(zeros, layout.bits)}
-        sources = {part: Source(self._reader.fresh(f"{key}.{part}")) for part in packed}
+        sources = {part: Source(self._reader.unique_key(f"{key}.{part}")) for part in packed}
         for part, array in packed.items():
             self._reader.put(sources[part].key, array.reshape(*lead, -1))
         recipe = Dequantize(sources["codes"], sources["scales"], sources.get("zeros"), width=width)

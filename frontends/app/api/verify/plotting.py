@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.backends.viz.formats.chart import ChartModel, check_chart, render_chart
 from weft.ir.errors import WeftError
-from weft.ir.storage import whole_file
+from weft.ir.storage import replace_file
 
 from .evaluation import Evaluation, Score
 
@@ -28,7 +28,7 @@ def plot_evaluation(evaluation: Evaluation, out: str | Path, dark: bool = False)
     about = f"{evaluation.tokens:,} tokens of {Path(evaluation.text).name}, in windows of {evaluation.context}"
     measure = "KL divergence from the original, in nats" if decodes else "1 − cosine to the original's embeddings"
     picture = render_chart(out.suffix, title, about, measure, list(map(_build_candidate, evaluation.scores)), dark)
-    with whole_file(out) as path:
+    with replace_file(out) as path:
         path.write_bytes(picture)
 
 

@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.ir import Graph, MemoryReader, WeftError, interpret, ops
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat4, block_layout
+from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat4, find_block_layout
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes import Report, run_passes
@@ -35,7 +35,7 @@ def in_memory(graph: Graph) -> Graph:
     rng = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for name, param in graph.params.items():
-        if not param.recipe.constant:
+        if not param.recipe.is_constant:
             shape = param.type.concrete({})
             spread = np.exp(rng.standard_normal(shape[-1]))  # some inputs matter more than others
             arrays[name] = (rng.standard_normal(shape) * spread / np.sqrt(shape[-1])).astype(np.float32)
@@ -104,7 +104,7 @@ def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4(
     graph = model(tied=True)
     quantized = run_passes(graph, "quantize{format=fp8}", verify=True)
     made = [quantized.params[p.name].recipe for p, m in find_matrices(graph).items() if isinstance(m, Matrix)]
-    assert {str(block_layout(recipe, quantized.reader)) for recipe in made} == {"f8e4m3_128"}
+    assert {str(find_block_layout(recipe, quantized.reader)) for recipe in made} == {"f8e4m3_128"}
     int8, int4 = (run_passes(graph, f"quantize{{bits={bits}, head={bits}, method=rtn}}") for bits in (8, 4))
     assert error(graph, int8) < error(graph, quantized) < error(graph, int4)
 
@@ -115,7 +115,7 @@ def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
         quantized = run_passes(graph, f"quantize{{format={form}}}", verify=True)
         for param, matrix in find_matrices(graph).items():
             if isinstance(matrix, Matrix):
-                layout = block_layout(quantized.params[param.name].recipe, quantized.reader)
+                layout = find_block_layout(quantized.params[param.name].recipe, quantized.reader)
                 assert str(layout) == ("int8_32" if matrix.kind in ("head", "table") else form)
         fp8, int2 = (run_passes(graph, f"quantize{{{how}}}") for how in ("format=fp8", "bits=2, head=2, method=rtn"))
         assert error(graph, fp8) < error(graph, quantized) < error(graph, int2)
@@ -183,7 +183,7 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
     graph = run_passes(model(), 'quantize{method=rtn, keep="v"}, quantize{bits=8, method=rtn}, pack-qkv')
     for param in graph.params.values():
         if param.type.rank == 2 and param.uses:
-            assert isinstance(block_layout(param.recipe, graph.reader), BlockLayout), param.name
+            assert isinstance(find_block_layout(param.recipe, graph.reader), BlockLayout), param.name
 
 
 @pytest.mark.parametrize(
