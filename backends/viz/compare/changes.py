@@ -16,9 +16,9 @@ Recipe = Callable[[Weight], str]
 
 
 def find_changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
-    """Return all differences between `before` and `after`: operator, attributes, operands, result types and weights.
+    """Return all differences of the operations `before` and `after` (operator, attributes, operands, types, weights).
 
-    `names` maps values of the first network to the second; `recipe` returns the comparable recipe of a weight.
+    `names` maps values of the first network to the second; `recipe` returns the text by which weights are compared.
     """
     return [
         *_compare_texts("operation", before.op, after.op),
@@ -30,12 +30,12 @@ def find_changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe
 
 
 def strip_tensor_names(text: str) -> str:
-    """Return the recipe `text` without the names of checkpoint tensors."""
+    """Return the recipe `text` with every quoted string, such as the name of a checkpoint tensor, replaced by ''."""
     return QUOTED.sub("''", text)
 
 
 def summarize_changes(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
-    """Return at most two lines that summarize `differences` and fit on the operation's box."""
+    """Return at most two lines about `differences` for an operation's box ("was RMSNorm", "other weights")."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = describe_sizes(before.weft_op), describe_sizes(after.weft_op)
@@ -68,7 +68,7 @@ def _compare_attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Cha
 
 
 def _compare_operands(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield a change for each operand role whose values differ."""
+    """Yield a Change for each operand role whose values differ after `names` renamed those of `before`."""
     ours = _group_by_role(before, [names.get(name, name) for name in before.reads])
     theirs = _group_by_role(after, after.reads)
     earlier = _group_by_role(before, before.reads)
@@ -86,7 +86,7 @@ def _group_by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _compare_weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
-    """Yield changes of type and recipe, pairing weights by the order in which they are read."""
+    """Yield a Change for each type or recipe that differs between the weights at the same position."""
     for i in range(max(len(before), len(after))):
         a, b = (w[i] if i < len(w) else None for w in (before, after))
         name = (b or a or before[0]).name.rpartition(".")[2]
@@ -99,7 +99,8 @@ def _compare_weights(before: Sequence[Weight], after: Sequence[Weight], recipe: 
 
 
 def _summarize_operands(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return a phrase that names the operands that were added or removed."""
+    """Return a phrase about operand roles: "reads mask too" if only `after` has it, else "reads no mask now" if only
+    `before` has it, else "reads other values" (for equal roles)."""
     added, removed = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
     if added:
         return f"reads {_join_first(added)} too"
@@ -111,7 +112,7 @@ def _join_first(names: Sequence[str]) -> str:
 
 
 def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the old value of the first type that changed; only its old dtype if the shape is unchanged."""
+    """Return the first type of `before` that changed, or all if only their number did; for equal shapes, its dtype."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)

@@ -14,11 +14,11 @@ Layers = dict[str, list[Vertex]]  # operations by the scope of their layer, in o
 
 
 def match_layers(before: Network, after: Network) -> dict[str, str]:
-    """Map the scope of each layer of `before` to its scope in `after` if different ("layers.6": "layers.5"), "" if
-    the layer was removed.
+    """Map scopes of layers of `before` to their scopes in `after` ("layers.6": "layers.5"), or to "" if removed.
 
-    Lists of layers correspond by name, then by order. In lists of equal length, layers correspond by position; in other
-    lists, by the alignment with the most in common (Needleman and Wunsch 1970); of equal alignments, the earliest.
+    Lists of layers are paired by name, then in order; pairs with equal names and lengths, and unpaired lists, are
+    omitted. In lists of equal length, layers correspond by position; in other lists, by the alignment that has the most
+    in common (Needleman and Wunsch 1970).
     """
     ours, theirs = _find_layer_lists(before), _find_layer_lists(after)
     scopes: dict[str, str] = {}
@@ -37,13 +37,13 @@ def match_layers(before: Network, after: Network) -> dict[str, str]:
 
 
 def find_layer_scope(scope: str) -> str:
-    """Return the scope of the layer that contains `scope`; "" if it is outside of layers."""
+    """Return `scope` up to its first number ("layers.3" for "layers.3.attn"); "" if it contains no number."""
     match = _LAYER.match(scope)
     return match.group() if match else ""
 
 
 def _find_layer_lists(network: Network) -> dict[str, Layers]:
-    """Return the lists of layers of `network` by the prefix of their scopes before the number."""
+    """Map the prefix of each list of layers ("layers.") to its layers: scope of the layer → its operations."""
     stacks: dict[str, Layers] = {}
     for v in network.vertices:
         if layer := _LAYER.match(v.scope):
@@ -52,14 +52,14 @@ def _find_layer_lists(network: Network) -> dict[str, Layers]:
 
 
 def _pair_layer_lists(ours: list[str], theirs: list[str]) -> dict[str, str]:
-    """Map names in `ours` to names in `theirs`: equal names first, then the remaining names in order."""
+    """Map prefixes in `ours` to prefixes in `theirs`: equal ones, then the rest in order while both have one."""
     equal = [stem for stem in ours if stem in theirs]
     our_rest, their_rest = ([s for s in stems if s not in equal] for stems in (ours, theirs))
     return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
 def _count_operations(layers: Layers) -> list[Counter[str]]:
-    """Return for each layer the multiset of its operations: by name and operator, and again with all attributes."""
+    """Return the multiset of each layer's operations: by name and operator, and again with attributes and weights."""
     counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()
@@ -72,7 +72,7 @@ def _count_operations(layers: Layers) -> list[Counter[str]]:
 
 
 def _align_layers(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
-    """Return pairs of indices, increasing in both sequences, that maximize the number of common elements."""
+    """Return index pairs (i, j), both increasing, that maximize the elements that a[i] and b[j] share in total."""
     common = [[(x & y).total() for y in b] for x in a]
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):

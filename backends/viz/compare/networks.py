@@ -13,8 +13,8 @@ from .layer_alignment import find_layer_scope, match_layers
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two networks with marks on operations, inputs and outputs; `pairs` maps names of operations of `before` to those
-    of `after`."""
+    """Two networks with comparison marks on operations, inputs and outputs. `pairs` maps names of operations of
+    `before` to the names of the corresponding operations of `after`."""
 
     before: Network
     after: Network
@@ -22,7 +22,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of operations by sign; an operation present in both networks counts once."""
+        """Return the number of operations by sign of `SIGNS`; corresponding operations count once."""
         signs = [v.mark.sign for v in self.after.vertices if v.mark]
         signs += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
         return {sign: signs.count(sign) for sign in SIGNS}
@@ -31,9 +31,10 @@ class Comparison:
 def compare_networks(before: Network, after: Network) -> Comparison:
     """Return both networks with marks on their operations, inputs and outputs.
 
-    Operations correspond by name, because passes keep names; in lists of layers of unequal length, by name within
-    aligned layers. Any other operation corresponds to the operation in its scope with the same operator that shares the
-    most neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
+    Operations correspond by name; in lists of layers of unequal length, by name within aligned layers. An unmatched
+    operation whose results are absent from the other network corresponds to the one of equal scope and operator with
+    which it shares the most (at least one) neighbours and weights. Weights are compared by recipe
+    (`_choose_recipe_text`).
     """
     pairs = _NetworkMatcher(before, after).pairs()
     names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
@@ -49,25 +50,26 @@ def compare_networks(before: Network, after: Network) -> Comparison:
 
 
 def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
-    """Return `network` with `marks` by operation name; an operation without a mark gets the sign `default`."""
+    """Return `network` with `marks` (by operation, input or output name); operations without one get `default`."""
     vertices = tuple(replace(v, mark=marks.get(v.name, Mark(default))) for v in network.vertices)
     return replace(network, vertices=vertices, marks={name: marks[name] for name in _list_inputs_outputs(network)})
 
 
 def _mark_operation(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
-    """Return Mark(CHANGED, …) with the differences of an operation of both networks, or an empty Mark without any."""
+    """Return Mark(CHANGED, …) with the differences of corresponding operations; Mark() (kept) without any."""
     differences = find_changes(before, after, names, recipe)
     return Mark(CHANGED, summarize_changes(before, after, differences), tuple(differences)) if differences else Mark()
 
 
 def _list_inputs_outputs(network: Network) -> dict[str, tuple[str, str]]:
-    """Map the names that marks use (input name, "out." + output name) to the (value, type) of inputs and outputs."""
+    """Map each input name, and "out." + each output name, to (name of the value, type)."""
     inputs = {name: (name, kind) for name, kind in network.inputs.items()}
     return inputs | {f"out.{name}": output for name, output in network.outputs.items()}
 
 
 def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
-    """Return the mark of an input or output, given its (value, type) before and after; None: absent."""
+    """Return the mark of an input or output, given as (value name, type) in each network (None: absent). `names` maps
+    values of the first network to the second."""
     if before is None or after is None:
         return Mark(NEW if before is None else REMOVED)
     if before[1] != after[1]:
@@ -78,7 +80,8 @@ def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | 
 
 
 def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Map each value name in `before` to its name in `after`, given `pairs` of operations; "" if `after` lacks it."""
+    """Map each value name in `before` to its name in `after`, given `pairs` of operations. A value of an unpaired
+    operation keeps its name, or maps to "" if a paired value has that name in `after`."""
     theirs = {v.name: v for v in after.vertices}
     new_names: dict[str, str] = {}
     for v in before.vertices:
@@ -92,7 +95,7 @@ def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> di
 
 
 def _choose_recipe_text(before: Network, after: Network) -> Recipe:
-    """Return a function that makes recipes comparable: it removes tensor names if the two networks share none."""
+    """Return the function from weights to the text compared: recipes, without tensor names if no name is shared."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
@@ -103,7 +106,7 @@ def _choose_recipe_text(before: Network, after: Network) -> Recipe:
 
 
 class _NetworkMatcher:
-    """A matcher of corresponding operations of two networks."""
+    """A matcher of corresponding operations of two networks: by name, then by neighbours and weights."""
 
     def __init__(self, before: Network, after: Network) -> None:
         self.before, self.after = before, after
@@ -137,13 +140,13 @@ class _NetworkMatcher:
         return self.matches
 
     def match(self, name: str, other: str, there: Collection[str]) -> None:
-        """Match operation `name` of `before` to `other` of `after`, if `other` is in `there` and both are unmatched."""
+        """Record that `name` of `before` is `other` of `after`, if `other` is in `there` and both are unmatched."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)
 
     def translate(self, name: str, scope: str) -> str:
-        """Return `name`, which belongs to `scope`, as named in the corresponding layer of `after`; "" without one."""
+        """Return the operation `name` in `scope` with its layer renamed as in `after`; "" if that layer was removed."""
         layer = find_layer_scope(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):
@@ -152,18 +155,18 @@ class _NetworkMatcher:
 
 
 def _count_shared(v: Vertex, other: Vertex) -> int:
-    """Return the number of recipes that the weights of two operations share."""
+    """Return the number of distinct recipes that the weights of both operations have in common."""
     return len({w.recipe for w in v.weights} & {w.recipe for w in other.weights})
 
 
 def _find_unique(network: Network, other: Network) -> list[Vertex]:
-    """Return the operations of `network` none of whose results exist in `other`."""
+    """Return the operations of `network` whose results are all absent from `other`, compared by name."""
     there = {name for v in other.vertices for name in v.makes}
     return [v for v in network.vertices if there.isdisjoint(v.makes)]
 
 
 def _find_neighbours(network: Network) -> dict[str, set[str]]:
-    """Map each operation name to the names of the operation's producers and readers."""
+    """Map each operation name to the names of the operations that produce its operands or read its results."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
     neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}
     for v in network.vertices:

@@ -35,8 +35,8 @@ PLACES = [(side, up) for away in range(0, 100, 11) for up in (-away, away) for s
 
 @dataclass(frozen=True)
 class ChartModel:
-    """A model in a chart: the bytes of its weights, its loss against the original (None: not measured), and for each
-    measured layer the relative error and the bits per weight."""
+    """A model in a chart: bytes of its weights, loss compared with the original (`lost`, None: not measured), relative
+    error and bits per weight of each measured layer, and `facts` for the legend."""
 
     name: str
     size: int
@@ -63,9 +63,9 @@ def check_chart(out: Path) -> None:
 def render_chart(
     suffix: str, title: str, about: str, measure: str, models: Sequence[ChartModel], dark: bool = False
 ) -> bytes:
-    """Return the chart of `models`, the first of which is the original, as bytes of a file with the given suffix.
+    """Return the chart of `models` (the original first) as bytes of a file of type `suffix`, a key of METADATA.
 
-    `measure` names the quantity in `lost`, lower is better. Equal arguments yield equal bytes.
+    `about` is above the legend; `measure` names `lost`, lower is better. Equal arguments yield equal bytes.
     """
     file = io.BytesIO()
     with use_style(dark):
@@ -78,7 +78,7 @@ def render_chart(
 
 @contextmanager
 def use_style(dark: bool = False) -> Iterator[None]:
-    """Set matplotlib's style to weft's colours within the block, regardless of the user's settings."""
+    """Apply weft's light or dark colours to matplotlib in a `with` block, regardless of the user's settings."""
     from matplotlib import style
     from matplotlib.rcsetup import cycler
 
@@ -102,9 +102,9 @@ def use_style(dark: bool = False) -> Iterator[None]:
 
 
 def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
-    """Return the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
+    """Return the figure of `render_chart` in matplotlib's current style, with a fixed layout.
 
-    Plots per layer are added if any layer was measured.
+    Plots by layer are added if any layer was measured.
     """
     from matplotlib.figure import Figure
 
@@ -132,7 +132,7 @@ def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartMode
 
 
 def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[Line2D]:
-    """Plot losses against sizes and the Pareto front of both; return the plotted line of each model."""
+    """Plot the losses over the sizes and their Pareto front; return a line per model, vertical for the original."""
     from matplotlib.lines import Line2D
 
     original, *candidates = models
@@ -152,7 +152,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[
 def _plot_layers(
     axes: Axes, title: str, layers: Sequence[str], series: Sequence[Mapping[str, float]], base: int = 10
 ) -> None:
-    """Plot values by layer for each of `series` (layer → value), the first of which belongs to the original."""
+    """Plot each of `series` (layer → value), the original (first) dashed; without positive values "not measured"."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -171,7 +171,7 @@ def _plot_layers(
 
 
 def _set_ticks(axes: Axes, base: int = 10) -> None:
-    """Set plain tick labels on a logarithmic axis, at powers of `base` (for base 10 and a short range also 2 and 5)."""
+    """Set plain tick labels on the logarithmic y-axis: powers of `base`, in a short range of base 10 also 2 and 5."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
@@ -181,7 +181,7 @@ def _set_ticks(axes: Axes, base: int = 10) -> None:
 
 
 def _label_points(axes: Axes, names: Mapping[Line2D, str]) -> None:
-    """Write the name of each point next to it without covering other names or points; skip points with loss NaN."""
+    """Write each name next to its point, if possible without covering others; skip points without a positive loss."""
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
@@ -204,7 +204,7 @@ def _label_points(axes: Axes, names: Mapping[Line2D, str]) -> None:
 
 
 def _shorten_name(name: str) -> str:
-    """Return a label for a point: the last component of the path `name`, cut to 34 characters."""
+    """Return a point's label of at most 34 characters: the path's last component, or all of a name with a brace."""
     return _truncate(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
 
 

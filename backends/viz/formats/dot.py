@@ -15,7 +15,7 @@ SPECIAL = re.compile(r'["\\]')
 
 
 def render_dot(placed: PlacedShape, sheet: Sheet) -> str:
-    """Return `placed` as a directed graph in the DOT language."""
+    """Return the picture `placed` as a directed graph in the DOT language, titled as `sheet`."""
     named, title = assign_ids(placed), _quote(sheet.title)
     lines = [
         f"digraph {title} {{",
@@ -30,7 +30,7 @@ def render_dot(placed: PlacedShape, sheet: Sheet) -> str:
 
 
 def _format_part(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
+    """Yield the lines of a part: a node, or a cluster if open; `named`: shape key → id, `depth`: indentation."""
     label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
     colours = f"color={_quote(look.edge)}, fillcolor={_quote(look.fill)}"

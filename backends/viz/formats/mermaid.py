@@ -17,7 +17,7 @@ OPEN = "open"  # the class of open parts
 
 
 def render_mermaid(placed: PlacedShape, sheet: Sheet) -> str:
-    """Return the Mermaid flowchart of `placed`, with open parts as subgraphs and kinds as classes."""
+    """Return the picture `placed` as a Mermaid flowchart: open parts are subgraphs, kinds of parts are classes."""
     named = assign_ids(placed)
     open_names = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
     lines = [
@@ -36,7 +36,7 @@ def render_mermaid(placed: PlacedShape, sheet: Sheet) -> str:
 
 
 def _format_part(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Yield the lines of a part at nesting `depth`, with its inner parts if it is open; `named` maps keys to ids."""
+    """Yield the lines of a part: a node, or a subgraph if open; `named`: shape key → id, `depth`: indentation."""
     label, title = p.shape.label, _escape(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:
@@ -63,5 +63,5 @@ def _class_name(kind: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape Mermaid's syntax characters in a quoted `text` by their character codes."""
+    """Return `text` on one line, with the characters of Mermaid's syntax replaced by character codes ("#35;")."""
     return SPECIAL.sub(lambda m: f"#{ord(m[0])};", collapse_whitespace(text))

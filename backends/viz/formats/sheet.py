@@ -18,7 +18,7 @@ class Sheet:
 
 
 def describe_picture(root: Shape, sheet: Sheet | None) -> str:
-    """Return a description of a picture for screen readers: its facts (if any), and its parts from first to last."""
+    """Describe a picture for screen readers: the facts of `sheet` (None: none), then the titles of its parts."""
     facts = [] if sheet is None else [sheet.about, *(f"{name}: {value}" for name, value in sheet.rows)]
     return ". ".join([*facts, f"Parts: {'; '.join(_describe_parts(root))}"]) + "."
 

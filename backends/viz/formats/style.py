@@ -9,8 +9,8 @@ from ..model.marks import CHANGED, KEPT, NEW, REMOVED, sign_to_kind
 
 @dataclass(frozen=True)
 class KindStyle:
-    """The look of a kind: fill and border colours in light and dark, a mark within 10 × 10 pixels (SVG path data), and
-    the width and dashes of the border."""
+    """The look of a kind of part: fill and border (`edge`) colours in light and dark, a `mark` (SVG path data within 10
+    × 10 pixels), and the width (`wide`) and dash pattern of the border."""
 
     fill: str
     edge: str
@@ -49,8 +49,8 @@ EVERY = LOOKS | SIGNS
 
 @dataclass(frozen=True)
 class Paper:
-    """The colours of everything except kinds: page, text, secondary text, lines, open parts, rules, the selection and
-    search results."""
+    """The colours of all but the kinds: page (`paper`), text (`ink`), secondary text (`soft`), lines (`line`), open
+    parts, thin rules (`rule`), the selected part (`chosen`) and search results (`found`)."""
 
     paper: str
     ink: str
@@ -67,7 +67,7 @@ DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "
 
 
 def list_colours(dark: bool) -> dict[str, str]:
-    """Return all colours by name: a kind, a kind with the suffix "-edge" for its border, or a field of `Paper`."""
+    """Return all colours by name: a kind (its fill), a kind + "-edge" (its border), or a field of `Paper`."""
     palette = dict(vars(DARK if dark else LIGHT))
     for kind, look in EVERY.items():
         palette[kind] = look.dark_fill if dark else look.fill
@@ -81,7 +81,7 @@ def format_variables() -> str:
 
 
 def format_borders(selector: str) -> str:
-    """Return CSS rules for borders that are wide or dashed; `selector` is a format string with the field `kind`."""
+    """Return CSS rules for wide or dashed borders of kinds; `selector` is a format string with the field `kind`."""
     return "\n".join(
         f"{selector.format(kind=kind)}{{stroke-width:{look.wide:g};stroke-dasharray:{look.dashes or 'none'}}}"
         for kind, look in SIGNS.items()

@@ -24,7 +24,7 @@ ARROW = (
 
 
 def render_svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
-    """Return the SVG of `root` with the shapes in `opened` open, and its fact sheet."""
+    """Return the SVG of `root`, with the shapes whose keys are in `opened` open, the fact sheet and a legend."""
     placed = place_shapes(root, opened)
     wide, high = measure_drawing(placed)
     head_lines, side_lines = list(_draw_heading(sheet, wide + SHEET_GAP + SHEET)), list(_draw_sheet(sheet, placed))
@@ -59,7 +59,7 @@ def measure_drawing(placed: PlacedShape) -> Point:
 
 
 def draw_contents(placed: PlacedShape) -> Iterator[str]:
-    """Yield SVG elements for the contents of the open part `placed`, without its frame, from (0, 0)."""
+    """Yield SVG elements for the contents of the open part `placed`, without its frame, moved to begin at (0, 0)."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
         yield from _draw_part(inner)
@@ -68,7 +68,7 @@ def draw_contents(placed: PlacedShape) -> Iterator[str]:
 
 
 def format_rules(colour: Callable[[str], str]) -> str:
-    """Return the style sheet of pictures; `colour` maps the name of a colour to its CSS value."""
+    """Return the CSS rules of SVG pictures; `colour` maps a name of `list_colours` to a CSS value."""
     rules = [
         # No kerning: widths are measured as sums of advances.
         f"text{{font-family:'Inter W',sans-serif;font-size:{LINE:g}px;fill:{colour('ink')};font-kerning:none}}",
@@ -88,7 +88,7 @@ def format_rules(colour: Callable[[str], str]) -> str:
 
 
 def escape_text(plain: str) -> str:
-    """Return `plain` escaped for the text of an XML element, with characters that XML forbids replaced."""
+    """Return `plain` escaped for the text of an XML element, with each character that XML forbids replaced by �."""
     return escape(UNPRINTABLE.sub("�", plain))
 
 
@@ -150,7 +150,7 @@ def _draw_wires(p: PlacedShape) -> Iterator[str]:
 
 
 def _draw_heading(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
-    """Yield (y, SVG element) for each line of the title and the description, wrapped to `room` pixels."""
+    """Yield (y of the baseline, SVG element) for each line of title and description, at most `room` pixels wide."""
     y = 18.0
     for line in wrap_text(sheet.title, room, NAME, True):
         yield y, _draw_text(line, 0, y, "name")
@@ -162,7 +162,7 @@ def _draw_heading(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
 
 
 def _draw_sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]]:
-    """Yield (y of its bottom, SVG element) for each row of the fact sheet and the legend."""
+    """Yield (y of its bottom, SVG element) for the elements of the fact sheet, then for each kind in the legend."""
     y = 0.0
     for name, value in sheet.rows:
         yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _draw_text(name, 0, y + 17, "about s")

@@ -2,10 +2,10 @@
 
 The parts that lie on every path from the first to the last part (the dominators of the last part) form a column. In a
 Transformer that is the residual stream. The parts between two neighbours in a column are split into branches that do
-not read each other; each branch is a column again. A value that bypasses the branches stays on the vertical line of
-the column. A branch that cannot be split is arranged in rows by distance from the first part (Sugiyama 1981).
+not read each other; each branch is a column again. A value that bypasses the branches stays on the vertical line of the
+column. A branch that cannot be split is arranged in rows by distance from the first part (Sugiyama 1981).
 
-Sizes of parts are unknown here: `positions` computes them, again whenever a part is opened.
+Sizes of parts are unknown here: `coordinates` computes them, again whenever a part is opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name 
 
 @dataclass(frozen=True)
 class Item:
-    """A box with a single part: number `index` in the list of parts."""
+    """A box with a single part, at `index` in `Arrangement.parts`."""
 
     index: int
 
@@ -42,7 +42,7 @@ class LineGap:
 
 @dataclass(frozen=True)
 class Column:
-    """Boxes stacked from top to bottom, with their axes on one vertical line."""
+    """Boxes stacked from top to bottom, aligned at their axes (the lines on which values enter and leave)."""
 
     boxes: tuple[Box, ...]
 
@@ -57,8 +57,8 @@ class Branches:
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows of parts from top to bottom: a part is read only in lower rows. There is room for `lanes[i]` horizontal
-    lines above row i, and for `lanes[-1]` below the last row."""
+    """Rows of parts from top to bottom; the readers of a part are in lower rows. There is room for `lanes[i]`
+    horizontal lines above row i, and for `lanes[-1]` below the last row."""
 
     rows: tuple[tuple[Item | LineGap, ...], ...]
     lanes: tuple[int, ...]
@@ -107,8 +107,8 @@ class Arrangement:
 def arrange(parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
     """Return an arrangement of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that a part reads has a line from the top. At most RAILS other computed values have lines
-    along the right side; all others are notes of their readers.
+    The first of `entering` that a part reads has a line from the top. At most RAILS of the others, if computed (not
+    inputs of the model), have lines along the right side; the rest are notes on their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     wiring = wire_parts(parts, entering, leaving)
@@ -123,14 +123,14 @@ def arrange(parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iter
 
 
 def _count_cells(box: Box) -> int:
-    """Return the number of cells in all `PartRows` within `box`: the more cells, the more lines tangle."""
+    """Return the number of cells in all `PartRows` within `box`, a measure of how much lines tangle."""
     if isinstance(box, PartRows):
         return sum(map(len, box.rows))
     return sum(map(_count_cells, box.boxes)) if isinstance(box, (Column, Branches)) else 0
 
 
 def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
-    """Return the arrangement of `parts` with the lines and notes of `wiring`, which it changes."""
+    """Return the arrangement of `parts` by `wiring`, to which lines that pass LONGEST rows are added as notes."""
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
     box = arranger.column(frozenset(range(len(parts))))
@@ -156,7 +156,7 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
 def _find_rails(
     wiring: Wiring, parts: Sequence[PicturePart], paths: Mapping[int, tuple[int, ...]], box: Box
 ) -> Iterator[str]:
-    """Yield the names in `wiring.side` whose readers all read several values, and have no other box to the right."""
+    """Yield the values of `wiring.side` whose readers all read several values and have no other box to the right."""
     for name, readers in wiring.side.items():
         if all(len(parts[i].read) > 1 and _is_rightmost(box, paths[i]) for i in readers):
             yield name
@@ -172,7 +172,7 @@ def _is_rightmost(box: Box, path: Sequence[int]) -> bool:
 
 
 def _list_paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (part number, path) for every part in `box`, which is at `path` itself: its index in each nested box."""
+    """Yield (part number, path) for every part in `box` at `path`; a path lists the index in each nested box."""
     if isinstance(box, Item):
         yield box.index, path
     elif isinstance(box, PartRows):
@@ -210,7 +210,8 @@ class _Arranger:
         self.lanes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
 
     def column(self, members: frozenset[int]) -> Column:
-        """Return a column of the parts `members`; all parts outside of `members` count as one start and one end."""
+        """Return the column of the parts `members`: the parts on every path through them, and boxes of the parts
+        between. Edges from and to other parts count as edges from START and to END."""
         inner = self.graph.subgraph(members)
         flow: nx.DiGraph = nx.DiGraph(inner)
         flow.add_nodes_from((START, END))
@@ -276,8 +277,8 @@ class _Arranger:
 
 
 def _order_rows(rows: list[list[Item | LineGap]], graph: nx.DiGraph) -> list[list[Item | LineGap]]:
-    """Sort each row in place by the mean position of its producers, then of its readers, to reduce line crossings.
-    Return `rows`."""
+    """Sort each row in place to reduce line crossings, alternately by the mean position of producers and of readers,
+    and return `rows`."""
 
     def find_neighbours(x: Item | LineGap, row: Mapping[object, float], above: bool) -> list[float]:
         """Return the positions of the cells that `x` has a line to; `row` is the adjacent row, above or below `x`."""

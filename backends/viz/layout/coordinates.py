@@ -32,8 +32,8 @@ Point = tuple[float, float]
 
 @dataclass
 class PlacedShape:
-    """A shape with its top left corner, its size and the x of its vertical line (`axis`), in pixels. If it is open,
-    `inner` and `wires` are the shapes and lines inside it; otherwise they are empty."""
+    """A shape with its top left corner, size and axis (the x of its vertical line), in pixels. `inner` and `wires` are
+    the shapes and lines inside an open shape, else empty."""
 
     shape: Shape
     x: float
@@ -58,7 +58,7 @@ class PlacedShape:
 
 @dataclass(frozen=True)
 class Wire:
-    """A line from `source` to `target` (None: the edge of the enclosing open part) through `points`, ends included."""
+    """A line from `source` to `target` (None: the edge of the enclosing part), with its corners from end to end."""
 
     source: Shape | None
     target: Shape | None
@@ -68,11 +68,11 @@ class Wire:
 
 @dataclass
 class _Inside:
-    """Positions of the boxes inside an open shape.
+    """Positions of the boxes inside an open shape. A path lists the index in each nested box.
 
     `spots`: part number → placed part.
     `spans`: path of a box → y of its top and bottom.
-    `tops`: path of `Rows` → y of the top of each row, and the y below the last row.
+    `tops`: path of a `PartRows` → y of the top of each row, and the y below the last row.
     `rooms`: (source, target, row) → x at which the line passes the row.
     """
 
@@ -85,7 +85,7 @@ class _Inside:
 
 
 def place_shapes(root: Shape, opened: Collection[str]) -> PlacedShape:
-    """Return `root` placed at (0, 0), with the shapes in `opened` (keys) open. A key + ALL unrolls that repeat."""
+    """Return `root` placed at (0, 0), with the shapes whose keys are in `opened` open; key + ALL unrolls a repeat."""
     return _Placer(opened).place(root, 0, 0)
 
 
@@ -107,7 +107,7 @@ class _Placer:
         return result
 
     def expand(self, shape: Shape) -> Shape:
-        """Return `shape`; a repeat whose key + ALL is in `opened` is returned unrolled."""
+        """Return `shape`, unrolled if it is a repeat whose key + ALL is in `opened`."""
         if shape.part.count < 2 or shape.key + ALL not in self.opened:
             return shape
         if id(shape) not in self.repeated:
@@ -188,7 +188,7 @@ def _stack_sizes(sizes: Sequence[Size]) -> Size:
 
 
 def _join_sizes(sizes: Sequence[Size], gap: float) -> Size:
-    """Return the total size of boxes from left to right, `gap` apart. Its axis is that of the middle box, or half the
+    """Return the total size of boxes next to each other, `gap` apart. Its axis is that of the middle box, or half the
     width if the number of boxes is even."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
     half = len(sizes) // 2
@@ -200,7 +200,7 @@ def _join_sizes(sizes: Sequence[Size], gap: float) -> Size:
 
 
 def _route_wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
-    """Yield the lines between the shapes in the open shape `around`, whose positions are `inside`."""
+    """Yield the lines inside the open shape `around`; `inside` are the positions of its boxes."""
     shifts = _spread_ends(around, inside)
     lanes = _assign_lanes(around, inside, shifts)
     for line in inside.arrangement.lines:
@@ -248,8 +248,8 @@ def _route_into_circle(start: Point, circle: PlacedShape, lower: float) -> list[
 def _assign_lanes(
     around: PlacedShape, inside: _Inside, shifts: Mapping[tuple[int, int], float]
 ) -> dict[tuple[int, int], float]:
-    """Map (source, target) of each "merge" line to the offset of its horizontal segment, −1 (highest) to 1 (lowest).
-    Of the lines that reach a target from the same side, the farthest is the lowest, so that none cross."""
+    """Map (source, target) of each "merge" line that bends to the offset of its horizontal segment, −1 (highest) to 1
+    (lowest). Of the lines that reach a target from the same side, the farthest is the lowest, so that none cross."""
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)

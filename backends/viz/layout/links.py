@@ -9,7 +9,7 @@ from .coordinates import PlacedShape
 
 
 def find_links(placed: PlacedShape) -> list[tuple[str, str]]:
-    """Return the pairs (key of the producer, key of the reader) of closed parts that a value connects.
+    """Return (key of the producer, key of the reader) for each pair of closed parts that a value connects, once each.
 
     If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
     """

@@ -30,7 +30,7 @@ def write_captions(
 
 
 def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
-    """Return a short name of `value` for a caption of the part at `path`, without the parts that contain both.
+    """Return a short name of `value` for a caption of the part at `path`, without the scopes that both have in common.
 
     "layers.0.attn.k" in "layers.0.attn": "k"
     "layers.0.attn.k" in "layers.0": "attn output"
@@ -50,6 +50,6 @@ def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
 
 
 def drop_number(name: str) -> str:
-    """Return the first and the last word of `name`, without the layer number: "past_key_values.3.key" is "past key"."""
+    """Return the first and last word of `name`, without numbers ("past key" for "past_key_values.3.key")."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

@@ -10,10 +10,10 @@ from .scene import Shape, list_default_open
 
 
 def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the shapes below `root` to open, and of `root`.
+    """Return the keys of the shapes to open: `root`, those chosen by `depth`, and `parts` with their containers.
 
-    `depth`: open parts that are in at most this number of containers; None: layers and their containers.
-    `parts`: also open these parts, named by a key or the end of a key ("attn": all of them), and their containers.
+    `depth`: the maximum number of containers of an open shape (0: `root` only); None: layers and their containers.
+    `parts`: keys, or ends of keys that name every part with that end ("attn").
 
     Raises:
         WeftError: if no part that can be opened has such a name.
@@ -32,7 +32,7 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
 
 
 def _list_containers(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key, keys of its containers) for `shape`, in the containers `keys`, and each part in it that can open."""
+    """Yield (key, keys of its containers) for `shape`, which is in `keys`, and each shape in it that can open."""
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:

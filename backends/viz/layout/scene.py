@@ -110,15 +110,15 @@ def _find_crossing_values(shape: Shape, edge: int) -> tuple[str, ...]:
 
 
 def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
-    """Return the values that enter every round of the repeat `part` on a rail, by lane: the rails of its first round
-    (the shape `first`) that its last round (`last`) also reads. Empty if the rounds are parallel."""
+    """Return the values that enter every round of the repeat `part` on a rail, outermost first: the rails of its first
+    round (the shape `first`) that its last round (`last`) also reads; [] if the rounds are parallel."""
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
     rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
     return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
 def _wrap_round(part: PicturePart, body: list[PicturePart]) -> PicturePart:
-    """Return a part with the children `body`, one round of the repeat `part`; a single child is returned itself."""
+    """Return one round of the repeat `part` as a part with the children `body`; a single child is returned itself."""
     if len(body) == 1:
         return body[0]
     first, last = body[0], body[-1]
@@ -165,8 +165,8 @@ def build_shape(
 ) -> Shape:
     """Return the shape of `part`, with the shapes of all parts in it.
 
-    The part reads the values `entering`; other parts read its results `leaving`. `notes` are values that it reads
-    without a line, `unwired_results` results of it that leave without a line.
+    `entering` are the values that the part reads, `leaving` its results that other parts read. Of these, `notes` and
+    `unwired_results` are the values without a line.
     """
     if part.layered:
         notes = tuple(name for name in notes if name not in part.layer_inputs)
@@ -189,7 +189,7 @@ def build_shape(
 
 
 def _label_shape(part: PicturePart, notes: tuple[str, ...]) -> Label:
-    """Label `part`; a part with notes gets a title instead of a symbol, because notes do not fit into a circle."""
+    """Return the label of `part`; with notes it has a title instead of a circle, into which notes do not fit."""
     text = label_part(part)
     return replace(text, title=choose_title(part.vertices[0].weft_op), symbol="") if notes and text.symbol else text
 

@@ -41,8 +41,8 @@ def wire_parts(
 ) -> Wiring:
     """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that a part reads enters at the top. `within` are the numbers of parts that get no line out
-    of the scope; unless it is None, a part that does not depend on the stream gets a line only to its first reader.
+    The first of `entering` that a part reads enters at the top. `within`: numbers of parts that get no line out of the
+    scope; if it is given, a part that does not depend on the stream gets a line only to its first reader.
     """
     wiring = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.made}
@@ -86,7 +86,7 @@ def link_parts(parts: Sequence[PicturePart], links: Iterable[Link]) -> nx.DiGrap
 
 
 def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[int]:
-    """Return the part numbers on the path with the largest total weight (to END, if a line leaves), in order."""
+    """Return the numbers of the parts on the path with the largest total weight (to END, if a line leaves)."""
     graph = link_parts(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
     # The heaviest path of an acyclic graph takes one pass in topological order.
@@ -125,6 +125,6 @@ def _reads_shape(part: PicturePart) -> bool:
 
 
 def _is_independent(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Return whether part `i` is not in `stream`, and depends neither on its parts nor on a line from START."""
+    """Return whether part `i` depends on no part of `stream` (itself included) and on no line from START."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

@@ -43,7 +43,7 @@ DEVICES = (
 
 
 def list_devices() -> dict[str, Any]:
-    """Return the devices and dtypes that the page offers."""
+    """Return the JSON data of the roofline: default tokens, bytes per dtype, and peaks of each device."""
     return {
         "tokens": TOKENS,
         "dtypes": DTYPES,

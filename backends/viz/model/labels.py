@@ -89,7 +89,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one
 
 @dataclass(frozen=True)
 class Label:
-    """A title and the lines under it; a sum or product is drawn as a circle with `symbol` instead of both."""
+    """A title and the lines under it; a sum or product is a circle with `symbol` instead. `kind`: a key of MEANINGS."""
 
     title: str
     lines: tuple[str, ...]
@@ -98,7 +98,7 @@ class Label:
 
 
 def label_part(part: PicturePart) -> Label:
-    """Return the label of a closed part."""
+    """Return the label that `part` has when it is closed."""
     return _apply_sign(part, _add_bits(part, _label_leaf(part) if part.vertices else _label_group(part)))
 
 
@@ -138,7 +138,7 @@ def _label_leaf(part: PicturePart) -> Label:
 
 
 def choose_title(v: Vertex) -> str:
-    """Return the title of an operation."""
+    """Return the title of an operation, such as "RMSNorm" or "SwiGLU"; its operator if it has no title."""
     if v.attends:
         return name_attention(v)
     if v.op in ("glu", "norm_glu"):
@@ -147,7 +147,7 @@ def choose_title(v: Vertex) -> str:
 
 
 def name_attention(v: Vertex) -> str:
-    """Return the usual name of a softmax attention with its numbers of query and key heads."""
+    """Return the usual name of a softmax attention, such as "Grouped-query attention" by its numbers of heads."""
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
         return "Relative attention"
@@ -159,7 +159,7 @@ def name_attention(v: Vertex) -> str:
 
 
 def describe_sizes(v: Vertex) -> str:
-    """Return the most characteristic sizes of an operation as text; "" if it has none."""
+    """Return the most characteristic sizes of an operation ("9 heads, 3 KV heads", "576 to 1,536"); "" if none."""
     if v.attends:
         return " · ".join(_list_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
@@ -203,7 +203,7 @@ def _describe_experts(v: Vertex) -> str:
 
 
 def _label_group(part: PicturePart) -> Label:
-    """Return the label of a group, named as in papers if its operations reveal its role."""
+    """Return the label of a group, named as in papers if its operations reveal its role, else by its own name."""
     if not part.path:
         return Label(part.name, (_list_contents(part),), "group")
     if NUMBERED.fullmatch(part.name):
@@ -249,7 +249,8 @@ def _name_attention_group(part: PicturePart, attention: Vertex) -> str:
 
 
 def _name_layers(part: PicturePart) -> str:
-    """Return the title of a repeat or one of its layers: layer numbers, and properties that other layers lack."""
+    """Return the title of a layer or repeat, such as "layers 0-29 · window 512", with properties that layers may
+    have."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
@@ -266,7 +267,7 @@ def _name_layers(part: PicturePart) -> str:
 
 
 def _list_contents(part: PicturePart) -> str:
-    """Return the titles of the parts in a part, or in the first layer of a repeat, joined by commas."""
+    """Return the distinct titles of the parts drawn in `part`, except circles, joined by commas."""
     labels = [(c, label_part(c)) for c in part.body.children]
     return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 

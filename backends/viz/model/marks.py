@@ -16,9 +16,9 @@ def sign_to_kind(sign: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A changed property of an operation, `before` and `after` the change, as a panel shows it.
+    """A changed property (`what`) of an operation, with the texts of its old and new value for a panel.
 
-    `named`: `before` and `after` contain names, which differ between layers.
+    `named`: these texts contain names of values or tensors, which differ between layers.
     """
 
     what: str
@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Mark:
-    """A sign of `SIGNS`; `words` summarize the change for the box ("was 9 heads"), `changes` lists all differences.
+    """A sign of `SIGNS`; `words` are lines for the operation's box ("was 9 heads"), `changes` lists all differences.
 
     `other` is the name of the corresponding operation in the other network, if there is one.
     """
@@ -41,13 +41,13 @@ class Mark:
 
     @property
     def alike(self) -> str:
-        """Return a string that is equal for operations of different layers if they changed in the same way."""
+        """Return a key that is equal for operations of different layers whose changes differ at most in names."""
         changes = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
         return f"{self.sign} {self.words} {changes}"
 
 
 def find_common_sign(marks: Iterable[Mark | None]) -> str:
-    """Return the sign of a part: the common sign of its operations, or "changed"; "" without a comparison."""
+    """Return the common sign of `marks`, or "changed" if their signs differ; "" if all are None (no comparison)."""
     signs = {mark.sign for mark in marks if mark is not None}
     return signs.pop() if len(signs) == 1 else CHANGED if signs else ""
 

@@ -48,7 +48,7 @@ class Weight:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Return the sizes of its axes."""
+        """Return the sizes of its axes as strings."""
         inner = self.shape.strip("[]")
         return tuple(inner.split(", ")) if inner else ()
 
@@ -97,7 +97,7 @@ class Vertex:
         return self.equivalent or self
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the attribute `name`, or `default` without it, as a string without quotes."""
+        """Return the attribute `name` as a string without quotes; `default` if it is absent."""
         return str(self.attrs.get(name, default)).strip("'\"")
 
     @property
@@ -147,7 +147,7 @@ def _describe_origin(origin: Origin) -> tuple[str, str | None]:
 
 
 def _derive_costs(node: Node) -> dict[str, Any]:
-    """Return the fields of a vertex that depend only on the attributes of `node` and the types of its operands."""
+    """Return the fields of a vertex that depend only on attributes, operand types and weight layouts of `node`."""
     work, cache = _adjust_packed(node, compute_work(node)), next(iter(find_cache_sizes([node])), None)
     return {
         "cost": node.op.node_cost(node),
@@ -159,7 +159,7 @@ def _derive_costs(node: Node) -> dict[str, Any]:
 
 
 def _adjust_packed(node: Node, work: Work) -> Work:
-    """Return `work` with quantized weights of `node` as packed bytes; lookups, which read few rows, are unchanged."""
+    """Return `work` with quantized weights counted as packed bytes; lookups, which read few rows, are unchanged."""
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:
@@ -169,7 +169,7 @@ def _adjust_packed(node: Node, work: Work) -> Work:
 
 
 def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
-    """Return `node` as a vertex; a parameter counts in its first reader and is then removed from `uncounted`.
+    """Return `node` as a vertex. It counts the elements of parameters in `uncounted` and removes them from it.
 
     `cache` stores costs by attributes and types, because layers repeat their operations.
     """
@@ -194,7 +194,7 @@ def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[
 
 
 def _list_operands(node: Node) -> Iterable[tuple[Value, str]]:
-    """Yield the operands that are present, with their names in the op."""
+    """Yield (value, operand name in the op) for each operand that is present."""
     names = node.op.operand_names(node.inputs, node.attrs)
     for i, value in enumerate(node.inputs):
         if value is not None:
@@ -221,7 +221,7 @@ def describe_layout(layout: BlockLayout) -> str:
 
 
 def _find_rotary(recipe: Recipe) -> RopeFrequencies | None:
-    """Return the frequencies of rotary positions in a recipe; None if it has none."""
+    """Return the first RoPE frequencies in `recipe` or its parts; None if there are none."""
     if isinstance(recipe, RopeFrequencies):
         return recipe
     return next(filter(None, map(_find_rotary, recipe.parts)), None)

@@ -40,7 +40,7 @@ class PicturePart:
 
     @property
     def parallel(self) -> bool:
-        """Return whether the rounds are independent: none reads results of the round before it."""
+        """Return whether the rounds are independent: the second reads no result of the first."""
         values = {name for part in self.children for name in part.made}
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
@@ -148,8 +148,8 @@ def _make_end(
 
 
 def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
-    """Return the model's inputs (names) and outputs (value → names) that belong to a single layer, such as caches: only
-    operations in numbered scopes use them, and their names contain a number."""
+    """Return the model's inputs (as keys) and outputs (value → names) that belong to a single layer, such as caches:
+    their names contain a number, and only operations in numbered scopes use them."""
     layered, inside, outside = set[str](), set[str](), set[str]()
     for v in network.vertices:
         within = any(word.isdigit() for word in v.scope.split("."))
@@ -166,7 +166,7 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
 def _make_leaves(
     network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]
 ) -> list[PicturePart]:
-    """Return a leaf for every operation; views join the leaf of their source if it is in the same scope."""
+    """Return a leaf for every operation; views and biases join the leaf of their source if both are in one scope."""
     makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:
@@ -195,7 +195,7 @@ def _is_drawn_with(vertex: Vertex, source: Vertex) -> bool:
 
 
 def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[PicturePart]:
-    """Merge each sum into its only reader if that is a sum in the same scope; return the remaining leaves."""
+    """Merge each sum whose only reader is a sum of the same scope into that reader; return the remaining leaves."""
     readers: dict[str, list[PicturePart]] = {}
     for leaf in leaves:
         for name in dict.fromkeys(name for v in leaf.vertices for name in v.reads):
@@ -218,7 +218,7 @@ def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[Pictu
 
 
 def _group_leaves(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart]:
-    """Return the children of the group of `scope` that contains `leaves`."""
+    """Return the child parts of the group `scope`, which contains `leaves`, with equal layers folded into repeats."""
     groups = _break_cycles(_split_by_scope(leaves, scope))
     order = {leaf.path: i for i, leaf in enumerate(leaves)}
     children: list[PicturePart] = []
@@ -268,7 +268,7 @@ def _rename_lone(leaf: PicturePart, scope: str) -> PicturePart:
 
 
 def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
-    """Return sets of keys whose parts read each other in a cycle."""
+    """Return sets of keys of `groups` whose parts read each other in a cycle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -298,7 +298,7 @@ def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
 
 
 def _find_repetitions(prints: Sequence[str]) -> list[tuple[int, int]]:
-    """Return for each index (length, period) of the longest repetition that begins there; (1, 1) without a repetition.
+    """Return for each index (number of items, period) of the longest repetition that begins there; (1, 1) if none does.
 
     Of equally long repetitions the shortest period is returned. The loop runs from the end for all periods at once, so
     it takes one array operation per index.
@@ -347,7 +347,7 @@ def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
 
 
 def hash_structure(part: PicturePart) -> str:
-    """Return a hash that is equal for parts that differ only in the names of scopes and weights."""
+    """Return a hash that is equal for parts that differ only in the names of scopes, values, weights and sizes."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]
     for v in part.all_vertices():

@@ -78,7 +78,7 @@ def _work_of(v: Vertex) -> Work:
 
 
 def convert_costs(facts: PartCosts) -> dict[str, Any]:
-    """Convert facts to JSON data, with sizes as in `convert_polynomial`; omit zeros and empty fields."""
+    """Convert costs to JSON data, with sizes as in `convert_polynomial`; omit zeros and empty fields."""
     plain = {
         "parameters": facts.parameters,
         "work": _to_list(facts.work),

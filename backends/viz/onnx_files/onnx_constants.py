@@ -43,7 +43,8 @@ SIZING = {
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that depends on no input except through shapes. Small values and sizes have a `text`; others are weights.
+    """A value that depends on no input except through shapes. `terms`: a small value or sizes as text; None for a
+    weight.
 
     `source` is the name of the tensor in the file that it is computed from, if that name is different.
     """
@@ -75,7 +76,7 @@ class Constant:
 
 
 def read_initializer(tensor: onnx.TensorProto) -> Constant:
-    """Return a tensor of the file as a constant; a single element or a short integer vector has a `text`."""
+    """Return an initializer as a constant, with `terms` if it is one element, strings or a short integer vector."""
     dtype, shape = format_dtype(tensor.data_type), tuple(tensor.dims)
     plain = not shape or math.prod(shape) == 1 or (dtype[:1] in "iu" and len(shape) == 1) or dtype == "string"
     text = format_tensor(tensor) if plain else ""
@@ -85,7 +86,7 @@ def read_initializer(tensor: onnx.TensorProto) -> Constant:
 
 
 def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
-    """Return the constant of a Constant node with `attrs`. Raises WeftError unless it has exactly one value."""
+    """Return the constant of a Constant node with `attrs`. Raise WeftError unless these are exactly one value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
@@ -103,7 +104,7 @@ def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
 
 
 def compute_constant(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
-    """Return the result of `op`, computed from shapes and constants; None if it reads or produces other data."""
+    """Return the sizes that `op` computes from shapes (`types`) and `constants`; None if it needs other data."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
     if op.kind in ("Shape", "Size") and op.inputs:
@@ -114,7 +115,7 @@ def compute_constant(op: OnnxOperation, constants: Mapping[str, Constant], types
 
 
 def copy_weight(op: OnnxOperation, constants: Mapping[str, Constant]) -> Constant | None:
-    """Return the result of reshaping, transposing or casting a weight as a weight; None for any other operation."""
+    """Return a reshaped, transposed, cast or dequantized weight as a weight; None for results of other operations."""
     weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
     if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):
         return None
@@ -172,7 +173,7 @@ def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
 
 
 def _select_sizes(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
-    """Return the sizes that a Gather or Slice selects; None if its indices are unknown."""
+    """Return the sizes that a Gather or Slice selects; None if its indices are unknown or out of range."""
     numbers = [[t] if isinstance(t, str) else [*t] for t in others]
     if not numbers or not all(WHOLE.fullmatch(x) for vector in numbers for x in vector):
         return None

@@ -33,7 +33,7 @@ def read_onnx_network(path: Path) -> Network:
     """Read the ONNX model at `path` as a network to draw.
 
     Raises:
-        WeftError: if the file is not a valid ONNX model, or is truncated.
+        WeftError: if the file cannot be read, is not a valid ONNX model, or expands to too many operations.
     """
     model = _read_model(path)
     graph, ops = model.graph, list(_list_operations(model, path))
@@ -56,7 +56,7 @@ def read_onnx_network(path: Path) -> Network:
 
 
 def join_networks(halves: Sequence[Network]) -> Network:
-    """Return `halves` as one network: inputs of a later network read outputs of an earlier one with the same name."""
+    """Return `halves`, in order, as one network: an input reads the output of the same name of an earlier network."""
     network = halves[0]
     for part in halves[1:]:
         part = _rename_duplicates(part, {v.name for v in network.vertices})
@@ -71,8 +71,8 @@ def join_networks(halves: Sequence[Network]) -> Network:
 
 
 def _merge_vertices(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
-    """Return the operations of `before` and `after`. An operation of `before` in a scope of `after` moves to its first
-    reader."""
+    """Return all operations. Those of `before` whose outermost scope is also in `after` move to just before their first
+    reader in `after`."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
     first: dict[str, int] = {}
     # Backwards, so that the first reader of a value remains.
@@ -93,7 +93,7 @@ def _merge_vertices(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[
 
 
 def _rename_duplicates(network: Network, used: set[str]) -> Network:
-    """Return `network` with new names for operations whose name is in `used`, which is updated."""
+    """Return `network` with new names for operations whose name is in `used`; add its names to `used`."""
     names: dict[str, str] = {}
     vertices = []
     for v in network.vertices:
@@ -138,7 +138,7 @@ def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` without the bytes of its weights, on which no shape depends."""
+    """Return a copy of `model` with large weights replaced by inputs, because no shape depends on their elements."""
     stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     stub.graph.MergeFrom(
@@ -225,7 +225,7 @@ def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
 def _check_values(
     path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Mapping[str, tuple[str, str]]
 ) -> None:
-    """Check that each value is in `defined` at first, or produced once before its readers. Raises WeftError if not."""
+    """Raise WeftError unless every value is in `defined`, or produced exactly once and before its readers."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
             if name and name not in defined:
@@ -302,7 +302,7 @@ def _make_vertices(
 
 
 def _make_weight(weight: Constant, name: str, role: str, op: OnnxOperation, uncounted: set[str]) -> Weight:
-    """Return the weight `name` that `op` reads as operand `role`; it counts as parameters only if in `uncounted`."""
+    """Return the weight `name` that `op` reads as operand `role`; it counts as parameters if it is in `uncounted`."""
     size, shape, layout = weight.elements, weight.shape, None
     if role in PACKED.get(op.kind, ()):
         # The tensor packs several codes into a byte; only the attributes define how many.
@@ -338,7 +338,7 @@ def _find_schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.Op
 
 
 def _name_operands(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
-    """Return the names of an operator's operands in the ONNX standard, or in the runtime that defines the operator."""
+    """Return the name of each operand of `op`, as in the ONNX standard or the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
     else:

@@ -122,7 +122,7 @@ def _to_attention(v: Vertex) -> Vertex | None:
 
 
 def _read_number(v: Vertex, name: str, otherwise: float) -> float:
-    """Return the attribute `name` of `v` as a number, `otherwise` if it is absent.
+    """Return the attribute `name` of `v` as a number; `otherwise` if it is absent.
 
     Raises:
         WeftError: if it is not a number.
@@ -162,7 +162,7 @@ def _reshape_weight(weight: Weight, shape: tuple[Any, ...]) -> Weight:
 
 
 def label_gates(vertices: list[Vertex]) -> list[Vertex]:
-    """Return `vertices` with products labelled: x · sigmoid(x) as Swish, an activation times a linear as gated unit.
+    """Return `vertices` with products labelled: x · sigmoid(x) as Swish, an activation times a linear as a gated unit.
 
     Exporters write these functions as separate operations.
     """

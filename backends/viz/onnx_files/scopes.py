@@ -70,7 +70,7 @@ def _split_words(name: str) -> Scope:
 
 
 def _choose_name(op: OnnxOperation, scope: Scope) -> str:
-    """Return the name of `op`: the name of its first result if that is a path within `scope`, else its own name.
+    """Return the name of `op`: its first result if directly in `scope` without a final digit, else its own in `scope`.
 
     A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
     """
@@ -99,7 +99,8 @@ def make_unique(name: str, taken: set[str]) -> str:
 
 
 def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]:
-    """Return `scopes` with empty scopes replaced by the common prefix of the scopes of producers and first reader."""
+    """Return `scopes` with each empty one replaced by the common prefix of two scopes: the longest of its producers,
+    and that of its first reader. It stays empty without either."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -123,7 +124,7 @@ def _find_prefix(scopes: Iterable[Scope]) -> Scope:
 
 
 def _split_numbers(scopes: list[Scope]) -> list[Scope]:
-    """Return `scopes` with words such as layer_0, layer_1 … split into a list name and a number."""
+    """Return `scopes` with numbered words such as layer_0 split in two, if FEWEST operations have each number."""
     for depth in range(max(map(len, scopes), default=0) * 2):
         sizes: dict[tuple[Scope, str], Counter[int]] = {}
         for scope in scopes:
@@ -143,8 +144,8 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
 
 
 def _find_common_root(scopes: Sequence[Scope]) -> str | None:
-    """Return the only first word of the scopes with numbers (else of all scopes), whose box would contain nearly
-    everything; None if there is no such word, or it is a list of layers or in HALVES."""
+    """Return the word that begins all scopes with layer numbers, else all scopes, and whose box would contain nearly
+    everything. None if there is no such word, or it names a list of layers or is in HALVES."""
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

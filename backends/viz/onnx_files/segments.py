@@ -41,8 +41,8 @@ def find_layer_segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Co
 
 
 def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
-    """Return an integer per operation, equal for equal operations, and the index of the producer of each operand (-1:
-    no operand, below -1: an input)."""
+    """Return two arrays: a number per operation, equal for equal operations; and [operation, operand] the index of the
+    producer (-1: a constant or absent, below -1: a model input)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
@@ -62,8 +62,8 @@ def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Con
 
 
 def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """Return (first operation, operations per layer, number of layers) for the layers that cover the most operations
-    (of equals the shortest); None if there are no layers."""
+    """Return (first operation, operations per layer, number of layers) of the layers that cover the most operations, of
+    equals the shortest; None if there are no layers."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):
@@ -80,7 +80,7 @@ def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
 
 
 def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
-    """Return the first operation of the first layer.
+    """Return the index of the first operation of the first layer, at most period − 1 before `start`.
 
     The first layer may read values from before it at operands where later layers read results of the previous layer.
     """
@@ -99,7 +99,7 @@ def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
 
 
 def _choose_phase(ops: Sequence[OnnxOperation], first: int, period: int, count: int) -> int:
-    """Return the first operation of the first layer for the offset at which the fewest values cross the boundaries."""
+    """Return `first` moved forward by less than `period`, so that the fewest values cross boundaries of layers."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))
     for i, op in enumerate(ops):

@@ -54,7 +54,7 @@ def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[st
 
 
 def name_kind(kind: Kind) -> str:
-    """Return the title of a kind of attention."""
+    """Return the title of a kind of attention, such as "Causal, window 4,096"."""
     if kind.cross:
         return "Attention to the source"
     first = "Causal" if kind.keys.causal else "Both ways"
@@ -176,8 +176,8 @@ def _draw_rolling_cache(small: Kind, kind: Kind) -> dict[str, Any]:
 def compute_reach(network: Network) -> dict[str, Any] | None:
     """Return the receptive field after every layer; None if every layer sees the full sequence.
 
-    "steps" has [layer, number of earlier tokens that the last of a long sequence sees (None: all), title] per layer.
-    Each layer extends the field by the keys visible to the earliest visible token; a recurrence sees all tokens.
+    "steps" has [layer, number of earlier tokens visible to the last token of a long sequence (None: all), title] per
+    layer. Each layer extends the field by the keys visible to the earliest visible token; a recurrence sees all tokens.
     """
     kinds = {v.name: kind for v, kind in list_attentions(network) if kind.keys.causal and not kind.cross}
     mixers = [v for v in network.vertices if v.name in kinds or v.weft_op.op in RECURRENT]

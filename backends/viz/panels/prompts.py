@@ -32,7 +32,7 @@ class Observer:
 
     `weights`: attention weights [heads, queries, keys].
     `choices`: expert weights [tokens, experts], 0 for an expert that is not chosen.
-    `kept`: the inputs of attentions and mixtures, which the observations are computed from.
+    `kept`: the inputs of attentions and mixtures, from which the observations are computed.
     `step`: called with the number of nodes done and in total.
     """
 
@@ -103,7 +103,7 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
     `text` decodes token ids; `step` is called with the number of nodes done and in total.
 
     Raises:
-        WeftError: as `check_prompt` does.
+        WeftError: if `check_prompt` refuses the prompt.
     """
     check_prompt(graph, len(ids))
     row = np.array([ids])
@@ -180,7 +180,7 @@ def _predict_tokens(logits: Array, ids: Sequence[int], text: Callable[[Sequence[
 
 
 def _count_routed(node: Node, chosen: Array) -> dict[str, Any]:
-    """Return the number of tokens routed to each expert ("counts"), from expert weights [tokens, experts]."""
+    """Return the data of a mixture: "counts" of tokens routed to each expert, from weights [tokens, experts]."""
     return {"where": abbreviate_layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 

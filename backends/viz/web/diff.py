@@ -24,7 +24,7 @@ SIDES = ("before", "after")
 
 
 def join_pictures(comparison: Comparison) -> Shape:
-    """Return a shape that contains the pictures of both networks; keys begin with "before." or "after."."""
+    """Return a shape that contains the shapes of both networks; their keys begin with "before" or "after"."""
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
     sides = [_add_prefix(build_outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
@@ -75,7 +75,7 @@ def _has_mixed_signs(part: PicturePart) -> bool:
 
 
 def convert_totals(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
-    """Return the totals of both networks ([before, after]) that do not depend on a length or dtype, for a page.
+    """Return [before, after] totals of both networks that do not depend on a sequence length or dtype, for a page.
 
     "counts" maps signs to numbers of operations. "weights" has for each network the number of f32 elements, for which
     the page may choose any dtype, and the bytes of all other weights.

@@ -29,7 +29,7 @@ STYLES = ("page", "charts", "diff")
 
 
 def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
-    """Return the HTML page of `root`, initially with the shapes in `opened` open; `more` is JSON data for scripts."""
+    """Return the HTML page of `root`, with the shapes in `opened` (keys) open at first; `more` is data for scripts."""
     return render_shell(
         root.label.title,
         encode_json(list_common_data() | list_model_data(root, opened) | {**(more or {})}),
@@ -38,7 +38,7 @@ def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | 
 
 
 def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:
-    """Return the JSON data of a page that depend on the model of `root`, with the shapes in `opened` open."""
+    """Return the JSON data of a page that depend on the model of `root`; `opened` are the keys of open shapes."""
     model_data: dict[str, Any] = {"root": plain.convert_shape(root), "opened": sorted(opened)}
     if root.network is not None:
         context = root.network.context or devices.TOKENS
@@ -72,7 +72,7 @@ def read_resource(file: str) -> str:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Render a template of this package with `values`."""
+    """Render the Jinja template file `template` of this package with the variables `values`."""
     environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
     return environment.get_template(template).render(values)
 
@@ -84,7 +84,7 @@ def encode_json(data: Any) -> str:
 
 
 def render_shell(title: str, data: str, faces: str) -> str:
-    """Return a page with the given title, JSON data and font rules."""
+    """Return an HTML page with a title, JSON `data` for its scripts, and the CSS rules `faces` of its fonts."""
     sheets = [read_resource(f"styles/{name}.css") for name in STYLES]
     borders = style.format_borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return render_template(

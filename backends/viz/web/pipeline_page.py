@@ -49,7 +49,7 @@ def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> 
 
 
 def _convert_record(record: PassRecord) -> dict[str, Any]:
-    """Convert a pass's record to JSON data."""
+    """Convert the record of a pass to JSON data: its name, arguments, documentation, checks and trace."""
     applied = record.applied
     arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}
     return {
@@ -76,7 +76,7 @@ class _Pool:
         self.view_ids: dict[str, int] = {}
 
     def view(self, network: Network) -> int:
-        """Return the number of the view of `network` (root and initially open shapes); equal networks share one."""
+        """Return the index in `views` of (root, open shapes) of `network`, adding it if it is not there."""
         # Keyed by repr, because its mappings are not hashable.
         key = repr(network)
         if key not in self.view_ids:

@@ -98,8 +98,8 @@ def _convert_mark(mark: Mark) -> dict[str, Any]:
 class Move:
     """The renaming from one round of a repeat to a later round, which increases layer numbers.
 
-    In a name that begins with `prefix`, that is the number in the component (separated by dots) with index `depth`. In
-    other strings, such as recipes, it is in each quoted name the first component that is a number, `low` to `high`.
+    In a name that begins with `prefix`, the layer number is in the component (separated by dots) with index `depth`. In
+    other strings, such as recipes, it is the first number from `low` to `high` in each quoted name.
     """
 
     prefix: str
@@ -127,8 +127,8 @@ class Move:
 def _convert_repeat(s: Shape) -> dict[str, Any]:
     """Convert a repeat to JSON data: its count and its rounds.
 
-    "once" is the first round. The second is the first with layer numbers increased by "period"; each later round is the
-    second, renamed in the same way. "changed" lists the exceptions of each round as (path, value).
+    "once" is the first round. The second is the first with layer numbers increased by "period"; every later round is
+    the second with a multiple of "period" added. "changed" lists the exceptions of each round as (path, value).
     """
     unrolled = unroll_repeat(s)
     assert unrolled.arrangement is not None
@@ -166,7 +166,7 @@ def _read_layer_span(key: str) -> tuple[int, int]:
 
 
 def _find_changes(before: Any, after: Any, rename: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
-    """Return (path, new value) for each place where `after` differs from `before` with its strings renamed."""
+    """Return (path, new value) wherever `after` differs from `before` with its strings mapped by `rename`."""
     differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 
