@@ -37,8 +37,8 @@ def count_packed_bytes(weight: Param, layout: BlockLayout) -> int:
 
 
 def find_stored_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which `weight` is kept; else the reason (str) why not: NOT_ASKED if it was neither
-    quantized by a pass nor requested by --keep-blocks."""
+    """Return the block layout in which `weight` is stored, else a reason (str): NOT_ASKED ("") if neither a pass
+    quantized it nor --keep-blocks requested it, otherwise why its recipe has no layout."""
     if not isinstance(weight, Param):
         return NOT_ASKED
     if not is_quantized(weight) and not weight.recipe.has(Kept):
@@ -52,7 +52,7 @@ def list_read_params(graph: Graph) -> Iterator[Param]:
 
 
 def tally_layouts(layouts: Iterable[BlockLayout]) -> dict[str, int]:
-    """Return the number of `layouts` by their text."""
+    """Map the text of each layout to the number of times that it is in `layouts`."""
     counts: dict[str, int] = {}
     for layout in layouts:
         counts[str(layout)] = counts.get(str(layout), 0) + 1

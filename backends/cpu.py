@@ -10,7 +10,7 @@ SLOW_BLOCKS = "products of 4- and 8-bit blocks are slower there than products of
 
 @functools.cache
 def detect_instruction_set() -> str:
-    """Return the widest vector instructions of this CPU: AVX-512, AVX2, SSE, or the name of another architecture.
+    """Return the widest vector instructions of this CPU: AVX-512, AVX2 or SSE; the machine's name if it is not an x86.
 
     numpy detects them on every CPU when it is imported; PyTorch may not be installed. numpy 2.4 changed their names.
     """
@@ -26,8 +26,8 @@ def detect_instruction_set() -> str:
 
 
 def warn_slow_blocks() -> str | None:
-    """Return a warning if this CPU has no AVX-512, on which ONNX Runtime's products by quantized blocks are slow; else
-    None (also for other architectures than x86)."""
+    """Return a warning if this is an x86 CPU without AVX-512, on which ONNX Runtime's products by quantized blocks are
+    slow; else None."""
     if (instructions := detect_instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {instructions} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

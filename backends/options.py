@@ -23,10 +23,10 @@ MOVED = {  # removed options, and their replacements
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a target; a subclass has a field for each, created by `option`."""
+    """The options of a target; a subclass has a field for each, defined by `option`."""
 
     def passes(self) -> dict[str, str]:
-        """Return the passes that the options request, as text by option name; they run before the target's own."""
+        """Return the requested passes, as pipeline text by option name; they run before the target's own passes."""
         return {}
 
     @classmethod
@@ -54,7 +54,7 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Option(Argument):
-    """The description of an option, from which commands derive flags, help and messages."""
+    """The description of an option of a target, from which commands derive flags, help and messages."""
 
     help: str
 
@@ -76,7 +76,7 @@ class Option(Argument):
         return typing.get_origin(self.type) is Literal
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in the canonical form of the option's type.
+        """Return `value` in the canonical form of the option's type. `op` is not used.
 
         Raises:
             WeftError: if the option does not accept it.
@@ -99,7 +99,7 @@ class CacheOptions(Options):
 
 
 def make_no_effect_error(option: str, reason: str) -> WeftError:
-    """Return the error for an `option`, such as ``--arithmetic f32``, that has no effect for this `reason`."""
+    """Return the error that `option`, as written (``--arithmetic f32``), has no effect for this `reason`."""
     return WeftError(f"{option} has no effect here, so leave it out: {reason}")
 
 

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written as `dtype`; `blocks`, called at that time, yields its elements in row-major order."""
+    """A tensor to write as `dtype`; writers call `blocks` for its elements, piece by piece in row-major order."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -44,8 +44,8 @@ class Tensor(NamedTuple):
 
 
 def count_written(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
-    """Return a callback for the `step` of a writer of `tensors`; it adds up the bytes and calls progress("weights",
-    bytes done, bytes in all)."""
+    """Return a function to pass as `step` to a writer of `tensors`: it adds up the bytes written and calls
+    progress("weights", bytes so far, bytes of all tensors)."""
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
 
     def step(written: int) -> None:
@@ -71,8 +71,8 @@ def parse_stored(dtype: str) -> DType:
 def write_shards(
     folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES, step: Step = lambda done: None
 ) -> None:
-    """Write `tensors`, in their order, into `folder`: as model.safetensors, or if they exceed `shard_bytes` as several
-    files and their index. After each write call `step` with its number of bytes.
+    """Write `tensors`, in order, into `folder`: as model.safetensors, or as several files and an index if they exceed
+    `shard_bytes`. Call `step` after each write with its number of bytes.
 
     Raises:
         WeftError: if a value is not finite, or exceeds the range of its dtype.
@@ -93,7 +93,7 @@ def write_shards(
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
-    """Write `tensors` into the single file `path`; after each write call `step` with its number of bytes.
+    """Write `tensors` into the single file `path`; call `step` after each write with its number of bytes.
 
     Raises:
         WeftError: if a value is not finite, or exceeds the range of its dtype.

@@ -33,10 +33,10 @@ MODEL = "model"  # the form of the full model
 class CompiledModel(Protocol):
     """A compiled model that is not written yet.
 
-    - trace: lines about expanded ops, and lowerings that refused a node, with their reasons; may be empty
+    - trace: lines about expanded ops, and about lowerings that refused a node, with their reasons; may be empty
     - facts: additional entries of the manifest
     - weight_bytes: the sum of the bytes that `write` reports to `step`
-    - idle (optional): dict from requested options that have no effect to the reason
+    - idle (optional): requested option without effect → the reason
     """
 
     trace: list[str]
@@ -95,10 +95,10 @@ class Backend(ABC):
     # -- compiling
 
     def dtype(self, name: str | None) -> str:
-        """Return the canonical name of the dtype called `name`; the target's first dtype if `name` is None.
+        """Return the canonical name of the dtype `name`; the target's first dtype if `name` is None.
 
         Raises:
-            WeftError: if it is unknown, or the target does not support it.
+            WeftError: if the dtype is unknown, or the target does not support it.
         """
         canonical = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
         if canonical not in self.dtypes:
@@ -106,8 +106,8 @@ class Backend(ABC):
         return canonical
 
     def choose(self, given: Mapping[str, Any]) -> Options:
-        """Return the options of this target with the `given` values by name. Options of other targets may be given with
-        their default value.
+        """Return this target's options with the values in `given` (by name) and defaults for the rest. Options of other
+        targets are accepted with their default value.
 
         Raises:
             WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
@@ -146,8 +146,8 @@ class Backend(ABC):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        """Return the target's own passes for `graph`, which run after `pipeline`: they set the maximum length, if the
-        graph depends on it, and cast to `dtype`."""
+        """Return the target's own passes for `graph`, which run after `pipeline`: set `max_length` if rotary positions
+        depend on it, and cast to `dtype`."""
         length = (RopeLength(max_length),) if max_length is not None and has_length_dependent_rope(graph) else ()
         return (*length, *(() if dtype == "f32" else (CastDtype(dtypes.parse(dtype)),)))
 
@@ -170,8 +170,8 @@ class Backend(ABC):
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        """Return the forms of `graph` that `build` needs, by name, each with the pipeline that derives it from `graph`,
-        the result of the target's `pipeline`.
+        """Return the forms of `graph` (the result of the target's `pipeline`) that `build` needs, by name, each with
+        the pipeline that derives it.
 
         Raises:
             WeftError: if the target cannot run the graph.
@@ -182,10 +182,9 @@ class Backend(ABC):
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
     ) -> CompiledModel:
-        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` are the graphs
-        that the pipelines of `forms()` returned, by name ("": the model's graph).
-
-        The graphs are not changed. Notes for the user are appended to `notes`.
+        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` maps the names
+        of `forms()`, and "" for the model itself, to graphs, which are not changed. Notes for the user are appended to
+        `notes`.
 
         Raises:
             WeftError: if the target cannot run the graph, or a library is missing.
@@ -202,8 +201,8 @@ class Backend(ABC):
         raise WeftError(f"weft does not run folders compiled for {self.name}")
 
     def files(self, kind: str) -> tuple[str, ...]:
-        """Return the names of the files that a complete folder of a model of this `kind` (decoder, encoder or
-        encoder-decoder) has, the main file first."""
+        """Return the names of all files of a complete folder, the main file first; `kind` is the kind of its model
+        (decoder, encoder or encoder-decoder)."""
         return ()
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
@@ -224,7 +223,7 @@ class Backend(ABC):
             WeftError: if the folder or the device cannot be used, or the runtime keeps all experts on the device.
         """
         raise WeftError(
-            f"{facts.folder} is compiled for {self.name}, which holds all experts on the device: to hold some of them, "
+            f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: to keep only some there, "
             "compile it with --target torch"
         )
 
@@ -247,8 +246,8 @@ def register(*backends: Backend) -> None:
 
 
 def collect_options() -> dict[str, tuple[Option, list[str]]]:
-    """Return, by option name, the option and the names of the targets that have it. If targets define it differently,
-    return the definition with the most choices."""
+    """Return option name → (option, names of the targets that have it). If targets define an option differently, the
+    definition with the most choices is returned."""
     merged: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
         for name, option in target.options.listed().items():

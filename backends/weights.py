@@ -68,15 +68,15 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
 
 
 def average_bits(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
-    """Return the average bits per parameter of linear layers and experts, including scales and zero points, for `kinds`
-    of `summarize_weights`; None if it has neither kind."""
+    """Return the average bits per parameter of linear layers and experts, with scales and zero points; None without
+    both. `kinds` is the entry of `summarize_weights`."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
     return 8 * sum(part["bytes"] for part in parts) / count if count else None
 
 
 def find_layer(name: str) -> str | None:
-    """Return the layer in the name of a parameter, ``layers.0`` for ``layers.0.attn.q.weight``; None if it has none."""
+    """Return the layer in a parameter's name ("layers.0" for "layers.0.attn.q.weight"); None if it has none."""
     match = _LAYER.match(name)
     return match[0] if match else None
 

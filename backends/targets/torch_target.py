@@ -105,7 +105,7 @@ class TorchBackend(Backend):
         return forms
 
     def model(self, names: PythonNames) -> Pipeline:
-        """Return the pipeline that prepares a graph for code generation; `names` is its pass for Python names."""
+        """Return the pipeline that prepares a graph for code generation and includes the pass `names`."""
         return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
 
     def build(

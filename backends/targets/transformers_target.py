@@ -52,7 +52,7 @@ class TransformersBackend(TorchBackend):
         forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}
         if graph.meta.get("kind") == "encoder-decoder":
             if any(name in graph.inputs for name in SOUND):
-                raise WeftError(f"target {self.name} writes encoders of texts: that of {graph.name} reads sound")
+                raise WeftError(f"target {self.name} supports only encoders of texts, but the encoder of {graph.name} reads sound")
             for side in (DecoderSide("states"), EncoderSide("states")):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)),)), of=MODEL)
         return forms
@@ -73,7 +73,7 @@ class TransformersBackend(TorchBackend):
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         raise WeftError(
-            f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it by weft, compile: "
+            f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it with weft, compile: "
             f"weft compile {facts.folder} -o OUT"
         )
 

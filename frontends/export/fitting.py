@@ -30,18 +30,18 @@ from .matching import GraphMatch, check_exportable, match_graphs
 class Candidate:
     """The model that a `family` builds from a `config`.
 
-    `shapes` are the shapes of its tensors, if known; `besides` are tensors that its checkpoint always has in addition.
+    `shapes` are the shapes of its tensors, if known; `extra_tensors` are those that its checkpoint always has in addition.
     """
 
     family: str
     config: Mapping[str, Any]
     loaded: LoadedModel
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    besides: Mapping[str, ShapedRecipe] = field(default_factory=dict)
+    extra_tensors: Mapping[str, ShapedRecipe] = field(default_factory=dict)
 
     def layout(self, key: str, count: int) -> Shape | None:
-        """Return the shape of a tensor of `count` elements that is reshaped when read, such as a norm per head; else
-        None."""
+        """Return the checkpoint shape of the tensor `key` with `count` elements if it is read reshaped: [heads, head
+        size] for norms, None for other tensors."""
         head = self.loaded.settings.head_size
         return (count // head, head) if "norm" in key else None
 
@@ -50,7 +50,7 @@ class Candidate:
 class FamilyFit:
     """A family's model that computes the same as a graph: its config, and its checkpoint's tensors by name.
 
-    `kinds` are the uses of its matrices in products and lookups (`weft.passes.fitting.matrices`), by name.
+    `kinds`: tensor name → use of the matrix in products and lookups (`weft.passes.fitting.matrices`).
     """
 
     family: str
@@ -62,10 +62,10 @@ class FamilyFit:
 def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> FamilyFit:
     """Return the first candidate whose graph equals the canonical graph of `model`.
 
-    `candidates` yields candidates for a graph; errors call them `kind`, such as "Hugging Face family".
+    `candidates` yields the candidates for a graph; error messages call them `kind`, such as "Hugging Face family".
 
     Raises:
-        WeftError: if none does, naming the nearest candidate and the first difference.
+        WeftError: if no candidate's graph is equal; it names the nearest candidate and the first difference.
     """
     check_exportable(model.graph)
     plain = canonicalize(model.graph, ("sentence_embedding",) if _is_pooled_by_modules(model.graph) else ())
@@ -78,7 +78,7 @@ def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]],
                 if not result.differences:
                     tensors = invert_match(reference, result, candidate)
                     kinds = _matrix_kinds(candidate.loaded.graph)
-                    return FamilyFit(candidate.family, candidate.config, {**tensors, **candidate.besides}, kinds)
+                    return FamilyFit(candidate.family, candidate.config, {**tensors, **candidate.extra_tensors}, kinds)
                 faults = float(len(reference) - result.nodes), float(len(result.differences))
                 if faults < fewest_faults:
                     fewest_faults, difference = faults, result.differences[0]
@@ -96,7 +96,7 @@ def _is_pooled_by_modules(graph: Graph) -> bool:
 
 
 def _matrix_kinds(graph: Graph) -> dict[str, str]:
-    """Return the kinds of the matrices of `graph`, by the checkpoint tensors that they read."""
+    """Map the names of checkpoint tensors to the kinds of the matrices of `graph` that read them."""
     read = [(param, matrix) for param, matrix in find_matrices(graph).items() if isinstance(matrix, Matrix)]
     return {key: matrix.kind for param, matrix in read for key in param.recipe.sources()}
 
@@ -131,7 +131,7 @@ def choose_exact_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
 
 
 def _fold_scales(graph: Graph) -> Iterator[Graph]:
-    """Yield `graph` with unusual attention scales folded into the queries' weights; nothing if none can be folded."""
+    """Yield `graph` with unusual attention scales folded into query weights; nothing if none can be folded."""
     copy = graph.clone()
     changed = False
     for node in list(copy.nodes):

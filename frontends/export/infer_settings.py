@@ -24,10 +24,8 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 def propose_settings(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
-    """Yield (family, settings) of the canonical `graph` for each of the families `names`.
-
-    The family `source_name` of the model comes first, with the settings that `model` was read with; then all families
-    with the settings inferred from the graph.
+    """Yield (family, settings) for the canonical `graph`: `source_name`, if it is in `names`, with the settings that
+    `model` was read with; then each of the families `names` with the settings inferred from the graph.
 
     Raises:
         WeftError: if no settings can be inferred.
@@ -42,7 +40,7 @@ def infer_settings(graph: Graph) -> Settings:
     """Return the settings of the decoder that the canonical `graph` computes.
 
     Raises:
-        WeftError: if it has layers other than softmax attention and feed-forwards.
+        WeftError: if it has no logits, no softmax attention, or an attention or router that no config describes.
     """
     end_settings = _infer_ends(graph)
     layers = _find_attentions(graph)
@@ -104,12 +102,12 @@ def _has_bias(linear: Node | None) -> bool:
 
 
 def _find_reader(value: Value, *reader_ops: Op) -> Node | None:
-    """Return the first node of one of the ops `reader_ops` that reads `value`; None without one."""
+    """Return the first node that reads `value` and has one of the ops `reader_ops`; None if there is none."""
     return next((n for n in value.users if n.op in reader_ops), None)
 
 
 def _find_norm(layer: Projections) -> Node | None:
-    """Return the norm before the attention of a layer, else the norm after it; None without both."""
+    """Return the norm before the attention of a layer, else the norm after it; None if it has neither."""
     x = layer.q.linear.inputs[0]
     if x is not None and x.producer is not None and x.producer.op in _NORMS:
         return x.producer
@@ -117,7 +115,7 @@ def _find_norm(layer: Projections) -> Node | None:
 
 
 def _read_factor(value: Value) -> float:
-    """Return the factor of the `affine` node that reads `value`, or 1."""
+    """Return the factor of the `affine` node that reads `value`; 1 if none does."""
     node = _find_reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
@@ -132,7 +130,7 @@ def _infer_qk_norm(layer: Projections) -> str:
 
 
 def _infer_arrangement(layer: Projections) -> str:
-    """Return the name of the arrangement of the first block, as in `Block`."""
+    """Return the arrangement of norms and residuals of `layer` as the DSL's `Block` names it ("pre", "post", …)."""
     x = layer.q.linear.inputs[0]
     assert x is not None
     residual = _find_reader(layer.o.output, ops.add)
@@ -154,7 +152,7 @@ def _infer_arrangement(layer: Projections) -> str:
 
 
 def _infer_ffn(graph: Graph) -> dict[str, Any]:
-    """Return the settings of the feed-forward layers, taken from the first layer."""
+    """Return the settings of the first feed-forward layer, which stand for all; {} if there is none."""
     for node in graph.nodes:
         down = _find_reader(node.output, ops.linear) if node.outputs else None
         name = _name_activation(node)
@@ -169,7 +167,7 @@ def _infer_ffn(graph: Graph) -> dict[str, Any]:
 
 
 def _find_mixtures(graph: Graph) -> Any:
-    """Return the mixture of experts of every layer (None without one), or a single value if all are equal."""
+    """Return the mixture of experts of each layer (None: dense) as a tuple, or one value if all are equal."""
     mixtures: list[MoE | None] = []
     for node in graph.nodes:
         if node.op is ops.attention:
@@ -198,7 +196,7 @@ def _infer_mixture(node: Node) -> MoE:
 
 
 def _find_shared_expert(value: Value | None) -> Node | None:
-    """Return the glu of the shared expert, if `value` is its output times a gate, else None."""
+    """Return the `glu` node of the shared expert if `value` is gate · linear(glu(…)), else None."""
     product = None if value is None else value.producer
     if product is None or product.op is not ops.mul:
         return None
@@ -208,7 +206,7 @@ def _find_shared_expert(value: Value | None) -> Node | None:
 
 
 def _name_activation(node: Node) -> str | None:
-    """Return the name of the activation that `node` computes or gates with, or None."""
+    """Return the name of the activation that `node` computes or gates with; None for any other node."""
     if node.op is ops.glu:
         return str(node.attrs["activation"])
     for name, (fn, attrs) in ACTIVATIONS.items():

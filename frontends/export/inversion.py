@@ -27,10 +27,10 @@ _INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal
 
 
 def invert_step(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
-    """Return the recipe of the single part [`shape`] of `recipe`, if `value` is the recipe of its result.
+    """Return a recipe of the single part of `recipe`, which has `shape`, from `value`, a recipe of its result.
 
     Raises:
-        WeftError: if the step has no inverse, or reads several parts.
+        WeftError: if `recipe` has no inverse, or has several parts.
     """
     match recipe:
         case Permute(_, axes):
@@ -122,12 +122,12 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
 
 
 def undo_recipe(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[TensorPiece]:
-    """Yield the pieces of tensors in `reader` that `recipe` reads and that its result `value` determines.
+    """Yield the pieces of checkpoint tensors that follow from `value`, the result of `recipe`.
 
-    Addends and factors that `recipe` reads stay as stored.
+    Tensors that `recipe` adds or multiplies by are yielded as stored in `reader`.
 
     Raises:
-        WeftError: naming the step without an inverse, and the tensors it reads.
+        WeftError: if a step has no inverse; it names the step and the tensors it reads.
     """
     yield from _undo_masked(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
 
@@ -203,7 +203,7 @@ def _merge_elements(into: Array, determined: Array, values: Array, mask: Array, 
     overlap = determined & mask
     if overlap.any() and not np.array_equal(into[overlap], values[overlap], equal_nan=True):
         raise WeftError(
-            f"elements of {label} are read more than once, and differ: give all parameters that read them the same"
+            f"parameters that read the same elements of {label} have different values: make them equal"
         )
     np.copyto(into, values, where=mask, casting="same_kind")
     determined |= mask
@@ -235,14 +235,14 @@ def invert_recipes(
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
-    """Return the tensors of a checkpoint for which each recipe in `equations` yields the value paired with it.
+    """Return the checkpoint tensors for which each recipe in `equations` yields the value paired with it.
 
-    `shapes` are the known shapes of tensors. `layout` may return the shape of another tensor that is read reshaped;
-    without one, biases are vectors, and other tensors matrices with the same last axis. Concatenated tensors of unknown
-    shape have equal lengths.
+    `shapes` are known shapes. For another tensor that is read reshaped, `layout` may return the shape; if it returns
+    None, biases are vectors, and others matrices with the same last axis. Concatenated tensors of unknown shape have
+    equal lengths.
 
     Raises:
-        WeftError: if a recipe has no inverse, or parameters that read one tensor disagree.
+        WeftError: if a recipe has no inverse, or equations disagree about a tensor.
     """
     placeholders = MemoryReader({key: np.broadcast_to(np.float32(0), shape) for key, shape in (shapes or {}).items()})
     waiting, solved = list(equations), dict[str, ShapedRecipe]()
@@ -253,7 +253,7 @@ def invert_recipes(
             recipe, value = waiting.pop(0)
             if isinstance(recipe, Source):
                 if solved.setdefault(recipe.key, value) != value:
-                    raise WeftError(f"tensor {recipe.key!r} is shared by parameters that differ")
+                    raise WeftError(f"parameters that read tensor {recipe.key!r} have different values")
             elif isinstance(recipe, Slice):
                 parts.setdefault(recipe.item, []).append((recipe, value))
             else:
@@ -265,7 +265,7 @@ def invert_recipes(
 def _undo_step(
     recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader
 ) -> list[tuple[Recipe, ShapedRecipe]]:
-    """Return the parts of `recipe`, each with its value, if the result of `recipe` is `value`."""
+    """Return (part, value of the part) for each part of `recipe`, whose result is `value`; [] for a constant."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
@@ -281,7 +281,7 @@ def _undo_step(
                 for i in items
             ]
             if sum(sizes) != length:
-                raise WeftError(f"the sizes of {_list_sources(recipe)}, which are read as one, are not known")
+                raise WeftError(f"the sizes of {_list_sources(recipe)}, which the model concatenates, are unknown")
             ends = itertools.accumulate(sizes)
             return [(i, value.slice_axis(axis, end - n, end)) for i, n, end in zip(items, sizes, ends, strict=True)]
         case Add((first, *addends), offset) if addends and (stored := _keep_stored(addends, first, reader)) is not None:
@@ -352,7 +352,7 @@ def _read_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
 
 
 def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
-    """Return the shape of `recipe`, whose result has `count` elements; None if its steps do not determine it."""
+    """Return the shape of the result of `recipe`, which has `count` elements; None if its steps do not determine it."""
     match recipe:
         case Reshape(_, dims):
             size = math.prod(d for d in dims if d != -1)

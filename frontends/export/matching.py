@@ -26,7 +26,7 @@ _CLOSE = 1e-6  # relative tolerance of computed values: they are float32 somewhe
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two graphs: a value's name in the second graph, and descriptions of both values."""
+    """A difference of two graphs: `at` names a value of the second graph, `ours` and `theirs` describe both values."""
 
     at: str
     ours: str
@@ -35,9 +35,9 @@ class Difference:
 
 @dataclass
 class GraphMatch:
-    """The parameters and nodes of a graph that correspond to those of a second one, and the differences of the two.
+    """The nodes and parameters of a first graph that correspond to those of a second graph, and their differences.
 
-    params: parameter (or constant) of the first graph, by parameter of the second. nodes: number of matched nodes.
+    params: parameter of the second graph → parameter (or constant) of the first. nodes: number of matched nodes.
     differences: in the order of the second graph.
     """
 
@@ -47,7 +47,7 @@ class GraphMatch:
 
 
 def match_graphs(ours: Graph, theirs: Graph) -> GraphMatch:
-    """Compare two `canonical` graphs from their outputs backwards, and return the result."""
+    """Compare two canonical graphs (`weft.passes.forms.canonical`) from their outputs backwards."""
     return _GraphMatcher(ours, theirs).run()
 
 
@@ -73,7 +73,7 @@ class _GraphMatcher:
         self.differences.append((-1 if node is None else self.position[node], Difference(at, ours, theirs)))
 
     def compare_values(self, ours: Value, theirs: Value, reader: Node | None = None) -> Iterator[tuple[Value, Value]]:
-        """Compare two values, record a difference, and yield the pairs of operands that must match as well."""
+        """Compare two values and record a difference; yield the pairs of operands to compare next."""
         if theirs in self.pairs:
             if self.pairs[theirs] is not ours:
                 self.report(reader, theirs.name, f"%{ours.name}", f"%{theirs.name} once more")
@@ -121,14 +121,14 @@ class _GraphMatcher:
             yield ours, theirs
 
     def operands(self, node: Node) -> list[Value | None]:
-        """Return the operands without trailing None; those of commutative ops are in node order."""
+        """Return the operands, with None for omitted ones; those of commutative ops are sorted by node order."""
         operands = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
         if Trait.COMMUTATIVE in node.op.traits:
             operands.sort(key=lambda v: -1 if v is None or v.producer is None else self.position[v.producer])
         return operands
 
     def compare_params(self, ours: Value, theirs: Param) -> tuple[str, str] | None:
-        """Return descriptions of a value and of the parameter that it should match; None if they match."""
+        """Return descriptions of `ours` and of the parameter `theirs` if they do not match; None if they match."""
         if not isinstance(ours, Param):
             return f"%{ours.name}, which is computed", f"the parameter {theirs.name}"
         if ours.shape != theirs.shape:

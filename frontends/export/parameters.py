@@ -14,7 +14,7 @@ from ..model import Model
 def write_parameters(
     model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
 ) -> None:
-    """Write every parameter of `model` that stores weights to the file `out`, in one step.
+    """Write every parameter of `model` that stores weights to the safetensors file `out`, atomically.
 
     They are stored in `dtype` (f32, f16, bf16), or each in the smallest dtype that represents it exactly.
 

@@ -32,7 +32,7 @@ class CodeRefusal(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """The codes of a quantized matrix [..., out, in] (or a stack), whose rows consist of entire blocks of `layout`."""
+    """The codes of a quantized matrix or stack [..., out, in], whose rows are entire blocks of `layout`."""
 
     recipe: Recipe
     layout: BlockLayout
@@ -44,11 +44,11 @@ class StoredCodes:
         return -(-self.shape[-1] // self.layout.group)
 
     def part(self, name: str) -> Recipe:
-        """Return the recipe of the part `name` (`weft.ir.recipes.blocks.parts`) of all rows."""
+        """Return the recipe of the part `name` (`weft.ir.recipes.blocks.parts`), such as "steps", of all rows."""
         return Stored(self.recipe, name)
 
     def blocks(self, reader: TensorReader) -> Iterator[Blocks]:
-        """Yield the blocks of all rows, a few rows at a time; the last group of a row is complete."""
+        """Yield the blocks of all rows, a few rows at a time; the last group of a row is padded to a complete one."""
         row = int(np.prod(self.shape[1:]))
         step = max(1, (SWEEP_ELEMENTS if self.recipe.needs_full_read else BLOCK_ELEMENTS) // row)
         layout = self.layout
@@ -81,14 +81,14 @@ def choose_codes(
 ) -> dict[str, StoredCodes]:
     """Return the codes to store, by tensor name.
 
-    weights: "auto" stores the codes of weights that a pass quantized, and none if `refusal` refuses some; "codes"
-    stores all that are not refused, blocks of the source's checkpoint included; "float" stores none.
+    weights: "auto" stores the codes of all weights that a pass quantized, or of none if `refusal` refuses one; "codes"
+    stores all that are not refused, including blocks of the source's checkpoint; "float" stores none.
     refusal: returns the reason why a format cannot store a tensor's codes, or "". note: reports tensors written as
     floats.
     aside: tensors that never store codes and do not count as refused.
 
     Raises:
-        WeftError: if "codes" has nothing to store, or "float" does not change anything.
+        WeftError: if "codes" finds nothing to store, or "float" has no effect.
     """
     codes: dict[str, StoredCodes] = {}
     if weights == "float":
@@ -124,22 +124,19 @@ def choose_codes(
 
 
 def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` over entire rows of the file's tensors, and the layout of its codes.
-
-    The layout is a reason (str) if there is none.
-    """
+    """Return `recipe` with rows of the file's tensors kept whole, and the layout of its codes or a reason (str)."""
     rows = _keep_rows(unwrap_stored_blocks(recipe), reader)
     return rows, find_block_layout(rows, reader)
 
 
 def describe_layouts(stored: Mapping[str, StoredCodes]) -> str:
-    """Return the number of weights per stored layout, as a phrase for a note."""
+    """Return the number of weights in each layout as a phrase for a note: "24 as int4_64"."""
     counts = Counter(str(codes.layout) for codes in stored.values())
     return ", ".join(f"{count} as {layout}" for layout, count in sorted(counts.items()))
 
 
 def list_first(keys: Collection[str]) -> str:
-    """Return the first of `keys` and the number of remaining keys, as a phrase for a note."""
+    """Return the first SHOWN of `keys` and the number of the remaining ones, as a phrase for a note."""
     first = list(keys)[:SHOWN]
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 

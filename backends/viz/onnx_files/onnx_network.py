@@ -187,7 +187,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
             # Functions that call others twice double at every level: a small file could expand to billions of nodes.
             count += bool(calls)
             if count > MOST:
-                raise WeftError(f"{path}: calls of functions stand for more than {MOST:,} operations, too many to draw")
+                raise WeftError(f"{path}: function calls expand to more than {MOST:,} operations, too many to draw")
             if function is None:
                 yield op
                 continue
@@ -230,15 +230,15 @@ def _check_values(
         for name in (*op.inputs, *op.captured):
             if name and name not in defined:
                 raise WeftError(
-                    f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which nothing before it makes"
+                    f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which no earlier operation produces"
                 )
         if duplicates := defined.intersection(filter(None, op.outputs)):
             raise WeftError(
-                f"{path}: {'/'.join(op.names)} ({op.kind}) makes {min(duplicates)!r}, which is there already"
+                f"{path}: {'/'.join(op.names)} ({op.kind}) produces {min(duplicates)!r}, which already exists"
             )
         defined.update(op.outputs)
     if missing := next((name for name in outputs if name not in defined), ""):
-        raise WeftError(f"{path}: nothing makes the output {missing!r}")
+        raise WeftError(f"{path}: no operation produces the output {missing!r}")
 
 
 # -- constants

@@ -56,8 +56,8 @@ def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[st
 def name_kind(kind: Kind) -> str:
     """Return the title of a kind of attention, such as "Causal, window 4,096"."""
     if kind.cross:
-        return "Attention to the source"
-    first = "Causal" if kind.keys.causal else "Both ways"
+        return "Cross-attention"
+    first = "Causal" if kind.keys.causal else "Bidirectional"
     properties = [] if kind.keys.pattern == "dense" else [f"{kind.keys.pattern} by {kind.keys.stride:,}"]
     properties += [f"window {kind.keys.window:,}"] if kind.keys.window is not None else []
     properties += [f"first {kind.keys.keep_first} kept"] if kind.keys.keep_first else []
@@ -142,7 +142,7 @@ def _describe_blocks(blocks: VisibleBlocks, small: VisibleBlocks) -> Iterator[st
     if blocks.first_weight > 1:
         yield f"Keys of the first blocks count {blocks.first_weight} times."
     if blocks.dense:
-        yield f"In texts of at most {blocks.dense:,} tokens a token attends to all tokens."
+        yield f"In sequences of at most {blocks.dense:,} tokens a token attends to all tokens."
 
 
 def _describe_pattern(kind: Kind, small: Kind) -> Iterator[str]:

@@ -130,12 +130,12 @@ def check_prompt(graph: Graph, count: int) -> None:
             more than MOST attention weights.
     """
     if strange := [name for name in graph.inputs if name not in TEXT_INPUTS]:
-        raise WeftError(f"a prompt is for models of one text; {graph.name} also reads {strange[0]}")
+        raise WeftError(f"a prompt needs a model that reads one text; {graph.name} also reads {strange[0]}")
     if count == 0:
         raise WeftError("the prompt is empty: it has no tokens")
     context = graph.meta.get("context")
     if context and count > context:
-        raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
+        raise WeftError(f"the prompt has {count} tokens; {graph.name} supports at most {context}")
     heads = sum(node.attrs["heads"] for node in graph.nodes if _is_full_attention(node))
     each = MOST / max(1, heads)
     # n(n + 1) / 2 weights per head if tokens see only earlier ones, else n²: solved for n.

@@ -108,7 +108,7 @@ def _list_rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
         ("Parameters", lambda t: t.parameters, "{:,}".format),
         (f"FLOPs, {after.tokens:,} tokens", lambda t: t.flops, format_count),
         ("KV cache per token", lambda t: t.cache, format_bytes),
-        ("State of a text", lambda t: t.state, format_bytes),
+        ("State per text", lambda t: t.state, format_bytes),
         ("Weights", lambda t: t.weights, format_bytes),
     ]
     for name, number, formatted in rows:

@@ -60,17 +60,16 @@ def write_gguf(
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Write `model` as the GGUF file `out`, in one step, and return the name of its architecture.
+    """Write `model` as the GGUF file `out`, atomically, and return the name of its architecture.
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
     nearest), or in the smallest dtype that represents all of them exactly; vectors in f32. They are evaluated a block
-    at a time. `weights` selects whether quantized weights store codes
-    (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written as floats, and the rounding
-    errors of minima.
+    at a time. `weights` selects whether quantized weights are stored as codes (see `choose_codes`). `note` reports
+    weights written as floats, and rounding errors of minima.
 
     Raises:
-        WeftError: if no architecture expresses the graph, naming the nearest and the first difference; if `out` cannot
-        be written; or if a value exceeds the range of `dtype`.
+        WeftError: if no architecture expresses the graph (the nearest and the first difference are named), `out` cannot
+            be written, or a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
     if requested is not None and requested not in KINDS:
@@ -111,11 +110,11 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
             loaded = describe(tables[name], config, tensors, f"the metadata of a {name} model")
             reference, divisors = divide_frequencies(graph, loaded.graph)
             extra = {**divisors, **list_longrope_divisors(settings)}
-            yield Candidate(name, config, replace(loaded, graph=reference), besides=extra)
+            yield Candidate(name, config, replace(loaded, graph=reference), extra_tensors=extra)
 
 
 def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
-    """Return a tensor of dtype `kind`; vectors are f32, which kernels require, and rows without entire blocks f16."""
+    """Return a tensor of dtype `kind`; vectors are f32, as kernels require, and rows of incomplete blocks f16."""
     if len(tensor.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:

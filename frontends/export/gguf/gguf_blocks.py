@@ -30,7 +30,7 @@ FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7, dtypes.mxfp4: 38} 
 
 
 def choose_block_dtype(layout: BlockLayout) -> DType | None:
-    """Return the dtype of the GGUF blocks that can store codes of `layout`, or None."""
+    """Return the dtype of the GGUF blocks that can store codes of `layout`; None if there is none."""
     if layout.dtype in FILE_TYPES:
         return layout.dtype
     if layout.floats or layout.has_minimum or layout.group % BLOCK:
@@ -53,10 +53,8 @@ def find_refusal(key: str, codes: StoredCodes) -> str:
 
 @dataclass
 class Rounding:
-    """The largest rounding errors of minima and scales.
-
-    error: of a weight. steps: relative to the step between two codes. tensors: names of the rounded tensors.
-    """
+    """The largest rounding errors of scales and minima: `error` of a weight, `steps` of it relative to the step between
+    two codes. `tensors` are the names of the rounded tensors."""
 
     error: float = 0.0
     steps: float = 0.0
@@ -104,8 +102,8 @@ def encode_gguf_blocks(key: str, codes: StoredCodes, reader: TensorReader, round
 
 
 def _split_groups(rows: Blocks, repeats: int, count: int) -> Blocks:
-    """Return `rows` in blocks of 32 values, `repeats` blocks per group, limited to the first `count` blocks of every
-    row."""
+    """Return `rows` in blocks of 32 values instead of groups of `repeats` blocks; each row keeps its first `count`
+    blocks."""
     lead = rows.scales.shape[:-1]
     zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(repeats, -1)[..., :count]
     codes = rows.codes.reshape(*lead, -1, BLOCK)[..., :count, :]

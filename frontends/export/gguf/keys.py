@@ -29,7 +29,8 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the architecture of the family (None without one), and all that llama.cpp loads: it, then the plainest."""
+    """Return the GGUF architecture of a family (`family_name` itself if unknown), and all architectures that llama.cpp
+    loads: that one first, then the plainest."""
     tables, family = architectures(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.
@@ -46,13 +47,13 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
     architecture, loader = table.model_types[0], table.loader or Loader()
     is_partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in s.each("rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
-        raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
+        raise WeftError(f"{architecture} {'does not support' if s.moe is not None else 'requires'} experts")
     if loader.head == ("own" if s.tie else "tied"):
-        raise WeftError(f"{architecture} {'has a head of its own' if s.tie else 'ties its head to the embedding'}")
+        raise WeftError(f"{architecture} requires a head that is {'not ' if s.tie else ''}tied to the embedding")
     if is_partial and not loader.partial_rope:
-        raise WeftError(f"{architecture} rotates entire heads")
+        raise WeftError(f"{architecture} requires RoPE on entire heads")
     if s.head_size * s.head_count != s.dim and not loader.free_heads:
-        raise WeftError(f"{architecture} has heads of the width divided by their number")
+        raise WeftError(f"{architecture} requires heads of size width / number of heads")
     windows = [w for w in s.each("window") if w is not None and loader.windows]
     default_scale = s.head_size**-0.5
     has_scale = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / default_scale - 1) > 1e-6
@@ -96,7 +97,7 @@ def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
 
 
 def _list_rope_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of rotary positions; a second base for layers with windows is only known in Gemma 3."""
+    """Return the keys of rotary positions, with a second base if layers with windows differ (known in Gemma 3 only)."""
     pairs = [pair for pair in zip(s.each("rope"), s.each("window"), strict=True) if pair[0] is not None]
     if not pairs:
         return {}
@@ -137,11 +138,11 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
 
 
 def list_longrope_divisors(s: Settings) -> dict[str, ShapedRecipe]:
-    """Return the tensors of LongRoPE's divisors, by name; {} for other rotations."""
+    """Return LongRoPE's divisors by tensor name; {} for other rotations. Raise WeftError if a list is missing."""
     rope = s.first("rope") if s.rope is not None else None
     if rope is None or "factors" not in rope.used:
         return {}
     lists = {SHORT: rope.factors, LONG: rope.long_factors}
     if not all(lists.values()):
-        raise WeftError("LongRoPE needs both lists of factors")
+        raise WeftError("LongRoPE needs both lists of factors, short and long")
     return {name: ShapedRecipe(Literal(values, (len(values),)), (len(values),)) for name, values in lists.items()}

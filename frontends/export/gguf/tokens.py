@@ -24,12 +24,12 @@ MOST_TOKENS = 1 << 24  # an outlying id would create gigabytes of filler tokens
 def build_tokenizer_metadata(
     model: Model, rows: int, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Return the metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} without a tokenizer.
+    """Return the GGUF metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} without a tokenizer.
 
     `note` reports tokens that end an answer but have no key.
 
     Raises:
-        WeftError: if GGUF has no keys for its kind, or it has more tokens than `rows`.
+        WeftError: if GGUF has no keys for this kind of tokenizer, or it has more tokens than `rows`.
     """
     if (origin := model.origin("gguf")) is not None:
         metadata = GGUFTensors(origin).metadata
@@ -91,8 +91,8 @@ def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple
     if not isinstance(vocab, Mapping) or tokenizer["model"].get("type") != "BPE":
         kind_name = tokenizer["model"].get("type")
         raise WeftError(
-            f"{model.spec}: its tokenizer is {kind_name}, and GGUF describes BPE; without tokenizer.json "
-            "the file has none"
+            f"{model.spec}: its tokenizer is {kind_name}, but weft writes only BPE tokenizers to GGUF: "
+            "export without the tokenizer files"
         )
     by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
     count = max(max(by_id) + 1, rows)
@@ -144,7 +144,7 @@ def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
         (name for name, steps_of_name in SPLITS.items() if steps_of_name == tuple(patterns) and name != "default"), None
     )
     if match is None:
-        raise WeftError(f"{model.spec}: llama.cpp has no name for how the tokenizer splits text, {patterns}")
+        raise WeftError(f"{model.spec}: llama.cpp has no name for how the tokenizer splits text: {patterns}")
     return match
 
 

@@ -35,11 +35,10 @@ def write_folder(
 ) -> None:
     """Write `model`, which was loaded from a Hugging Face folder, as such a folder with the original tensor names.
 
-    The tensors are computed from the parameters, whose values come from the recipes or from `params` (by name). Of the
-    tensors that the model does not read, those that transformers asks for are copied; masks and heads of other tasks
-    are left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized tensors).
-    Memory is needed for one group of tensors that depend on each other, not for the model. The folder is written in one
-    step.
+    The tensors are computed from the parameters, whose values come from `params` (by name) or else from the recipes.
+    Tensors that the model does not read are copied if transformers asks for them; masks and heads of other tasks are
+    left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized ones). Only
+    one group of tensors that depend on each other is in memory at a time. The folder is written atomically.
 
     Raises:
         WeftError: if the model has another source, is not fully described by its graph, or does not determine its
@@ -79,7 +78,7 @@ def copy_generation(source: Path, folder: Path) -> bool:
 
 
 def _list_tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by key, to be written in this order, because groups are computed on demand."""
+    """Return the checkpoint's tensors by key; write them in this order, because groups are computed on demand."""
     graph, reader = model.graph, model.graph.reader
     restored = itertools.chain(
         restore_tensors(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)

@@ -28,7 +28,7 @@ MULTIPLIED = ("linear", "experts")  # matrices of layers of the class Linear
 
 
 def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
-    """Return the reason why the format cannot store the `codes` of tensor `key`, or ""."""
+    """Return the reason why compressed-tensors cannot store the `codes` of tensor `key`, or ""."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
         return "compressed-tensors packs matrices of linear layers"
@@ -36,10 +36,10 @@ def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
         if width % layout.group:
             return f"rows of {width} values are not whole groups of {layout.group}, as in {layout}"
         has_many_scales = layout.tensor_scale and len(_read_tensor_scales(codes, reader)) > 1
-        return f"its rows have several tensor scales, of which {layout} has one" if has_many_scales else ""
+        return f"its rows have several tensor scales, but {layout} stores one" if has_many_scales else ""
     if layout.floats:
         return (
-            "" if _is_tiled(codes, reader) else f"rows in a tile of {TALL} have different scales, but not in {layout}"
+            "" if _is_tiled(codes, reader) else f"rows in a tile of {TALL} have different scales, which {layout} cannot store"
         )
     if layout.has_minimum:
         return f"codes of {layout} are not integers with zero points"
@@ -51,7 +51,7 @@ def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
 
 
 def _is_tiled(codes: StoredCodes, reader: TensorReader) -> bool:
-    """Return whether the rows of each tile have the same scales."""
+    """Return whether all rows of each tile (TALL rows) have the same scales."""
     scales = codes.part("steps").read(reader, 0, codes.shape[0])
     return bool((scales == scales[np.arange(len(scales)) // TALL * TALL]).all())
 
@@ -81,7 +81,7 @@ def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader
 
 
 def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Tensor]:
-    """Return the tensors of 4-bit floats by suffix: codes, two per byte; bytes of the scales; divisor of the scales."""
+    """Return the tensors of 4-bit floats by suffix: codes (two per byte), scales, and 1 / the tensor scale if any."""
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {

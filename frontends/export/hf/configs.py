@@ -81,7 +81,7 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
 
 
 def _list_shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
-    """Return the keys, common to all families, that are not one setting each, with values for `s`."""
+    """Return the keys of several families, with values for `s`, that differ from the name of a single setting."""
     return {
         "multi_query": s.groups == 1,
         **_repeat_value("intermediate_size n_inner", s.ffn),
@@ -103,7 +103,7 @@ def _repeat_value(names: str, value: Any) -> dict[str, Any]:
 
 
 def _list_scale_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of the scale of attention scores."""
+    """Return the config keys of the scale of attention scores, with values for `s`."""
     default_scale = s.head_size**-0.5
     scales = [default_scale if scale is None else scale for scale in s.each("scale")]
     by_layer = s.layers > 1 and abs(scales[0] / scales[1] - 2) < 1e-6

@@ -44,16 +44,15 @@ def write_huggingface(
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> FamilyFit:
-    """Write `model` as the Hugging Face folder `out`, in one step, and return the family that fits.
+    """Write `model` as the Hugging Face folder `out`, atomically, and return the family that fits.
 
     The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
-    they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers store codes, in
-    the format of compressed-tensors (`weft.frontends.export.stored_codes.choose_codes`); `note` reports weights written
-    as floats.
+    they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers are stored as
+    codes, in the format of compressed-tensors (see `choose_codes`). `note` reports weights written as floats.
 
     Raises:
-        WeftError: if no family expresses the graph, naming the nearest and the first difference; if `out` cannot be
-            written; or if a value exceeds the range of `dtype`.
+        WeftError: if no family expresses the graph (the nearest and the first difference are named), `out` cannot be
+            written, or a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else parse_stored(dtype)
     try:
@@ -107,7 +106,7 @@ def write_huggingface(
 
 
 def _list_matrix_modules(result: FamilyFit) -> list[str]:
-    """Return the modules with a matrix that is not a lookup table."""
+    """Return the modules of all matrices that are not lookup tables."""
     matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
     return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]
 
@@ -125,7 +124,7 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
             idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}
-            yield replace(_make_candidate(config["model_type"], config, shapes, source), besides=idle)
+            yield replace(_make_candidate(config["model_type"], config, shapes, source), extra_tensors=idle)
         elif (side := one_side(source, model.family)) is not None:
             with contextlib.suppress(WeftError):
                 text = {key: value for key, value in side[1].items() if key not in dropped}
@@ -142,7 +141,7 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _make_text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    """Return a candidate for the language model of a multimodal model; tensors are named as in text-only ones."""
+    """Return a candidate for the language model of a multimodal model, with tensors named as in text-only models."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
     text_shapes = {

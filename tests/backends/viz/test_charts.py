@@ -168,7 +168,7 @@ def test_themes(dark: bool, paper: object, other: object) -> None:
 
 
 def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WeftError, match=r"a chart is written as \.svg, \.png, \.pdf, not as \.gif"):
+    with pytest.raises(WeftError, match=r"a chart can be written as \.svg, \.png, \.pdf, not as \.gif"):
         check_chart(Path("a.gif"))
     check_chart(Path("a.svg"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)

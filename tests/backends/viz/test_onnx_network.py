@@ -243,7 +243,7 @@ def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
 def test_values_that_are_made_twice_are_refused(tmp_path: Path) -> None:
     """They could depend on themselves."""
     nodes = [helper.make_node("Mul", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
-    with pytest.raises(WeftError, match="makes 'b', which is there already"):
+    with pytest.raises(WeftError, match="produces 'b', which already exists"):
         read(wrapped(nodes, [("a", FLOAT, [2])], [("c", FLOAT, [2])]), tmp_path)
 
 

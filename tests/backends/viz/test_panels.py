@@ -106,7 +106,7 @@ def test_blocks(sparse: BlockSparse, scaled: bool) -> None:
     near = abs(block[:, None] - block) <= sides
     ends = (block == 0) | (block == last)
     assert found["mask"] == ["".join("01"[int(x)] for x in row) for row in near | ends | ends[:, None]]
-    assert (found["scaled"], found["title"]) == (scaled, f"Both ways, blocks of {sparse.block}")
+    assert (found["scaled"], found["title"]) == (scaled, f"Bidirectional, blocks of {sparse.block}")
     texts = " ".join(found["sentences"])
     assert ("count 4 times" in texts) == ("at most 704 tokens" in texts) == ("(2 in the picture)" in texts) == scaled
     assert told(graph)["attention"]["reach"] is None

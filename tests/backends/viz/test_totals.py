@@ -77,7 +77,7 @@ def test_the_sheet_tells_what_was_and_is() -> None:
     was, now = len(model.graph), len(smaller.graph)
     assert rows["Operations"] == f"{was}, then {now} (−{was - now})"
     assert rows["KV cache per token"] == "22.5 KiB, then 7.5 KiB (−15.0 KiB)"
-    assert "State of a text" not in rows
+    assert "State per text" not in rows
     assert convert_totals(found, before, then)["operations"] == [was, now]
     counts = convert_totals(found, before, then)["counts"]
     assert counts["kept"] + counts["changed"] + counts["removed"] == was

@@ -35,7 +35,7 @@ def test_scores_and_draws_the_graph_beside_the_weights(folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("command", [("run", "--prompt", "w3"), ("verify",)])
 def test_says_how_weft_runs_it(folder: Path, command: tuple[str, ...]) -> None:
-    assert f"to run it by weft, compile: weft compile {folder} -o OUT" in refused(command[0], folder, *command[1:])
+    assert f"to run it with weft, compile: weft compile {folder} -o OUT" in refused(command[0], folder, *command[1:])
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("", True)])

@@ -203,7 +203,7 @@ def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
         ("{}", "its tokenizer.json is not a readable tokenizer: Model missing"),
         (
             '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
-            "its tokenizer is WordLevel, and GGUF describes BPE",
+            "its tokenizer is WordLevel, but weft writes only BPE",
         ),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',

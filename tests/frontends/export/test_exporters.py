@@ -108,7 +108,7 @@ def test_known_tensors(recipe: Recipe, rng: np.random.Generator) -> None:
 
 
 def test_parts_of_unknown_lengths() -> None:
-    with pytest.raises(WeftError, match="the sizes of a, b, which are read as one, are not known"):
+    with pytest.raises(WeftError, match="the sizes of a, b, which the model concatenates, are unknown"):
         invert_recipes([(Concat((Source("a"), Source("b"))), ShapedRecipe(Source("value"), (7, 3)))])
 
 
@@ -124,7 +124,7 @@ def test_what_was_added_by_recipe_goes_without_rounding() -> None:
         ([(MeanPool(S, 4, 2), (4, 2))], "the recipe mean_pool, which reads stored, has no inverse"),
         ([(Slice(S, 0, 1, 3), (2, 2))], "the slices of stored do not cover it"),
         ([(Slice(S, 0, 0, 4, 2), (2, 2))], "the slices of stored do not cover it"),
-        ([(S, (2, 2)), (S, (2, 2))], "tensor 'stored' is shared by parameters that differ"),
+        ([(S, (2, 2)), (S, (2, 2))], "parameters that read tensor 'stored' have different values"),
     ],
 )
 def test_what_cannot_be_undone_is_said(wanted: list[Any], told: str) -> None:

@@ -172,10 +172,10 @@ REFUSED: dict[str, tuple[dict[str, r.Recipe], dict[str, np.ndarray]]] = {
     "w: the recipe add, which reads a, has no inverse": ({"w": r.Add((a, a))}, {}),
     "w: the recipe map, which reads v, has no inverse": ({"w": r.Reshape(r.Map(v, "sin"), (3, 4))}, {}),
     "no parameter reads 20 of the 60 elements of tensor 'a'": ({"w": r.Slice(a, 0, 0, 8)}, {}),
-    "head: elements of a are read more than once, and differ: give all parameters that read them the same": (
+    "head: parameters that read the same elements of a have different values: make them equal": (
         {"embed": a, "head": a}, {"head": TENSORS["a"] + 1}
     ),
-    "w: elements of v are read more than once, and differ": ({"w": r.Take(v, (0, 0))}, {"w": np.array([1.0, 2.0])}),
+    "w: parameters that read the same elements of v have different values": ({"w": r.Take(v, (0, 0))}, {"w": np.array([1.0, 2.0])}),
     "graph model has no parameter 'x'": ({"w": a}, {"x": TENSORS["a"]}),
     "parameter w is [12, 5], but its value is [5, 12]": ({"w": a}, {"w": TENSORS["a"].T}),
 }  # fmt: skip

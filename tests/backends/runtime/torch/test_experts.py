@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(weft.WeftError, match="experts_on_device is 0, but it must be a whole number of at least 1"):
         opened(folder, 0)
     weft.compile(mixed, tmp_path / "onnx", target="ort-cpu", seed=7)
-    with pytest.raises(weft.WeftError, match="compiled for ort-cpu, which holds all experts on the device: to hold so"):
+    with pytest.raises(weft.WeftError, match="compiled for ort-cpu, which keeps all experts on the device: to keep on"):
         opened(tmp_path / "onnx", 2)
     mapped = opened(compiled(mixed, tmp_path / "mixed")).decoder
     assert isinstance(mapped, TorchDecoder)

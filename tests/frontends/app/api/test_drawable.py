@@ -106,9 +106,9 @@ def test_values_that_nothing_makes(tmp_path: Path) -> None:
     onnx.save(
         wrapped([helper.make_node("Relu", ["gone"], ["b"], name="act")], [info[0]], [info[1]]), tmp_path / "m.onnx"
     )
-    assert "act (Relu) reads 'gone', which nothing before it makes" in refused("viz", tmp_path / "m.onnx")
+    assert "act (Relu) reads 'gone', which no earlier operation produces" in refused("viz", tmp_path / "m.onnx")
     onnx.save(wrapped([helper.make_node("Relu", ["a"], ["c"])], [info[0]], [info[1]]), tmp_path / "m.onnx")
-    assert "nothing makes the output 'b'" in refused("viz", tmp_path / "m.onnx")
+    assert "no operation produces the output 'b'" in refused("viz", tmp_path / "m.onnx")
 
 
 def test_folders_that_are_not_whole(arch: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def deep_functions(depth: int, calls: int) -> onnx.ModelProto:
 
 def test_onnx_functions_that_grow(tmp_path: Path) -> None:
     onnx.save(deep_functions(9, 10), tmp_path / "x.onnx")
-    words = "calls of functions stand for more than 30,000 operations"
+    words = "function calls expand to more than 30,000 operations"
     assert words in refused("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
     onnx.save(deep_functions(2, 10), tmp_path / "x.onnx")
     done("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")

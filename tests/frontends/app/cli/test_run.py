@@ -95,7 +95,7 @@ def test_run_holds_some_experts(compiled: Path, tmp_path: Path) -> None:
     assert few.stdout == whole.stdout
     assert " of experts found on the device, " in few.stderr and "MB moved per token" in few.stderr
     assert "experts" not in whole.stderr.splitlines()[-1]
-    assert "compiled for ort-cpu, which holds all experts on the device" in refused(
+    assert "compiled for ort-cpu, which keeps all experts on the device" in refused(
         "run", compiled, "--ids", "4", "--experts-on-device", "2"
     )
     assert "--experts-on-device needs --target torch, not ort-cpu" in refused(

@@ -16,7 +16,7 @@ from ...zoo import ZOO
         ("legalize{target=nope}", "unknown target 'nope'"),
         ("legalize{target=onnx, form=step}", "target onnx has no lowerings for a form 'step'"),
         ("legalize{target=torch, form=stap}", "target torch has no lowerings for a form 'stap'"),
-        ('python-names{usual=["embed"]}', 'usual="embed" names no module'),
+        ('python-names{usual=["embed"]}', 'usual="embed" is not of the form'),
     ],
 )
 def test_what_is_not_there_is_refused(passes: str, words: str) -> None:
