@@ -30,7 +30,7 @@ from .matching import GraphMatch, check_exportable, match_graphs
 class Candidate:
     """The model that a `family` builds from a `config`.
 
-    `shapes` are the shapes of its tensors, if known; `extra_tensors` are those that its checkpoint always has in addition.
+    `shapes` are the shapes of its tensors, if known; `extra_tensors`: others in its checkpoint.
     """
 
     family: str

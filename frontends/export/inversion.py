@@ -196,10 +196,8 @@ def _make_blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array,
 
 
 def _merge_elements(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
-    """Copy the elements of `values` under `mask` to `into`, and add `mask` to `determined`, both in place.
-
-    Raises WeftError, naming `label`, if an element was determined before with another value.
-    """
+    """Copy the elements of `values` under `mask` to `into`, and add `mask` to `determined`, both in place. Raises
+    WeftError, naming `label`, if an element was determined before with another value."""
     overlap = determined & mask
     if overlap.any() and not np.array_equal(into[overlap], values[overlap], equal_nan=True):
         raise WeftError(

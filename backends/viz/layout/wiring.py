@@ -104,9 +104,7 @@ def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[in
 
 def _drop_lines(parts: Sequence[PicturePart], wiring: Wiring, stream: Sequence[int]) -> None:
     """Replace lines of `wiring` by notes: model inputs and parts independent of `stream` keep a line to one reader.
-
-    That is the first reader that uses more than the shape, if any. Lines to END are unchanged.
-    """
+    That is the first reader that uses more than the shape, if any. Lines to END are unchanged."""
     graph = link_parts(parts, wiring.links)
     for i, part in enumerate(parts):
         readers = sorted(b for a, b in wiring.links if a == i)

@@ -244,11 +244,9 @@ def _split_by_scope(leaves: Sequence[PicturePart], scope: str) -> dict[str, list
 
 
 def _break_cycles(leaves: dict[str, list[PicturePart]]) -> dict[str, list[PicturePart]]:
-    """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it.
-
-    Operations that both read a group and are read by it move into the group, regardless of their scope. Of groups that
-    read each other, the smallest is dissolved.
-    """
+    """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it. Operations
+    that both read a group and are read by it move into the group, regardless of their scope. Of groups that read each
+    other, the smallest is dissolved."""
     # Every round moves operations into a group or dissolves one; single operations form no cycle, so it ends.
     while loops := _find_cycles(leaves):
         for loop in loops:
@@ -299,10 +297,8 @@ def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
 
 def _find_repetitions(prints: Sequence[str]) -> list[tuple[int, int]]:
     """Return for each index (number of items, period) of the longest repetition that begins there; (1, 1) if none does.
-
     Of equally long repetitions the shortest period is returned. The loop runs from the end for all periods at once, so
-    it takes one array operation per index.
-    """
+    it takes one array operation per index."""
     ids: dict[str, int] = {}
     codes = np.array([ids.setdefault(p, len(ids)) for p in prints], np.int64)
     spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # by period: how many items in a row repeat after it

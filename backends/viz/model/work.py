@@ -92,10 +92,8 @@ def measure_state(node: Node) -> tuple[int, int]:
 
 
 def _divide_by_tokens(size: Size) -> Size:
-    """Return the share of one token in `size`, a sum over `seq` tokens: drop one factor `seq` from every term.
-
-    A term with `seq` only inside min, max or a division (such as the number of experts used) is evaluated for seq = 1.
-    """
+    """Return the share of one token in `size`, a sum over `seq` tokens: drop one factor `seq` from every term. A term
+    with `seq` only inside min, max or a division (such as the number of experts used) is evaluated for seq = 1."""
     if not isinstance(size, Poly):
         return size
     total: Size = 0

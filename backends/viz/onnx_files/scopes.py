@@ -71,9 +71,7 @@ def _split_words(name: str) -> Scope:
 
 def _choose_name(op: OnnxOperation, scope: Scope) -> str:
     """Return the name of `op`: its first result if directly in `scope` without a final digit, else its own in `scope`.
-
-    A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
-    """
+    A name that is only the operator and a number, which counts over the entire model, is reduced to the operator."""
     stem = ".".join((*scope, ""))
     result = next((x for x in op.outputs if x), "")
     if (

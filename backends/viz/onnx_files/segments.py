@@ -80,10 +80,8 @@ def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
 
 
 def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
-    """Return the index of the first operation of the first layer, at most period − 1 before `start`.
-
-    The first layer may read values from before it at operands where later layers read results of the previous layer.
-    """
+    """Return the index of the first operation of the first layer, at most period − 1 before `start`. The first layer
+    may read values from before it at operands where later layers read results of the previous layer."""
     names: dict[int, int] = {}
     first = start
     for i in range(start - 1, max(start - period, -1), -1):

@@ -43,11 +43,9 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
 
 def _measure_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
-    """Return (features of a key, features of a value) of one head, as if every head had its own key and value.
-
-    Latent attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of
-    shape [heads · width, latent].
-    """
+    """Return (features of a key, features of a value) of one head, as if every head had its own key and value. Latent
+    attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of shape
+    [heads · width, latent]."""
     assert v.cache is not None
     width = v.cache[0]
     latent = v.weft_op.attrs.get("value_dim")

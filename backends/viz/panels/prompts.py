@@ -149,10 +149,8 @@ def _is_decoder(graph: Graph) -> bool:
 
 
 def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
-    """Return the data of an attention, with its weights [heads, queries, keys] as base64 of one byte per weight.
-
-    Only the first i + 1 keys of query i are stored if the attention is causal.
-    """
+    """Return the data of an attention, with its weights [heads, queries, keys] as base64 of one byte per weight. Only
+    the first i + 1 keys of query i are stored if the attention is causal."""
     steps = np.round(weights * 255).astype(np.uint8)
     rows = [row[: i + 1] if node.attrs.get("causal", False) else row for head in steps for i, row in enumerate(head)]
     return {

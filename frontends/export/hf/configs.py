@@ -61,10 +61,8 @@ def _list_rotated_widths(s: Settings) -> set[int]:
 
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the family's table reads `key`, or would read it without a synonym in the config.
-
-    The test is that the settings change without the key, or with an invalid value.
-    """
+    """Return whether the family's table reads `key`, or would read it without a synonym in the config. The test is that
+    the settings change without the key, or with an invalid value."""
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
     recorded = RecordingConfig(normalized({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)
