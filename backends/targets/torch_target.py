@@ -59,9 +59,8 @@ class TorchBackend(Backend):
     ) -> tuple[Pass, ...]:
         # f32 here, because weights are cast when they are stored.
         base_passes = super().finish(graph, pipeline, "f32", max_length, trains=trains)
-        return (
-            base_passes if trains or not list_losses(graph) else (*base_passes, DropOutputs(tuple(list_losses(graph))))
-        )
+        losses = tuple(list_losses(graph))
+        return base_passes if trains or not losses else (*base_passes, DropOutputs(losses))
 
     def lowerings(self, op: str) -> list[str]:
         from ..runtime.torch.open_torch import import_torch

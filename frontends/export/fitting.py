@@ -118,7 +118,7 @@ def invert_match(reference: Graph, result: GraphMatch, candidate: Candidate) -> 
     return invert_recipes(equations, candidate.layout, candidate.shapes)
 
 
-def choose_exact_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
+def fit_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
     """Return the smallest dtype that represents `tensors`, recipes over parameters of `graph`, exactly.
 
     It is the dtype that the graph was cast to, else the checkpoint's if elements only move, else f32.

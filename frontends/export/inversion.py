@@ -111,7 +111,7 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
             raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
         try:
             for key, values, mask in undo_recipe(recipe, value, graph.reader):
-                _merge_elements(*tensors[key], values, mask, key)
+                _merge(*tensors[key], values, mask, key)
         except WeftError as e:
             raise WeftError(f"{name}: {e}") from None
     for key, (_, known) in tensors.items():
@@ -167,9 +167,7 @@ def _undo_masked(recipe: Recipe, value: Array, mask: Array, reader: TensorReader
             item_value, item_mask = _make_blank(shape, value.dtype)
             rows, mask_rows, value, mask = (np.moveaxis(t, axis, 0) for t in (item_value, item_mask, value, mask))
             for n, i in enumerate(indices):
-                _merge_elements(
-                    rows[i : i + 1], mask_rows[i : i + 1], value[n : n + 1], mask[n : n + 1], _list_sources(recipe)
-                )
+                _merge(rows[i : i + 1], mask_rows[i : i + 1], value[n : n + 1], mask[n : n + 1], _list_sources(recipe))
         case _:
             inverted = invert_step(recipe, Source("value"), shape)
             if isinstance(recipe, Permute | Reshape):
@@ -195,7 +193,7 @@ def _make_blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array,
     return np.zeros(shape, dtype), np.zeros(shape, np.bool_)
 
 
-def _merge_elements(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
+def _merge(into: Array, determined: Array, values: Array, mask: Array, label: str) -> None:
     """Copy the elements of `values` under `mask` to `into`, and add `mask` to `determined`, both in place. Raises
     WeftError, naming `label`, if an element was determined before with another value."""
     overlap = determined & mask
@@ -267,9 +265,7 @@ def _undo_step(
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
-    if (step := _elementwise_key(value.recipe)) is not None and step == _elementwise_key(
-        recipe
-    ):  # undone without rounding
+    if (step := _step_key(value.recipe)) is not None and step == _step_key(recipe):  # undone without rounding
         return [(item, ShapedRecipe(value.recipe.parts[0], shape))]
     match recipe:
         case Concat(items, axis):
@@ -291,16 +287,14 @@ def _undo_step(
             shape = tuple(shape[a] for a in np.argsort(axes))
         case Reshape():
             shape = (
-                _read_shape(item, reader)
-                or _infer_shape(item, math.prod(shape))
-                or _choose_stored_shape(item, shape, layout)
+                _read_shape(item, reader) or _infer_shape(item, math.prod(shape)) or _guess_shape(item, shape, layout)
             )
             if shape == value.shape:
                 return [(item, value)]
     return [(item, ShapedRecipe(invert_step(recipe, value.recipe, shape), shape))]
 
 
-def _elementwise_key(recipe: Recipe) -> tuple[object, ...] | None:
+def _step_key(recipe: Recipe) -> tuple[object, ...] | None:
     """Return a key of the elementwise step that `recipe` applies to its single part; None if it is not elementwise."""
     match recipe:
         case Add((_,), offset):
@@ -369,7 +363,7 @@ def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
     return None
 
 
-def _choose_stored_shape(recipe: Recipe, shape: Shape, layout: Layout) -> Shape:
+def _guess_shape(recipe: Recipe, shape: Shape, layout: Layout) -> Shape:
     """Return the shape of the tensor that `recipe` reads and reshapes to `shape`: from `layout`, or the usual shape."""
     key, count = next(recipe.sources()), math.prod(shape)
     usual = (count,) if key.endswith("bias") or len(shape) == 1 else (count // shape[-1], shape[-1])

@@ -27,11 +27,7 @@ def match_layers(before: Network, after: Network) -> dict[str, str]:
         if stem == other and len(a) == len(b):
             continue
         names, new_names = list(a), list(b)
-        pairs = (
-            list(enumerate(range(len(b))))
-            if len(a) == len(b)
-            else _align_layers(_count_operations(a), _count_operations(b))
-        )
+        pairs = list(enumerate(range(len(b)))) if len(a) == len(b) else _align(_count_ops(a), _count_ops(b))
         scopes |= dict.fromkeys(names, "") | {names[i]: new_names[j] for i, j in pairs}
     return scopes
 
@@ -58,7 +54,7 @@ def _pair_layer_lists(ours: list[str], theirs: list[str]) -> dict[str, str]:
     return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
-def _count_operations(layers: Layers) -> list[Counter[str]]:
+def _count_ops(layers: Layers) -> list[Counter[str]]:
     """Return the multiset of each layer's operations: by name and operator, and again with attributes and weights."""
     counters = []
     for layer, vertices in layers.items():
@@ -71,7 +67,7 @@ def _count_operations(layers: Layers) -> list[Counter[str]]:
     return counters
 
 
-def _align_layers(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
+def _align(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
     """Return index pairs (i, j), both increasing, that maximize the elements that a[i] and b[j] share in total."""
     common = [[(x & y).total() for y in b] for x in a]
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]

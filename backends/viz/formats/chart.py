@@ -17,7 +17,7 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.readable import format_bytes
 
-from ..layout.font import collapse_whitespace
+from ..layout.font import join_lines
 from .style import list_colours
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def render_chart(
     file = io.BytesIO()
     with use_style(dark):
         figure = draw_figure(title, about, measure, models)
-        figure.savefig(
-            file, format=suffix[1:], dpi=150, metadata={"Title": collapse_whitespace(title), **METADATA[suffix]}
-        )
+        figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": join_lines(title), **METADATA[suffix]})
     return file.getvalue()
 
 
@@ -111,7 +109,7 @@ def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartMode
     original, *candidates = models
     layers = list(dict.fromkeys(layer for c in models for layer in (*c.errors, *c.bits)))
     figure = Figure(figsize=(13 if layers else 7, 5.6 + 0.19 * len(models)), layout="constrained")
-    figure.suptitle(collapse_whitespace(title), x=0.01, ha="left", wrap=True)
+    figure.suptitle(join_lines(title), x=0.01, ha="left", wrap=True)
     grid = figure.add_gridspec(2, 2 if layers else 1)
     sizes = figure.add_subplot(grid[:, 0], yscale="log")
     handles = _plot_sizes(sizes, measure, models)
@@ -123,7 +121,7 @@ def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartMode
     names = [f"{original.name}, the original", *(c.name for c in candidates)]
     rows = [[_truncate(name, 90), format_bytes(c.size), c.facts] for name, c in zip(names, models, strict=True)]
     labels = [" · ".join(filter(None, row)) for row in rows]
-    figure.legend(handles, labels, title=collapse_whitespace(about), loc="outside lower left", alignment="left")
+    figure.legend(handles, labels, title=join_lines(about), loc="outside lower left", alignment="left")
     # Labels of points depend on the final layout. Ticks are also created here, while the style is active.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -209,4 +207,4 @@ def _shorten_name(name: str) -> str:
 
 
 def _truncate(name: str, most: int) -> str:
-    return collapse_whitespace(name if len(name) <= most else f"{name[: most - 1]}…")
+    return join_lines(name if len(name) <= most else f"{name[: most - 1]}…")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import collapse_whitespace
+from ..layout.font import join_lines
 from ..layout.links import assign_ids, find_links
 from .sheet import Sheet
 from .style import EVERY, LIGHT
@@ -48,4 +48,4 @@ def _format_part(p: PlacedShape, named: Mapping[str, str], depth: int) -> Iterat
 
 
 def _quote(*lines: str) -> str:
-    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", collapse_whitespace(line)) for line in lines) + '"'
+    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", join_lines(line)) for line in lines) + '"'

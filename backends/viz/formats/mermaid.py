@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import collapse_whitespace
+from ..layout.font import join_lines
 from ..layout.links import assign_ids, find_links
 from .sheet import Sheet, describe_picture
 from .style import EVERY, LIGHT
@@ -25,8 +25,8 @@ def render_mermaid(placed: PlacedShape, sheet: Sheet) -> str:
         f"title: {json.dumps(sheet.title, ensure_ascii=False)}",
         "---",
         "flowchart TD",
-        f"    accTitle: {collapse_whitespace(sheet.title)}",
-        f"    accDescr: {collapse_whitespace(describe_picture(placed.shape, sheet))}",
+        f"    accTitle: {join_lines(sheet.title)}",
+        f"    accDescr: {join_lines(describe_picture(placed.shape, sheet))}",
         *(line for p in placed.inner for line in _format_part(p, named, 1)),
         *(f"    {named[a]} --> {named[b]}" for a, b in find_links(placed)),
         *_format_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
@@ -64,4 +64,4 @@ def _class_name(kind: str) -> str:
 
 def _escape(text: str) -> str:
     """Return `text` on one line, with the characters of Mermaid's syntax replaced by character codes ("#35;")."""
-    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", collapse_whitespace(text))
+    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", join_lines(text))

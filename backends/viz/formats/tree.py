@@ -12,7 +12,7 @@ from rich.text import Text
 from weft.ir.readable import format_count
 
 from ..layout.coordinates import PlacedShape
-from ..layout.font import collapse_whitespace
+from ..layout.font import join_lines
 from ..model.outline import PicturePart
 from .sheet import Sheet
 from .style import EVERY
@@ -28,9 +28,7 @@ def render_tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_row(
-        Text(collapse_whitespace(sheet.title), "bold"),
-        Text(collapse_whitespace(sheet.about)),
-        _format_parameters(placed.shape.part),
+        Text(join_lines(sheet.title), "bold"), Text(join_lines(sheet.about)), _format_parameters(placed.shape.part)
     )
     for p in placed.inner:
         for cells in _list_rows(p, "", p is placed.inner[-1]):
@@ -54,8 +52,8 @@ def _list_rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, 
     words = [label.symbol or label.title, *lines[1:]] if is_named else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
-        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (collapse_whitespace(name), "bold"), part.times),
-        Text("" if p.open and not is_named else collapse_whitespace(" · ".join(words)), style),
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (join_lines(name), "bold"), part.times),
+        Text("" if p.open and not is_named else join_lines(" · ".join(words)), style),
         _format_parameters(part),
     )
     for inner in p.inner:

@@ -217,12 +217,8 @@ def _route_wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
             points = _route_into_circle(start, b, lane * BESIDE)
         else:
             points = _route_line(line, start, end, inside, lane * OVER)
-        yield Wire(
-            None if a is None else a.shape,
-            None if b is None else b.shape,
-            line.values,
-            tuple(_drop_straight_points(points)),
-        )
+        corners = tuple(_drop_straight_points(points))
+        yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, corners)
 
 
 def _route_rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:

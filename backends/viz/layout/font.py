@@ -25,7 +25,7 @@ def measure_text(text: str, size: float, bold: bool = False) -> float:
     return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
-def collapse_whitespace(text: str) -> str:
+def join_lines(text: str) -> str:
     """Return `text` on one line: each run of whitespace and control characters becomes one space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 

@@ -163,12 +163,8 @@ def describe_sizes(v: Vertex) -> str:
     if v.attends:
         return " · ".join(_list_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
-        rows, width = v.weights[0].dims
-        return (
-            f"{_format_number(width)} to {_format_number(rows)}"
-            if v.op == "linear"
-            else f"{_format_number(rows)} × {_format_number(width)}"
-        )
+        rows, width = map(_format_number, v.weights[0].dims)
+        return f"{width} to {rows}" if v.op == "linear" else f"{rows} × {width}"
     if v.op == "moe":
         return _describe_experts(v)
     if v.op == "scan":
@@ -235,9 +231,8 @@ def _label_group(part: PicturePart) -> Label:
     if unit is not None and {"linear", "norm_linear", "norm_glu"} & ops.keys():
         name, hidden = choose_title(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
         title = f"{name} feed-forward" if unit.op.endswith("glu") else f"Feed-forward, {name}"
-        return Label(
-            title, (part.name, *([f"hidden {_format_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward"
-        )
+        lines = [f"hidden {_format_number(hidden)}"] if hidden.isdigit() else []
+        return Label(title, (part.name, *lines), "feed-forward")
     return Label(part.name, (_list_contents(part),), "group")
 
 

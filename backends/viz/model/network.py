@@ -209,9 +209,7 @@ def _make_weight(param: Param, learned: int) -> Weight:
         size, bits = count_packed_bytes(param, layout), layout.bits_per_weight
         recipe = str(param.recipe)
         return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, describe_layout(layout))
-    return Weight(
-        param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _find_rotary(param.recipe)
-    )
+    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _find_rope(param.recipe))
 
 
 def describe_layout(layout: BlockLayout) -> str:
@@ -220,8 +218,8 @@ def describe_layout(layout: BlockLayout) -> str:
     return f"{kind}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
 
 
-def _find_rotary(recipe: Recipe) -> RopeFrequencies | None:
+def _find_rope(recipe: Recipe) -> RopeFrequencies | None:
     """Return the first RoPE frequencies in `recipe` or its parts; None if there are none."""
     if isinstance(recipe, RopeFrequencies):
         return recipe
-    return next(filter(None, map(_find_rotary, recipe.parts)), None)
+    return next(filter(None, map(_find_rope, recipe.parts)), None)

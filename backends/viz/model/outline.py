@@ -108,7 +108,7 @@ def build_outline(network: Network) -> PicturePart:
     """Return the tree of `network`; inputs and outputs that do not belong to a single layer are leaves of the root."""
     layer_inputs, outputs = find_layer_io(network)
     leaves = [
-        PicturePart(name, name, (_make_end(network, name, "input", (), (name,), t),))
+        PicturePart(name, name, (_make_io(network, name, "input", (), (name,), t),))
         for name, t in network.inputs.items()
         if name not in layer_inputs
     ]
@@ -116,7 +116,7 @@ def build_outline(network: Network) -> PicturePart:
     for name, (value, kind) in network.outputs.items():
         if name not in outputs.get(value, ()):
             leaves.append(
-                PicturePart(name, f"out.{name}", (_make_end(network, f"out.{name}", "output", (value,), (), kind),))
+                PicturePart(name, f"out.{name}", (_make_io(network, f"out.{name}", "output", (value,), (), kind),))
             )
     root = PicturePart(network.name, "", children=_group_leaves(leaves, ""))
     if {"local", "global"} <= {_find_reach(v) for v in root.all_vertices()}:
@@ -140,9 +140,7 @@ def _set_reach(part: PicturePart) -> None:
             part.reach = next(iter(inner), "local" if "local" in spans else "global" if spans else "")
 
 
-def _make_end(
-    network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str
-) -> Vertex:
+def _make_io(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
     """Return the input or output `name` of the model as an operation `op` of type `kind`."""
     return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
 
@@ -176,11 +174,7 @@ def _make_leaves(
         if inputs or results:
             vertex = replace(vertex, model_inputs=inputs, layer_inputs=of_layer, layer_outputs=results)
         source = makers.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
-        if (
-            source is not None
-            and source.vertices[0].scope == vertex.scope
-            and _is_drawn_with(vertex, source.vertices[0])
-        ):
+        if source is not None and source.vertices[0].scope == vertex.scope and _is_part_of(vertex, source.vertices[0]):
             source.vertices += (vertex,)
         else:
             source = PicturePart(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
@@ -189,7 +183,7 @@ def _make_leaves(
     return _merge_sums(leaves, [value for value, _ in network.outputs.values()])
 
 
-def _is_drawn_with(vertex: Vertex, source: Vertex) -> bool:
+def _is_part_of(vertex: Vertex, source: Vertex) -> bool:
     """Return whether an operation is drawn with its source: a view, or the bias after a linear."""
     return vertex.view or (vertex.weft_op.op == "add" and bool(vertex.weights) and source.weft_op.op == "linear")
 

@@ -64,13 +64,11 @@ def join_networks(halves: Sequence[Network]) -> Network:
         vertices = (replace(v, reads=tuple(joints.get(x, x) for x in v.reads)) for v in part.vertices)
         inputs = {**network.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
         outputs = {name: output for name, output in network.outputs.items() if name not in joints}
-        network = Network(
-            part.name, _merge_vertices(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs}
-        )
+        network = Network(part.name, _merge_ops(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
     return network
 
 
-def _merge_vertices(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
+def _merge_ops(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
     """Return all operations. Those of `before` whose outermost scope is also in `after` move to just before their first
     reader in `after`."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}

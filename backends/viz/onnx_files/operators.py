@@ -88,7 +88,7 @@ def _to_linear(v: Vertex) -> Vertex | None:
         return None
     transposed = v.attrs.get("transB", "0") != "0"
     return replace(
-        v, op="linear", weights=(_reshape_weight(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
+        v, op="linear", weights=(_with_shape(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
     )
 
 
@@ -96,9 +96,7 @@ def _to_packed_linear(v: Vertex) -> Vertex | None:
     """Convert MatMulNBits to a linear map; its attributes N and K are the shape of the quantized weight."""
     if not v.weights or not {"N", "K"} <= v.attrs.keys():
         return None
-    return replace(
-        v, op="linear", weights=(_reshape_weight(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:])
-    )
+    return replace(v, op="linear", weights=(_with_shape(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
 
 
 def _to_embedding(v: Vertex) -> Vertex | None:
@@ -157,7 +155,7 @@ _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
 }  # fmt: skip
 
 
-def _reshape_weight(weight: Weight, shape: tuple[Any, ...]) -> Weight:
+def _with_shape(weight: Weight, shape: tuple[Any, ...]) -> Weight:
     return replace(weight, shape=f"[{', '.join(map(str, shape))}]")
 
 

@@ -51,9 +51,7 @@ def name_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Consta
             break
         scopes = [scope[1:] if scope[:1] == (stem,) else scope for scope in scopes]
     used = {".".join(scope[:i]) for scope in scopes for i in range(1, len(scope) + 1)}
-    return [
-        (".".join(scope), make_unique(_choose_name(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)
-    ]
+    return [(".".join(scope), make_unique(_name_op(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)]
 
 
 def _infer_scope(op: OnnxOperation) -> Scope:
@@ -69,7 +67,7 @@ def _split_words(name: str) -> Scope:
     return tuple(words)[-DEEPEST:]
 
 
-def _choose_name(op: OnnxOperation, scope: Scope) -> str:
+def _name_op(op: OnnxOperation, scope: Scope) -> str:
     """Return the name of `op`: its first result if directly in `scope` without a final digit, else its own in `scope`.
     A name that is only the operator and a number, which counts over the entire model, is reduced to the operator."""
     stem = ".".join((*scope, ""))

@@ -20,9 +20,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
     "same": the name of the variant with the same sizes as this model, or None.
     """
-    caches = [
-        (v, kind, _measure_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None
-    ]
+    caches = [(v, kind, _read_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
@@ -42,7 +40,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
     }
 
 
-def _measure_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
+def _read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     """Return (features of a key, features of a value) of one head, as if every head had its own key and value. Latent
     attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of shape
     [heads · width, latent]."""

@@ -88,7 +88,7 @@ def convert_totals(comparison: Comparison, before: Totals, after: Totals) -> dic
     }
 
 
-def list_sign_kinds() -> dict[str, list[str]]:
+def list_signs() -> dict[str, list[str]]:
     """Return the legend of a comparison page: kind of each sign → [sign, its mark as SVG path data]."""
     return {sign_to_kind(sign): [sign, LOOKS[sign_to_kind(sign)].mark] for sign in SIGNS}
 

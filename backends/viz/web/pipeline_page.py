@@ -15,7 +15,7 @@ from ..layout.scene import build_scene
 from ..model.network import Network
 from ..model.totals import compute_totals
 from . import plain
-from .diff import convert_totals, list_sign_kinds, select_open_parts
+from .diff import convert_totals, list_signs, select_open_parts
 from .page import render_page
 
 LINES = 40  # maximum number of trace lines on a page
@@ -43,9 +43,7 @@ def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> 
         records.append(_convert_record(step.record) | convert_totals(comparison, counted, now) | {"views": views})
         before, counted = step.after, now
     passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": records}
-    return render_page(
-        build_scene(start), (), {"root": None, "panels": None, "kinds": list_sign_kinds(), "passes": passes}
-    )
+    return render_page(build_scene(start), (), {"root": None, "panels": None, "kinds": list_signs(), "passes": passes})
 
 
 def _convert_record(record: PassRecord) -> dict[str, Any]:

@@ -28,19 +28,12 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
-from ..fitting import Candidate, FamilyFit, choose_exact_dtype, fit_family
+from ..fitting import Candidate, FamilyFit, fit_dtype, fit_family
 from ..infer_settings import propose_settings
 from ..inversion import ShapedRecipe
 from ..stored_codes import choose_codes, describe_layouts, list_first
 from .gguf_blocks import BLOCK, FILE_TYPES, Rounding, choose_block_dtype, encode_gguf_blocks, find_refusal
-from .keys import (
-    INTERNAL,
-    divide_frequencies,
-    list_architectures,
-    list_longrope_divisors,
-    list_tensor_names,
-    propose_metadata,
-)
+from .keys import INTERNAL, divide_frequencies, list_architectures, list_divisors, list_tensor_names, propose_metadata
 from .tokens import build_tokenizer_metadata
 
 if TYPE_CHECKING:
@@ -80,7 +73,7 @@ def write_gguf(
     reader = model.graph.reader
     codes_to_store = choose_codes(result.tensors, reader, weights, find_refusal, note)
     floats = [tensor for name, tensor in result.tensors.items() if len(tensor.shape) > 1 and name not in codes_to_store]
-    kind = requested or choose_exact_dtype(model.graph, floats)
+    kind = requested or fit_dtype(model.graph, floats)
     tensors = {name: _build_tensor(tensor, kind, reader) for name, tensor in result.tensors.items()}
     rounding, blocks = Rounding(), dict[str, Callable[[], Iterator[Array]]]()
     for name, codes in codes_to_store.items():
@@ -109,7 +102,7 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
             config, tensors = propose_metadata(tables[name], settings), list_tensor_names(tables[name], settings)
             loaded = describe(tables[name], config, tensors, f"the metadata of a {name} model")
             reference, divisors = divide_frequencies(graph, loaded.graph)
-            extra = {**divisors, **list_longrope_divisors(settings)}
+            extra = {**divisors, **list_divisors(settings)}
             yield Candidate(name, config, replace(loaded, graph=reference), extra_tensors=extra)
 
 

@@ -137,7 +137,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
     return divided, {FREQUENCIES: ShapedRecipe(divisors, divisors.dims)}
 
 
-def list_longrope_divisors(s: Settings) -> dict[str, ShapedRecipe]:
+def list_divisors(s: Settings) -> dict[str, ShapedRecipe]:
     """Return LongRoPE's divisors by tensor name; {} for other rotations. Raise WeftError if a list is missing."""
     rope = s.first("rope") if s.rope is not None else None
     if rope is None or "factors" not in rope.used:

@@ -47,9 +47,8 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
     s = replace(s, activation=activation, context=positions, learned_positions=positions)
     candidates = {**family.says(s), **_list_shared_keys(s, partial=False)}
     settings = _try_read(family, candidates)
-    if settings is not None and _list_rotated_widths(settings) != _list_rotated_widths(
-        s
-    ):  # partial unless the config states it
+    # partial unless the config states it
+    if settings is not None and _list_rotated_widths(settings) != _list_rotated_widths(s):
         candidates |= _list_rope_keys(s, partial=True)
     config = {key: value for key, value in candidates.items() if key in _TWICE or _is_read(family, candidates, key)}
     return {"architectures": [family.transformers], "model_type": name, **config}

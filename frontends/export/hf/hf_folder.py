@@ -24,7 +24,7 @@ from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
 from ...models.task_heads import GENERATES, base_class, head_config, suffix_of, with_head
-from ..fitting import Candidate, FamilyFit, choose_exact_dtype, fit_family
+from ..fitting import Candidate, FamilyFit, fit_dtype, fit_family
 from ..infer_settings import propose_settings
 from ..inversion import Shape, ShapedRecipe
 from ..stored_codes import choose_codes, describe_layouts, list_first
@@ -73,9 +73,7 @@ def write_huggingface(
             "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
             "--weights codes keeps the codes, for loaders that do not"
         )
-    kind = requested or choose_exact_dtype(
-        model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes)
-    )
+    kind = requested or fit_dtype(model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes))
     tensors: dict[str, Tensor] = {}
     for key, tensor in result.tensors.items():
         if key in codes:

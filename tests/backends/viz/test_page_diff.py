@@ -13,7 +13,7 @@ from weft import run_passes
 from weft.backends.viz.compare.networks import compare_networks
 from weft.backends.viz.model.network import build_network
 from weft.backends.viz.model.totals import compute_totals
-from weft.backends.viz.web.diff import convert_totals, join_pictures, list_sign_kinds, select_open_parts
+from weft.backends.viz.web.diff import convert_totals, join_pictures, list_signs, select_open_parts
 from weft.backends.viz.web.page import render_page
 from weft.frontends.app.api.inspect.counting import inspect
 
@@ -34,7 +34,7 @@ def difference(pipeline: str = "fuse-norm-linear") -> str:
     found = compare_networks(*networks)
     root, numbers = join_pictures(found), [compute_totals(n, 512) for n in networks]
     return render_page(
-        root, select_open_parts(root), {"kinds": list_sign_kinds(), "difference": convert_totals(found, *numbers)}
+        root, select_open_parts(root), {"kinds": list_signs(), "difference": convert_totals(found, *numbers)}
     )
 
 

@@ -48,7 +48,7 @@ def difference(
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
     comparison = compare_networks(*networks)
     before, after = (compute_totals(n, tokens) for n in networks)
-    data = {"kinds": diff.list_sign_kinds(), "difference": diff.convert_totals(comparison, before, after)}
+    data = {"kinds": diff.list_signs(), "difference": diff.convert_totals(comparison, before, after)}
     sheet = diff.build_sheet(comparison, before, after)
     return ComparisonDrawing(diff.join_pictures(comparison), sheet, look or PictureOptions(), data)
 
