@@ -47,7 +47,7 @@ class GraphMatch:
 
 
 def match_graphs(ours: Graph, theirs: Graph) -> GraphMatch:
-    """Compare two canonical graphs (`weft.passes.forms.canonical`) from their outputs backwards."""
+    """Compare two canonical graphs (`weft.passes.forms.canonicalize`) from their outputs backwards."""
     return _GraphMatcher(ours, theirs).run()
 
 
