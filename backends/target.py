@@ -223,8 +223,8 @@ class Backend(ABC):
             WeftError: if the folder or the device cannot be used, or the runtime keeps all experts on the device.
         """
         raise WeftError(
-            f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: to keep only some there, "
-            "compile it with --target torch"
+            f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: "
+            "to keep only some there, compile it with --target torch"
         )
 
     def describe(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class TransformersBackend(TorchBackend):
         forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}
         if graph.meta.get("kind") == "encoder-decoder":
             if any(name in graph.inputs for name in SOUND):
-                raise WeftError(f"target {self.name} supports only encoders of texts, but the encoder of {graph.name} reads sound")
+                raise WeftError(f"target {self.name} supports only text encoders; that of {graph.name} reads sound")
             for side in (DecoderSide("states"), EncoderSide("states")):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)),)), of=MODEL)
         return forms

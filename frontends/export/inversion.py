@@ -198,9 +198,7 @@ def _merge(into: Array, determined: Array, values: Array, mask: Array, label: st
     WeftError, naming `label`, if an element was determined before with another value."""
     overlap = determined & mask
     if overlap.any() and not np.array_equal(into[overlap], values[overlap], equal_nan=True):
-        raise WeftError(
-            f"parameters that read the same elements of {label} have different values: make them equal"
-        )
+        raise WeftError(f"parameters that read the same elements of {label} have different values: make them equal")
     np.copyto(into, values, where=mask, casting="same_kind")
     determined |= mask
 

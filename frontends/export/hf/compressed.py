@@ -38,9 +38,7 @@ def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
         has_many_scales = layout.tensor_scale and len(_read_tensor_scales(codes, reader)) > 1
         return f"its rows have several tensor scales, but {layout} stores one" if has_many_scales else ""
     if layout.floats:
-        return (
-            "" if _is_tiled(codes, reader) else f"rows in a tile of {TALL} have different scales, which {layout} cannot store"
-        )
+        return "" if _is_tiled(codes, reader) else f"{layout} cannot store different scales in a tile of {TALL} rows"
     if layout.has_minimum:
         return f"codes of {layout} are not integers with zero points"
     if width % layout.group or width * layout.bits % 32:
