@@ -141,7 +141,7 @@ class Backend(ABC):
         kept_phases = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
         pipeline = parse_pipeline(passes, Pipeline(kept_phases))
         own_passes = self.finish(graph, pipeline, dtype, max_length, trains=trains or self.trains)
-        return pipeline.then("target", *own_passes) if own_passes else pipeline
+        return pipeline.add_phase("target", *own_passes) if own_passes else pipeline
 
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool

@@ -41,12 +41,12 @@ PIPELINES.add("decode-torch", Pipeline((Phase("simplify", SIMPLIFY), FUSE_DECODE
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
-    """Return the default pipeline for `graph`: phases simplify, fuse, and cache if ``meta["kind"]`` has a decoder.
+    """Return the default pipeline for `graph`: phases simplify and fuse; for decoders and encoder-decoders also cache.
 
     - simplify: expand fused ops, remove router noise and dropout, dce, cse, fold-constants.
     - fuse: pack-qkv, pack-gate-up, fuse-residual-norm.
-    - cache: kv-cache unless `graph` has caches; rolling-buffer if a window is below `max_length`, the longest sequence
-      (None: the model's context); last-token-logits if `graph` returns the logits of all tokens.
+    - cache: kv-cache unless `graph` has caches; rolling-buffer if a causal window is below the longest sequence,
+      `max_length` (None: the model's context); last-token-logits unless ``logits`` has one position already.
 
     With `trains`, dropout stays and fold-constants leaves weights unchanged.
     """

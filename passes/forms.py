@@ -1,7 +1,7 @@
-"""Forms of a graph: the graphs that pipelines derive from it, for a target that needs several.
+"""Forms of a graph: the several graphs that a target needs, each derived from the original graph by a pipeline.
 
-A PyTorch decoder consists of a model and its decode step, an encoder-decoder for ONNX Runtime of two models. Each is a
-form: the result of passes on the original graph, which is the form named "", or on another form.
+A PyTorch decoder consists of a model and its decode step, an encoder-decoder for ONNX Runtime of two models. Each of
+these graphs is a form: the result of passes on the original graph (the form named "") or on an earlier form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .runner import run_passes
 
 @dataclass(frozen=True)
 class Form:
-    """The derivation of a form: the result of `pipeline` on the form named `of` ("": the graph that is compiled)."""
+    """The definition of a form: the result of `pipeline` on the form named `of` ("": the original graph)."""
 
     pipeline: Pipeline
     of: str = ""
@@ -41,7 +41,7 @@ def derive_graphs(
     dump: str | Path | None = None,
     report: Report | None = None,
 ) -> dict[str, Graph]:
-    """Return the graphs of `forms` by name, and `graph` as ""; a form may derive from an earlier one.
+    """Return the graph of each form by name, and `graph` under the name "". A form may derive from an earlier one.
 
     `verify`, `dump` and `report` are passed to `run_passes`; the dump of each form is a subfolder with its name.
 

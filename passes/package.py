@@ -12,7 +12,7 @@ from weft.ir.types import TensorType
 
 @dataclass(frozen=True)
 class GraphConnection:
-    """An output of the graph `maker` that the graph `reader` takes as input; `name` is its name in the model."""
+    """An output of the graph `maker` that is an input of the graph `reader`; `name` is its name in the model."""
 
     maker: str
     reader: str
@@ -24,18 +24,17 @@ class GraphConnection:
 class Package:
     """Graphs by name, in the order in which they run.
 
-    An input of a graph is the output of an earlier graph with the same name, or else an input of the model. For each
-    graph, `renamed` maps names of inputs and outputs to their names in the model; unlisted names are the same.
+    A graph's input is the output of an earlier graph with the same name in the model, else an input of the model. For each graph, `renamed` maps names of inputs and outputs to names in the model; unlisted names stay.
     """
 
     graphs: Mapping[str, Graph]
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find_connections(self) -> list[GraphConnection]:
-        """Return the connections between the graphs, by the order of the readers and of their inputs.
+        """Return the connections between the graphs, in the order of the reading graphs and of their inputs.
 
         Raises:
-            WeftError: if a graph's input has another type than the output that it reads, naming both.
+            WeftError: if a connected output and input differ in type, naming both graphs.
         """
         outputs, connections = dict[str, tuple[str, TensorType]](), list[GraphConnection]()
         for reader, graph in self.graphs.items():
@@ -45,7 +44,9 @@ class Package:
                     continue
                 maker, type = outputs[model_name]
                 if value.type != type:
-                    raise WeftError(f"{reader} reads {model_name} as {value.type}, which {maker} makes as {type}")
+                    raise WeftError(
+                        f"graph {reader} reads {model_name} as {value.type}, but graph {maker} returns {type}"
+                    )
                 connections.append(GraphConnection(maker, reader, model_name, type))
             outputs |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
         return connections
@@ -53,7 +54,10 @@ class Package:
     def run(
         self, run: Callable[[Graph, Mapping[str, Array]], Mapping[str, Array]], inputs: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Call `run` on every graph with its inputs; return `inputs` and all outputs by their names in the model."""
+        """Call run(graph, inputs by name) -> outputs by name for every graph; return `inputs` and all outputs.
+
+        `inputs` and the result are keyed by names in the model, the arguments of `run` by names in the graph.
+        """
         values = dict(inputs)
         for reader, graph in self.graphs.items():
             outputs = run(graph, {name: values[self._in_model(reader, name)] for name in graph.inputs})

@@ -17,7 +17,7 @@ _LAYER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The cost of a graph: `flops` of a run on 64 tokens, and `weights`, the bytes of all parameters."""
+    """The cost of a graph: `flops` of one run on 64 tokens, and `weights`, the bytes of all parameters."""
 
     flops: int
     weights: int
@@ -34,9 +34,9 @@ class GraphCost:
 class PassRecord:
     """One pass of a run.
 
-    phase, applied: the name of the phase and the pass; seconds: the time of the pass without hooks.
-    nodes: the numbers of nodes before and after.
-    costs: the costs before and after; None unless the report is `priced`.
+    phase: the name of the phase. applied: the pass. seconds: its running time, without checks and hooks.
+    nodes: the node counts (before, after).
+    costs: the costs (before, after); None unless the report is `priced`.
     evidence: a sentence that describes the check; "" if it did not run.
     difference: the largest relative difference that the check measured; None without one.
     """
@@ -60,7 +60,7 @@ class PassRecord:
 
     @property
     def summary(self) -> list[str]:
-        """Lines of the trace; lines that differ only in the number of the layer are merged, with their count."""
+        """The lines of the trace, merged with a count where they differ only in the layer number."""
         return _merge_layers(self.lines)
 
     @property
@@ -70,7 +70,7 @@ class PassRecord:
 
     @property
     def idle(self) -> str:
-        """A sentence with the reason why the pass rewrote nothing; "" if it rewrote or the number of nodes changed."""
+        """A sentence why the pass rewrote nothing; "" if it recorded a rewrite or changed the number of nodes."""
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
@@ -90,7 +90,7 @@ class PassRecord:
 
 @dataclass
 class Report:
-    """Records of a run, one per pass; `priced` requests the costs before and after each pass."""
+    """Records of a run, one per pass; with `priced`, they contain the costs before and after each pass."""
 
     records: list[PassRecord] = field(default_factory=list)
     priced: bool = False
@@ -108,7 +108,7 @@ def _format_change(before: int, after: int) -> str:
 
 
 def _merge_layers(lines: Iterable[str]) -> list[str]:
-    """Merge `lines` that differ only in the number of the layer: keep the first, with the count, as in ``(× 12)``."""
+    """Merge `lines` that differ only in the layer number: keep the first, followed by the count, as in ``(× 12)``."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(_LAYER.sub(".", line), []).append(line)

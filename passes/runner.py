@@ -23,9 +23,9 @@ from .report import GraphCost, PassRecord, Report
 
 @dataclass
 class PassRun:
-    """One pass that ran, the argument of hooks: `index` counts from 1, `nodes` are counts before and after.
+    """A record of one pass that ran, passed to hooks: `index` counts from 1, `nodes` are counts (before, after).
 
-    `after` is the graph itself, not a copy; `before` is a copy if the run verifies, else None.
+    `after` is the pipeline's graph, not a copy; `before` is a copy if the run verifies, else None.
     """
 
     index: int
@@ -33,7 +33,7 @@ class PassRun:
     applied: Pass
     seconds: float
     trace: Trace
-    nodes: tuple[int, int]  # before and after
+    nodes: tuple[int, int]
     after: Graph
     before: Graph | None = None
 
@@ -43,7 +43,7 @@ class PassRun:
 
 
 Hook = Callable[[PassRun], None]
-Progress = Callable[[str, int, int], None]  # name of the pass, done, in all
+Progress = Callable[[str, int, int], None]  # (name of the pass, done, total)
 
 
 def run_passes(
@@ -55,7 +55,7 @@ def run_passes(
     report: Report | None = None,
     hooks: Iterable[Hook] = (),
     seed: int = 0,
-    progress: Progress = lambda name, record, total: None,
+    progress: Progress = lambda name, done, total: None,
 ) -> Graph:
     """Run `pipeline` on a copy of `graph` and return the copy; its well-formedness is checked after every pass.
 
@@ -109,15 +109,15 @@ def run_passes(
 
 
 def refuse_fused(graph: Graph, applied: Pass) -> None:
-    """Check that `graph` has no fused ops, which the pass `applied` cannot handle.
+    """Check that `graph` has no fused ops, for a pass `applied` that does not support them.
 
     Raises:
         WeftError: if it has, naming `applied` and the first fused op.
     """
     if (node := next(filter(is_fused, graph.nodes), None)) is not None:
         raise WeftError(
-            f"pass {applied.name} does not look into fused ops, such as {node.op.name} (%{node.output.name}): run it "
-            "before they are made, or after unfuse"
+            f"pass {applied.name} does not support fused ops, such as {node.op.name} (%{node.output.name}): run it "
+            "before the passes that fuse, or after unfuse"
         )
 
 

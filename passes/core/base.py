@@ -63,7 +63,7 @@ class Argument(Attr):
         return format_type(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in the argument's type; the name of a dtype becomes a `DType`. `op` is not used.
+        """Return `value` converted to the argument's type; the name of a dtype becomes a `DType`. `op` is ignored.
 
         Raises:
             WeftError: if `value` does not have the type.
@@ -114,7 +114,7 @@ class Pass:
         """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
 
         This is the check of exact passes. Conditional, lossy and changing passes override it; reports print the first
-        sentence of the override's docstring as the evidence.
+        paragraph of the override's docstring as the evidence.
 
         Raises:
             WeftError: if the effect does not hold.
@@ -126,7 +126,7 @@ class Pass:
 
     @classmethod
     def describe_check(cls) -> str:
-        """Return the evidence that a successful check gives: the first paragraph of the docstring of `check`."""
+        """Return the evidence of a successful check: the first paragraph of the docstring of `check`, as one line."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Pass:
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
-        """Return the arguments in call order: positional ones, then keyword-only ones."""
+        """Return the arguments of the pass in call order: positional ones, then keyword-only ones."""
         hints = typing.get_type_hints(cls)
         arguments = []
         for f in order_fields(cls):
@@ -154,26 +154,26 @@ class Pass:
 
     @classmethod
     def documentation(cls) -> Documentation:
-        """Return the parts of the class docstring: summary, text, condition, source and example."""
+        """Return the class docstring, split into its parts."""
         return read_docstring(cls.doc())
 
     @classmethod
-    def make(cls, given: Mapping[str, Any]) -> Pass:
-        """Return an instance of the pass with the arguments `given` by name; the values are checked and converted.
+    def make(cls, values: Mapping[str, Any]) -> Pass:
+        """Return an instance of the pass with the arguments `values` (by name), after checking and converting them.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed argument.
         """
         arguments = {a.name: a for a in cls.arguments()}
-        for name in given:
+        for name in values:
             if name not in arguments:
                 takes = f"it takes {', '.join(arguments)}" if arguments else "it takes none"
                 raise WeftError(f"pass {cls.name} has no argument {name!r}; {takes}")
         for a in arguments.values():
-            if a.required and a.name not in given:
+            if a.required and a.name not in values:
                 raise WeftError(f"pass {cls.name} needs the argument {a.name} ({a.type_text})")
         try:
-            return cls(**{name: arguments[name].check(value) for name, value in given.items()})
+            return cls(**{name: arguments[name].check(value) for name, value in values.items()})
         except WeftError as e:
             raise WeftError(f"pass {cls.name}: {e}") from None
 

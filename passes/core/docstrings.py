@@ -19,7 +19,8 @@ from weft.ir import WeftError
 class Documentation:
     """The parts of a pass's docstring; a missing part is "".
 
-    text: the paragraphs after the summary; condition, source: the paragraphs without ``Condition:`` and ``Source:``.
+    condition, source: the paragraphs that start with ``Condition:`` and ``Source:``, without this word.
+    text: all other paragraphs after the summary.
     pipeline, graph: the example's pass with its arguments, and the IR text that it runs on.
     """
 
@@ -35,7 +36,7 @@ def read_docstring(docstring: str) -> Documentation:
     """Split `docstring` into its parts.
 
     Raises:
-        WeftError: if it has two paragraphs ``Condition:`` or ``Source:``.
+        WeftError: if it has two paragraphs ``Condition:`` or two paragraphs ``Source:``.
     """
     sections: dict[str, str] = {}
     text: list[str] = []

@@ -31,11 +31,12 @@ TILE = 65_521  # big weights repeat this number of values; it is prime, so that 
 
 
 class RandomReader:
-    """A reader with the names and shapes of the checkpoint `real`, random float64 values, and integers unchanged.
+    """A tensor reader that returns random float64 values in place of the float tensors of the checkpoint `real`.
 
+    Integer tensors are unchanged, and all shapes. By tensor name:
     known: the shapes of further tensors, which `real` lacks.
-    exact: the values of tensors that are not random.
-    signs: 1 or -1, the sign of all elements of a tensor, because its logarithm is taken.
+    exact: values to return instead of random ones.
+    signs: 1 or -1, the sign of all elements of a tensor whose logarithm (or that of its negation) is taken.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RandomReader:
         if key in self.present:
             return self.real.shape(key)
         if key not in self.known:
-            raise WeftError(f"there is no checkpoint with the shape of tensor {key!r}; give one to verify with")
+            raise WeftError(f"the shape of tensor {key!r} is unknown without a checkpoint; load one to verify")
         return self.known[key]
 
     def dtype(self, key: str) -> DType:
@@ -110,18 +111,18 @@ class EquivalenceCheck:
         return interpret(self.randomize_weights(graph), inputs)
 
     def run_as(
-        self, graph: Graph, inputs: Mapping[str, Array], meanings: Mapping[str, Callable[..., Any]]
+        self, graph: Graph, inputs: Mapping[str, Array], references: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Array]:
         """Run `graph` as `run` does, with other reference functions for some nodes; return the outputs by name.
 
-        `meanings` maps the name of a node's first output to a function of its operands and attributes.
+        `references` maps the name of a node's first output to a function of the node's operands and attributes.
         """
         staged = self.randomize_weights(graph)
         for node in staged.nodes:
-            if node.output.name in meanings:
+            if node.output.name in references:
                 # A copy: all graphs share their ops.
                 node.op = copy.copy(node.op)
-                node.op.reference = meanings[node.output.name]
+                node.op.reference = references[node.output.name]
         return interpret(staged, inputs)
 
     def randomize_weights(self, graph: Graph) -> Graph:
@@ -154,15 +155,15 @@ class EquivalenceCheck:
             for part in recipe.parts:
                 self._record_sign(part, -sign if flips else sign)
 
-    def make_inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
-        """Return random inputs by name; named sizes are those `given`, or else batch=3, seq=5, and 4 for others.
+    def make_inputs(self, graph: Graph, **named_sizes: int) -> dict[str, Array]:
+        """Return random inputs of `graph`, by name; `named_sizes` default to batch=3, seq=5 and 4 for most others.
 
         Token ids are below the number of rows of the smallest table they index. Masks are ones followed by zeros;
-        positions start after the cached tokens of the mask. No sequence is longer than the position table.
+        position ids start after the cached tokens that the mask counts, and stay within the position table.
         """
         rng = np.random.default_rng(self.seed)
         longest: int = graph.meta.get("max_positions") or 1_000_000  # the rows of the position table
-        binding = {**SIZES, "seq": min(SIZES["seq"], longest), **given}
+        binding = {**SIZES, "seq": min(SIZES["seq"], longest), **named_sizes}
         batch, seq = binding["batch"], binding["seq"]
         past = np.zeros(batch, int)
         mask = graph.inputs.get("attention_mask")
@@ -196,7 +197,7 @@ class EquivalenceCheck:
         return arrays
 
     def check_close(self, expected: Mapping[str, Array], actual: Mapping[str, Array], bound: float) -> None:
-        """Check that outputs agree in names, shapes and values; store the largest difference in `largest`.
+        """Check that outputs agree in names (with their order), shapes and values; update `largest`.
 
         Values may differ by at most `bound`, relative to the largest expected magnitude of each output.
 
@@ -219,7 +220,7 @@ class EquivalenceCheck:
 
 
 def measure_difference(expected: Array, actual: Array) -> float:
-    """Return max |expected - actual| / max |expected|; 0 for equal or empty arrays, NaN if NaNs differ in position."""
+    """Return max |expected - actual| / max |expected|; 0 for equal or empty arrays, NaN if others contain a NaN."""
     if not expected.size:
         return 0.0
     a, b = expected.astype(np.float64), actual.astype(np.float64)
@@ -238,7 +239,7 @@ def _double_lengths(graph: Graph, binding: dict[str, int]) -> None:
 
 
 def _find_id_bound(ids: Value) -> int:
-    """Return the exclusive upper bound of `ids`: the size of the smallest axis that they index; 2 if there is none."""
+    """Return the exclusive upper bound for values of `ids`: the size of the smallest axis indexed; 2 without any."""
     rows = []
     for node, i in ids.uses:
         table = node.inputs[1 - i] if (node.op, i) in ((ops.embedding, 0), (ops.gather, 1)) else None

@@ -12,7 +12,7 @@ from weft.ir.recipes.readers import Array
 
 
 def attend(
-    sees: Callable[[int, int], bool],
+    may_attend: Callable[[int, int], bool],
     q: Array,
     k: Array,
     v: Array | None = None,
@@ -28,14 +28,15 @@ def attend(
     value_dim: int | None,
     **_: Any,
 ) -> Array:
-    """Return the output of the op `attention` without a cache; `sees(i, j)` states whether query i may attend to key j.
+    """Return the output of the op `attention` without a cache, [batch, queries, heads·value_dim].
 
-    The window and pattern of the op are not used; `causal` and `key_mask` mask keys in addition. Shapes are those of
-    the op: q [batch, queries, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·value_dim].
+    `may_attend(i, j)` states whether query i may attend to key j, in place of the op's window and pattern; `causal` and
+    `key_mask` mask further keys. Shapes: q [batch, queries, heads·d], k [batch, keys, kv_heads·d], v [batch, keys,
+    kv_heads·value_dim]. Without v, values are the first `value_dim` features of each key head.
     """
     batch, seq, width = q.shape
     d = width // heads
-    allowed = np.array([[sees(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
+    allowed = np.array([[may_attend(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
     rows = []
     for b in range(batch):
         outputs = []
@@ -50,24 +51,24 @@ def attend(
                 score = score + bias[b % len(bias), h % bias.shape[1]]
             visible = allowed if key_mask is None else allowed & (key_mask[b % len(key_mask)] != 0)
             highest = np.where(visible, score, -np.inf).max(1, keepdims=True)
-            # A row that sees no key: −∞ − (−∞) would be NaN.
+            # For a query whose keys are all masked, −∞ − (−∞) would be NaN.
             highest = np.where(np.isfinite(highest), highest, 0)
-            # Hidden scores are replaced first, as exp of them may overflow.
+            # Masked scores are replaced first, as exp of them may overflow.
             powers = np.where(visible, np.exp(np.where(visible, score, highest) - highest), 0)
             total = powers.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - highest))
-            # The output of a row that sees no key is 0.
+            # The output of a query whose keys are all masked is 0.
             outputs.append(powers @ value / np.where(total == 0, 1, total))
         rows.append(np.concatenate(outputs, 1))
     return np.stack(rows)
 
 
 def rotate_pairs(
-    x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0
+    x: Array, positions: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0
 ) -> Array:
-    """Return the output of the op `rope`: pairs, as complex numbers, times amplitude · e^(i · position · frequency).
+    """Apply the op `rope`: multiply feature pairs, as complex numbers, by amplitude · e^(i · position · frequency).
 
-    x is [batch, seq, heads·d], `at` are the positions [batch or 1, seq], `frequencies` [pairs]; features of a head
-    beyond 2·pairs stay unchanged.
+    Shapes: x [batch, seq, heads·d], positions [batch or 1, seq], frequencies [pairs]. Features of a head beyond the
+    first 2·pairs stay unchanged. Pairs are adjacent features if `interleaved`, else features p and p + pairs.
     """
     batch, seq, width = x.shape
     pairs = len(frequencies)
@@ -75,7 +76,7 @@ def rotate_pairs(
     real, imaginary = (
         (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(0, pairs), slice(pairs, 2 * pairs))
     )
-    rotation = amplitude * np.exp(1j * (at[:, :, None, None] * frequencies))
+    rotation = amplitude * np.exp(1j * (positions[:, :, None, None] * frequencies))
     z = (y[..., real] + 1j * y[..., imaginary]) * rotation
     y[..., real], y[..., imaginary] = z.real, z.imag
     return y.reshape(x.shape)
@@ -102,11 +103,11 @@ def compute_frequencies(
 ) -> Array:
     """Return the RoPE frequencies [dim/2], in radians per position, after `scaling`:
 
-    none: theta^(-2k/dim) for pair k.
+    none: theta^(-2k/dim) for pair k, counted from 0.
     linear: divided by `factor` (Chen 2023).
     ntk: the last pair is divided by `factor`, the first not (bloc97 2023).
-    yarn: blended between both by pair index, as the code of Peng 2023 does.
-    llama3: blended by wavelength (Llama 3.1, 2024).
+    yarn: interpolated by pair index between none (first pairs) and linear, as in the code of Peng 2023.
+    llama3: interpolated by wavelength between none (short ones) and linear (Llama 3.1, 2024).
     """
     scaled = []
     for k in range(dim // 2):

@@ -31,8 +31,8 @@ class Pipeline:
     def passes(self) -> tuple[Pass, ...]:
         return tuple(p for phase in self.phases for p in phase.passes)
 
-    def then(self, name: str, *passes: Pass) -> Pipeline:
-        """Return a copy of this pipeline with one more phase, `name` with `passes`, at the end."""
+    def add_phase(self, name: str, *passes: Pass) -> Pipeline:
+        """Return a copy of this pipeline with a phase of `passes`, named `name`, added at the end."""
         return Pipeline((*self.phases, Phase(name, passes)))
 
 

@@ -22,7 +22,7 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
 class ResultStore:
-    """A store of fitted blocks in `folder`, whose keys depend on the order of fitting; it is inactive without a folder.
+    """A store of fitted blocks in `folder` (None: inactive). Keys depend on all parameters fitted before.
 
     `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key.
 
@@ -39,7 +39,7 @@ class ResultStore:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as e:
-                raise WeftError(f"no folder {self._folder} for results of quantize can be made: {e.strerror}") from e
+                raise WeftError(f"cannot create the folder {self._folder} for results of quantize: {e.strerror}") from e
 
     @property
     def is_active(self) -> bool:
@@ -47,14 +47,14 @@ class ResultStore:
         return self._folder is not None
 
     def advance(self, param: Param, layout: BlockLayout) -> str:
-        """Add the values of `param` and its `layout` to the digest; return the key (32 hex digits) of its result."""
+        """Add the values of `param` and its `layout` to the digest; return the key (32 hex digits) of their result."""
         self._digest.update(f"{param.name} {layout} {param.shape}".encode())
         for rows in param.recipe.blocks(param.graph.reader):
             self._digest.update(np.ascontiguousarray(rows).tobytes())
         return self._digest.hexdigest()[:32]
 
     def load(self, key: str) -> list[Blocks] | None:
-        """Return the blocks stored as `key`, one per matrix of a stack; None if the file is missing or unreadable."""
+        """Return the blocks stored as `key`, one per matrix of the stack; None if the file is missing or unreadable."""
         assert self._folder is not None
         broken = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
         path = self._folder / f"{key}.npz"
@@ -88,4 +88,4 @@ class ResultStore:
             if partial is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(partial)
-            raise WeftError(f"no room for a result of quantize in {self._folder}: {e.strerror}") from e
+            raise WeftError(f"cannot store a result of quantize in the folder {self._folder}: {e.strerror}") from e

@@ -34,7 +34,7 @@ def parse_pipeline(text: str, default: Pipeline | None = None) -> Pipeline:
     Raises:
         WeftError: on a syntax error (with its column), an unknown pass, or an argument that does not fit.
     """
-    return _PipelineParser(text, default).pipeline()
+    return _PipelineParser(text, default).parse()
 
 
 class _PipelineParser(Lexer):
@@ -42,9 +42,9 @@ class _PipelineParser(Lexer):
         super().__init__(text, _LANGUAGE, lambda at: f"pipeline {text!r}, column {at + 1}")
         self.default = default
 
-    def pipeline(self) -> Pipeline:
+    def parse(self) -> Pipeline:
         phases: list[Phase] = []
-        name, passes = self.label(), list[Pass]()
+        name, passes = self.parse_label(), list[Pass]()
 
         def close() -> None:
             if passes:
@@ -52,12 +52,12 @@ class _PipelineParser(Lexer):
 
         while self.token.kind != "end":
             if self.accept("-"):
-                gone = self.expect("name")
-                if not self.remove(gone.text, phases, passes):
+                removed = self.expect("name")
+                if not self.remove_pass(removed.text, phases, passes):
                     self.fail(
-                        f"there is no pass {gone.text!r} before this to take out; a name after - takes that pass out, "
-                        f"as in 'default, -{gone.text.replace('_', '-')}'; without - it adds it",
-                        gone.at,
+                        f"-{removed.text} removes earlier passes named {removed.text!r}, and there are none; write it after "
+                        f"them, as in 'default, -{removed.text.replace('_', '-')}', or without - to add the pass",
+                        removed.at,
                     )
             elif self.default is not None and self.accept("default"):
                 close()
@@ -71,7 +71,7 @@ class _PipelineParser(Lexer):
                 passes.append(self.parse_pass())
             if self.accept(";"):
                 close()
-                name, passes = self.label(), []
+                name, passes = self.parse_label(), []
             elif self.token.kind != "end":
                 self.expect(",", ";")
                 if self.token.kind == "end":
@@ -79,7 +79,7 @@ class _PipelineParser(Lexer):
         close()
         return Pipeline(tuple(phase for phase in phases if phase.passes))
 
-    def label(self) -> str:
+    def parse_label(self) -> str:
         if self.peek().text != ":" or self.token.kind != "name":
             return ""
         name = self.next().text
@@ -87,7 +87,7 @@ class _PipelineParser(Lexer):
         return name
 
     @staticmethod
-    def remove(name: str, phases: list[Phase], passes: list[Pass]) -> bool:
+    def remove_pass(name: str, phases: list[Phase], passes: list[Pass]) -> bool:
         remaining = [Phase(ph.name, tuple(p for p in ph.passes if p.name != name)) for ph in phases]
         rest = [p for p in passes if p.name != name]
         changed = remaining != phases or rest != passes
@@ -97,16 +97,16 @@ class _PipelineParser(Lexer):
     def parse_pass(self) -> Pass:
         word = self.expect("name")
         if word.text == "default":
-            self.fail("'default' has no meaning here: it depends on the graph, and there is none", word.at)
+            self.fail("'default' has no meaning here: it depends on a graph, and none was passed", word.at)
         try:
             cls = lookup(word.text)
-            return cls.make(self.arguments())
+            return cls.make(self.parse_arguments())
         except WeftError as e:
             if str(e).startswith("pipeline "):
                 raise
             raise WeftError(f"pipeline {self.text!r}, column {word.at + 1}: {e}") from None
 
-    def arguments(self) -> dict[str, Any]:
+    def parse_arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         if not self.accept("{"):
             return arguments
@@ -117,21 +117,21 @@ class _PipelineParser(Lexer):
             if name.text in arguments:
                 self.fail(f"argument {name.text!r} is given twice", name.at)
             self.expect("=")
-            arguments[name.text] = self.value()
+            arguments[name.text] = self.parse_value()
         return arguments
 
-    def value(self) -> Any:
+    def parse_value(self) -> Any:
         if self.accept("["):
             items: list[Any] = []
             while not self.accept("]"):
                 if items:
                     self.expect(",", "]")
-                items.append(self.one_value())
+                items.append(self.parse_scalar())
             return tuple(items)
-        return self.one_value("[")
+        return self.parse_scalar("[")
 
-    def one_value(self, *otherwise: str) -> Any:
-        """Parse one scalar and return it; `otherwise` lists further tokens that the error message names as expected."""
+    def parse_scalar(self, *otherwise: str) -> Any:
+        """Parse one scalar and return it; an error message names `otherwise` (further tokens) as expected also."""
         token = self.expect("number", "string", "name", *otherwise)
         try:
             if token.kind == "string":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Miss:
-    """A failed match at the node `at`; `depth`, the number of nodes that matched before, ranks near misses."""
+    """A failed match at the node `at`. A miss of higher `depth`, the number of nodes matched before, is nearer."""
 
     depth: float
     at: str
@@ -39,7 +39,7 @@ class Trace:
     rewrites: the number of rewrites by rule.
     refusals: the sites that rules left unchanged.
     misses: the nearest miss of every rule that never fired.
-    near: the nearest miss by the name of the value where it occurred.
+    near: for each node with a failed match, the nearest miss of any rule, by the name of the node's first output.
     progress: called as progress(done, total) by passes that take long.
     """
 
@@ -61,11 +61,11 @@ class Trace:
         self.lines.append(str(self.refusals[-1]))
 
     def note(self, text: str) -> None:
-        """Add a line for the user, such as a value left unchanged with the reason."""
+        """Add the line `text` for the user, such as a warning."""
         self.lines.append(text)
 
     def record_miss(self, rule: str, miss: Miss | None) -> None:
-        """Record that `rule` never fired; `miss` is its nearest miss, or None without any."""
+        """Record that `rule` rewrote nothing; `miss` is its nearest miss, or None without any."""
         self.misses += [miss] if miss else []
         self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))
 

@@ -15,7 +15,7 @@ from weft.ir.recipes.matrices import Centre, MatMul
 
 from .edit import derive_bias, derive_param, rebuild_node, replace_param
 
-AxisMap = Callable[[Recipe, int, int], Recipe]  # of a recipe, the axis to map, and the rank
+AxisMap = Callable[[Recipe, int, int], Recipe]  # (recipe, axis to map, rank of the tensor) -> the mapped recipe
 Use = tuple[Node, int]
 # By op, its weight operands with their biases; each weight multiplies along its last axis.
 _INPUT_WEIGHTS = {
@@ -23,7 +23,7 @@ _INPUT_WEIGHTS = {
     ops.norm_linear: {"weight": "bias"},
     ops.moe: {"up": "up_bias", "gate": "gate_bias"},
 }
-# By op, the operands that a map of its result is absorbed into, and their axis of outputs, counted from the last.
+# By op, the operands that absorb a map of its result, and their output axis, counted from the end (1 is the last).
 _AFFINE = {"weight": 1, "bias": 1}
 OUTPUT_WEIGHTS = {
     ops.linear: {"weight": 2, "bias": 1},
@@ -49,7 +49,7 @@ def subtract_mean(recipe: Recipe, axis: int, rank: int) -> Recipe:
 def make_matrix_map(matrix: Recipe) -> AxisMap:
     """Return the map v → v M for a square `matrix` M."""
 
-    def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
+    def axis_map(recipe: Recipe, axis: int, rank: int) -> Recipe:
         if rank == 1 or (rank == 2 and axis == 0):
             # Vectors along axis 0 are columns: (v M)ᵀ = Mᵀ vᵀ.
             return MatMul(Permute(matrix, (1, 0)), recipe)
@@ -60,7 +60,7 @@ def make_matrix_map(matrix: Recipe) -> AxisMap:
         back = tuple(swap.index(a) for a in range(rank))
         return Permute(MatMul(Permute(recipe, swap), matrix), back)
 
-    return along
+    return axis_map
 
 
 def is_layer_norm(norm: Node) -> bool:
@@ -69,9 +69,9 @@ def is_layer_norm(norm: Node) -> bool:
 
 
 def is_row_move(node: Node) -> bool:
-    """Return whether `node` only moves rows (last axis): each row of its result is a row of its first operand.
+    """Return whether each row (vector along the last axis) of `node`'s outputs is a row of its first operand.
 
-    For concat, a row of any operand. Casts between floats count as moves.
+    For concat, it may be a row of any operand. A cast from float to float counts as such a move.
     """
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
@@ -97,9 +97,9 @@ def is_row_move(node: Node) -> bool:
 
 
 def find_readers(value: Value) -> list[Use] | str:
-    """Return the uses (node, operand index) of `value`, followed through nodes that only move its rows.
+    """Return the uses (node, operand index) of `value` and of all values that nodes make by only moving its rows.
 
-    Return a reason (str) if one of these values is a graph output. A concat is not followed but is a use itself.
+    These nodes (`is_row_move`) are not uses, but a concat is. Return a reason (str) if such a value is a graph output.
     """
     uses: list[Use] = []
     waiting = [value]
@@ -138,18 +138,18 @@ def find_computed_weight(node: Node) -> str | None:
 
 
 def find_input_weights(node: Node) -> Iterator[Param]:
-    """Yield the parameters of `node` (linear, norm_linear or moe) that multiply its first operand, without down."""
+    """Yield the weights that multiply the first operand of `node`: of a (norm_)linear, or up and gate of a moe."""
     for name in _INPUT_WEIGHTS[node.op]:
         weight = node.operand(name)
         if isinstance(weight, Param):
             yield weight
 
 
-def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
+def absorb_input_map(node: Node, axis_map: AxisMap | None, shift: Recipe | None = None) -> Node:
     """Absorb the map y = x M + s into the weights of `node` (linear, norm_linear or moe), which reads y.
 
-    `along` maps the last axis of the weights (None: M = 1); `shift` is s, whose product with each weight is added to
-    the bias. The caller replaces operand y by x. Return `node`, or its replacement if a bias had to be added.
+    `axis_map` maps the last (input) axis of the weights by Mᵀ (None: M is the identity). `shift` is s; its product with
+    each weight is added to the bias. The caller replaces y by x. Return `node`, or its replacement with a new bias.
     """
     recipes: dict[str, Recipe] = {}
     for name, bias in _INPUT_WEIGHTS[node.op].items():
@@ -157,16 +157,16 @@ def absorb_input_map(node: Node, along: AxisMap | None, shift: Recipe | None = N
         if not isinstance(weight, Param):
             continue
         rank = len(weight.shape)
-        if along is not None:
-            recipes[name] = along(weight.recipe, rank - 1, rank)
+        if axis_map is not None:
+            recipes[name] = axis_map(weight.recipe, rank - 1, rank)
         if shift is not None:
             added = MatMul(weight.recipe, shift)
             recipes[bias] = Add((old_bias.recipe, added)) if isinstance(old_bias, Param) else added
     return _replace_recipes(node, recipes)
 
 
-def absorb_output_map(node: Node, along: AxisMap) -> None:
-    """Absorb the map `along` of the result of `node` into its weights and biases, in place.
+def absorb_output_map(node: Node, axis_map: AxisMap) -> None:
+    """Map the weights and biases of `node` in place, such that its result is mapped by `axis_map` along the last axis.
 
     `node` is a linear, norm_linear, moe, embedding, or a norm with a weight. Norms absorb only `make_scale_map`.
     """
@@ -175,12 +175,12 @@ def absorb_output_map(node: Node, along: AxisMap) -> None:
         param = node.operand(name)
         if isinstance(param, Param):
             rank = len(param.shape)
-            recipes[name] = along(param.recipe, rank - axis, rank)
+            recipes[name] = axis_map(param.recipe, rank - axis, rank)
     _replace_recipes(node, recipes)
 
 
 def _replace_recipes(node: Node, recipes: Mapping[str, Recipe]) -> Node:
-    """Replace the parameters of `node` named in `recipes`; return `node`, or its replacement if it lacked a bias."""
+    """Set operands of `node` to parameters with `recipes`; return `node`, or its replacement with a new bias."""
     old = {name: node.operand(name) for name in recipes}
     new = {name: _derive_operand(node, name, recipe) for name, recipe in recipes.items()}
     # Operands that exist are set in place; a bias that is new needs a new node.

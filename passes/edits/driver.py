@@ -15,7 +15,7 @@ from .pattern import Match, Pattern
 
 @dataclass(frozen=True)
 class Refusal:
-    """The result of a rule that rejects a match, with a reason that its pattern cannot express."""
+    """The result of a rule that rejects a match, for a `reason` that a pattern cannot express."""
 
     reason: str
 
@@ -25,8 +25,8 @@ class Rule:
     """A `pattern` and the function `rewrite` that replaces its matches.
 
     `rewrite` takes the variables and captured attributes of the pattern as keyword arguments. It emits nodes and
-    returns one value per result of the pattern, or it returns a `Refusal` without emitting nodes. Unbound parameters
-    of the pattern's function are passed as None; other names that an `either` did not bind are not passed.
+    returns one value per result of the pattern, or it returns a `Refusal` without emitting nodes. Parameters of the
+    pattern's function that were not bound are passed as None; other names are passed only if they were bound.
     """
 
     name: str
@@ -118,5 +118,5 @@ def _find_anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.items_before(root))) | {anchor}
     for value in match.bindings.values():
         if isinstance(value, Value) and value.producer in later:
-            return f"%{value.name} is made only after %{anchor.output.name} has read the result"
+            return f"%{value.name} is computed after %{anchor.output.name} reads the result"
     return anchor

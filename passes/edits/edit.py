@@ -13,14 +13,14 @@ _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = Wea
 
 
 def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
-    """Replace `old` by `new` in all readers of `old`; with `rename`, swap their names if a node computes `new`."""
+    """Replace `old` by `new` in readers and graph outputs; with `rename`, swap their names if a node computes `new`."""
     old.replace_uses(new)
     if rename and new.producer is not None:
         old.name, new.name = new.name, old.name
 
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase those of `nodes` without readers, repeatedly (readers among them first), and parameters only they read."""
+    """Erase the nodes of `nodes` with unused outputs, until none remains, and parameters that only these nodes read."""
     waiting = list(nodes)
     progress = True
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
@@ -37,7 +37,7 @@ def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
 
 
 def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
-    """Erase the parameters among `values` that have no readers."""
+    """Erase the parameters among `values` that have no readers and are not graph outputs."""
     for v in dict.fromkeys(values):
         if isinstance(v, Param) and graph.params.get(v.name) is v and not v.uses and not v.is_output:
             graph.erase_param(v)
@@ -46,8 +46,8 @@ def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
 def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """Return a parameter with `recipe`, the dtype of `old`, and `shape` (None: the shape of `old`).
 
-    It is new unless the same recipe was derived from `old` before: shared layers stay shared. Its name is `name`, or
-    else unique and similar to that of `old`, until `replace_param` gives it the name of `old`.
+    It is the existing one if this recipe and type were derived from `old` before, so that shared layers stay shared. A
+    new one is called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})
@@ -61,7 +61,7 @@ def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = Non
 def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
     """Return a bias [.., out] with `recipe` for a linear with `weight` [.., out, in], named after the weight.
 
-    `rows`, if not None, makes the shape [rows].
+    `rows`, if not None, makes the shape [rows] instead.
     """
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
@@ -79,12 +79,12 @@ def add_common_prefix(params: Sequence[Param], name: str) -> str:
 
 
 def add_scope(graph: Graph, name: str) -> str:
-    """Return ``SCOPE.name`` with the current insertion scope of `graph`; `name` if the scope is empty."""
+    """Return `name` after the current insertion scope of `graph` and a dot; `name` alone if the scope is empty."""
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
 def replace_param(old: Value | None, new: Value | None) -> None:
-    """Erase the parameter `old`, and give its name to `new` if that is a parameter.
+    """Erase the parameter `old`; if `new` is a parameter, rename it to the name of `old`.
 
     Do nothing if `old` still has readers, is a graph output, is `new`, or is not a parameter of the graph.
     """
@@ -117,7 +117,7 @@ def rename_all(
 ) -> None:
     """Rename all values, scopes, inputs and outputs of `graph` in place, by maps from old to new names.
 
-    The new names of values must be unique; a scope that `scopes` lacks becomes "".
+    Every name must be a key of its map, and new names unique; a scope that `scopes` lacks becomes "".
     """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
@@ -140,8 +140,8 @@ def replace_weights(
 ) -> Node:
     """Replace `linear` by one with the recipes `weight` [rows, in] and `bias` [rows]; return the new node.
 
-    `bias` "same" keeps the present bias or its absence; None drops it. `rows` defaults to the present number; if it
-    changes, the caller has to adapt the readers. Names stay.
+    `bias` "same" keeps the old bias or its absence; None removes it. `rows` defaults to the old number; if it changes,
+    the caller has to adapt the readers. Names stay.
     """
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)
@@ -163,8 +163,8 @@ def replace_weights(
 def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
     """Replace `node` by one with other `operands` (by their names in the op) and `attrs`; return the new node.
 
-    Other operands, attributes and names stay. The node may have more outputs than before; if outputs change their
-    type, the caller has to adapt the readers.
+    Other operands and attributes stay, and the names of outputs. The new node may have more outputs; if outputs change
+    their type, the caller has to adapt the readers.
     """
     inputs = list(node.inputs)
     for name, value in (operands or {}).items():
@@ -181,22 +181,22 @@ def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None,
 
 
 def are_params(values: Iterable[Value | None]) -> bool:
-    """Return whether all `values` are parameters or absent."""
+    """Return whether every one of `values` is a parameter or None."""
     return all(v is None or isinstance(v, Param) for v in values)
 
 
 def is_feature_split(split: Node) -> bool:
-    """Return whether the node `split` splits the last axis of its operand."""
+    """Return whether the `split` node splits the last axis of its operand."""
     x = split.inputs[0]
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
 
 
-def backward_slice(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
-    """Return the nodes that `values` depend on, in no particular order; the search stops at the values `known`."""
-    stop, reached, stack = set(known), dict[Node, None](), list(values)
+def backward_slice(values: Iterable[Value], stops: Iterable[Value | None]) -> list[Node]:
+    """Return the nodes that `values` depend on, in no particular order; the search stops at the values `stops`."""
+    stop_set, reached, stack = set(stops), dict[Node, None](), list(values)
     while stack:
         value = stack.pop()
-        if value in stop or value.producer is None or value.producer in reached:
+        if value in stop_set or value.producer is None or value.producer in reached:
             continue
         reached[value.producer] = None
         stack += [v for v in value.producer.inputs if v is not None]

@@ -17,21 +17,21 @@ ACCEPTS: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.ba
 
 
 def is_fused(node: Node) -> bool:
-    """Return whether `node` is a fused op or a pack, which passes with on_fused = False refuse.
+    """Return whether `node` is a pack or a fused op that passes with on_fused = False refuse.
 
-    A norm_linear without a norm weight and activation is not: all passes handle it.
+    Return False for a norm_linear with a norm, but without norm weight and activation: all passes support it.
     """
     plain = node.op is ops.norm_linear and len(node.inputs) <= 3 and node.attrs["activation"] == "identity"
     return node.op is ops.pack or (Trait.FUSED in node.op.traits and not (plain and node.attrs["kind"] != "none"))
 
 
 def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None:
-    """Expand nodes into their bodies, in place, until the target accepts every node; record expansions in `trace`.
+    """Expand nodes of `graph` into the bodies of their ops, until `accepts` accepts every node; record this in `trace`.
 
-    `accepts(node)` returns None for an accepted node, or a list of reasons.
+    `accepts(node)` returns None if the target accepts the node, else a list of reasons.
 
     Raises:
-        WeftError: if a refused op has no body (or one that contains itself), naming its origin and every reason.
+        WeftError: if a node is not accepted and its op has no body, or a body with the same op and attributes.
     """
     for node in list(graph.nodes):
         _legalize(graph, node, accepts, trace or Trace(), ())
@@ -43,7 +43,7 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
         return
     name, at = node.op.name, node.output.name
     why = "; ".join(refusals) or "no lowering"
-    # A node whose body contains its like would expand forever.
+    # A body that contains the same op with the same attributes would expand forever.
     if not node.op.has_body or any(n.op is node.op and n.attrs == node.attrs for n in within):
         origin = f", in the body of {' in '.join(n.op.name for n in reversed(within))}," if within else ""
         raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")

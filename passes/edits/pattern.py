@@ -36,7 +36,7 @@ from ..core.trace import Miss
 class ANY:
     """A wildcard for an attribute: matches any value for which `where` is true, and captures it as `name` unless "".
 
-    `length` is the number of sizes that the value must have, for the attribute `sizes` of a split.
+    `length` is the length that a tuple must have: for the attribute `sizes` of a split, its number of outputs.
     """
 
     name: str = ""
@@ -45,12 +45,12 @@ class ANY:
 
 
 def capture(*names: str) -> dict[str, Any]:
-    """Return attributes of a pattern that match any value, each captured under its own name."""
+    """Return {name: ANY(name)} for `names`: keyword arguments of an op that match any value and capture it by name."""
     return {name: ANY(name) for name in names}
 
 
 class Term(Operators["Term"]):
-    """A value in a pattern, the base class of terms; an op called on terms returns terms."""
+    """The base class of terms, the values of a pattern; an op called on terms returns terms."""
 
     # Above the 0 of graph values: an op on a term and a value emits a term.
     __emit_priority__ = 1
@@ -100,7 +100,7 @@ class OutputTerm(Term):
 
 @dataclass(frozen=True, eq=False)
 class Either(Term):
-    """A term that matches a value if one of several terms does, tried in order."""
+    """A term that matches a value if one of `terms` does, tried in order."""
 
     terms: tuple[Term, ...]
 
@@ -114,7 +114,7 @@ class Binding(Term):
 
 
 def bind_name(name: str, term: Value) -> Value:
-    """Return a term that matches where `term` does; the rewrite gets the matched value as `name`."""
+    """Return a term that matches whatever `term` does and passes the matched value to the rewrite as `name`."""
     return typing.cast(Value, Binding(name, typing.cast(Term, term)))  # patterns are typed as functions of values
 
 
@@ -134,7 +134,7 @@ def param(name: str, *, optional: bool = False) -> Value:
 
 
 def either(*terms: Value) -> Value:
-    """Return a term that matches where one of `terms` does, tried in order."""
+    """Return a term that matches whatever one of `terms` does, tried in order."""
     return typing.cast(Value, Either(typing.cast(tuple[Term, ...], terms)))
 
 
@@ -167,13 +167,12 @@ class Match:
         return Match(dict(self.bindings), dict(self.nodes))
 
 
-Goal = tuple[
-    Term | None, Value | None, Node, str
-]  # pattern, value, the node that reads it, and the name of the operand
+# (term, the value it has to match, the node that reads the value, the name of its operand)
+Goal = tuple[Term | None, Value | None, Node, str]
 
 
 class Pattern:
-    """A pattern traced from the function `fn`; the grammar is in the docstring of the module."""
+    """A pattern, traced by calling the function `fn` on variables; the docstring of the module has the grammar."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         hints = typing.get_type_hints(fn) if hasattr(fn, "__annotations__") else {}
@@ -187,21 +186,21 @@ class Pattern:
         self.root = self.results[0].apply
 
     def match(self, node: Node) -> Match | Miss:
-        """Return the first match with `node` as the root; without any, the miss with the most matched nodes."""
-        attempt = _Search()
+        """Return the first match with `node` as the root; if there is none, the miss with the most matched nodes."""
+        search = _Search()
         start = Match()
-        for state in attempt.apply(self.root, node, start, ()):
+        for state in search.match_node(self.root, node, start, ()):
             state.exposed = tuple(state.nodes[r.apply].outputs[r.index] for r in self.results)
             # A value with outside readers rules out this match only: another operand order may still fit.
-            escape = self._escape(state)
+            escape = self._find_escape(state)
             if escape is None:
                 return state
-            attempt.miss(state, node, escape)
+            search.record_miss(state, node, escape)
         # Every path that yields no match has noted a miss.
-        assert attempt.deepest is not None
-        return attempt.deepest
+        assert search.deepest is not None
+        return search.deepest
 
-    def _escape(self, match: Match) -> str | None:
+    def _find_escape(self, match: Match) -> str | None:
         inside = set(match.nodes.values())
         for apply, node in match.nodes.items():
             for value in node.outputs:
@@ -226,7 +225,7 @@ class _Search:
     def __init__(self) -> None:
         self.deepest: Miss | None = None
 
-    def miss(self, state: Match, at: Node, reason: str, bonus: float = 0.0) -> None:
+    def record_miss(self, state: Match, at: Node, reason: str, bonus: float = 0.0) -> None:
         miss = Miss(len(state.nodes) + bonus, f"{at.op.name} (%{at.output.name})", reason)
         # Of equally deep misses the first is kept: it comes from operands in the order of the pattern.
         if self.deepest is None or miss.depth > self.deepest.depth:
@@ -248,13 +247,13 @@ class _Search:
                 yield from self.solve(((way, value, reader, role), *rest), state)
             return
         if isinstance(term, OutputTerm):
-            yield from self.result(term, value, reader, role, rest, state)
+            yield from self.match_output(term, value, reader, role, rest, state)
             return
         if term is None or value is None:
             if isinstance(term, Variable) and not term.optional:
-                self.miss(state, reader, f"operand {role} is absent")
+                self.record_miss(state, reader, f"operand {role} is absent")
             elif term is None and value is not None:
-                self.miss(state, reader, f"operand {role} is %{value.name} where none is wanted")
+                self.record_miss(state, reader, f"operand {role} is %{value.name}, and the pattern has none")
             elif isinstance(term, Variable):
                 yield from self.bind(term, None, reader, rest, state)
             else:
@@ -262,7 +261,7 @@ class _Search:
             return
         assert isinstance(term, Variable)
         if term.param and not isinstance(value, Param):
-            self.miss(state, reader, f"operand {role}, %{value.name}, is not a parameter")
+            self.record_miss(state, reader, f"operand {role}, %{value.name}, is not a parameter")
             return
         yield from self.bind(term, value, reader, rest, state)
 
@@ -272,44 +271,44 @@ class _Search:
         bound = state.bindings.get(term.name, value)
         if term.name in state.bindings and bound is not value:
             names = " and ".join("nothing" if v is None else f"%{v.name}" for v in (bound, value))
-            self.miss(state, reader, f"{term.name} is both {names}")
+            self.record_miss(state, reader, f"{term.name} is both {names}")
             return
         # A copy: other branches of the search must not see this binding.
         state = state.copy()
         state.bindings[term.name] = value
         yield from self.solve(rest, state)
 
-    def result(
+    def match_output(
         self, term: OutputTerm, value: Value | None, reader: Node, role: str, rest: tuple[Goal, ...], state: Match
     ) -> Iterator[Match]:
         op = term.apply.op
         if value is None:
-            self.miss(state, reader, f"operand {role} is absent, not made by {op.name}")
+            self.record_miss(state, reader, f"operand {role} is absent, not made by {op.name}")
             return
         node = value.producer
         if node is None:
             kind = "a parameter" if isinstance(value, Param) else "a graph input"
-            self.miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {op.name}")
+            self.record_miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {op.name}")
         elif node.op is not op:
             one_step_back = any(v is not None and v.producer and v.producer.op is op for v in node.inputs)
             between = f" ({node.op.name} is between it and {op.name})" if one_step_back else ""
             # The bonus of half a node: the right op one step further back is a nearer miss than an unrelated op.
             reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {op.name}{between}"
-            self.miss(state, reader, reason, bonus=0.5 if one_step_back else 0.0)
+            self.record_miss(state, reader, reason, bonus=0.5 if one_step_back else 0.0)
         elif value.index != term.index:
-            self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {op.name}")
+            self.record_miss(state, reader, f"operand {role}, %{value.name}, is another output of {op.name}")
         elif state.nodes.get(term.apply, node) is not node:
             # Two results of one pattern node must come from one graph node.
-            self.miss(state, reader, f"operand {role}, %{value.name}, is made by a second {op.name}")
+            self.record_miss(state, reader, f"operand {role}, %{value.name}, is made by a second {op.name}")
         elif term.apply in state.nodes:
             # This node was matched before, through another reader.
             yield from self.solve(rest, state)
         else:
-            yield from self.apply(term.apply, node, state, rest)
+            yield from self.match_node(term.apply, node, state, rest)
 
-    def apply(self, pattern: Apply, node: Node, state: Match, rest: tuple[Goal, ...]) -> Iterator[Match]:
+    def match_node(self, pattern: Apply, node: Node, state: Match, rest: tuple[Goal, ...]) -> Iterator[Match]:
         if node.op is not pattern.op:
-            self.miss(state, node, f"it is not {pattern.op.name}")
+            self.record_miss(state, node, f"it is not {pattern.op.name}")
             return
         state = state.copy()
         state.nodes[pattern] = node
@@ -318,14 +317,14 @@ class _Search:
             if isinstance(expected, ANY):
                 pieces = len(value) if expected.length else 0
                 if (expected.where and not expected.where(value)) or pieces != expected.length:
-                    self.miss(state, node, f"{name}={spell(value)} is not as wanted")
+                    self.record_miss(state, node, f"{name}={spell(value)} does not satisfy the pattern")
                     return
                 bound = state.bindings.setdefault(expected.name, value) if expected.name else value
                 if bound != value:
-                    self.miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
+                    self.record_miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
                     return
             elif expected != value:
-                self.miss(state, node, f"{name}={spell(value)}, not {spell(expected)}")
+                self.record_miss(state, node, f"{name}={spell(value)}, not {spell(expected)}")
                 return
         for operands in _list_operand_orders(pattern, node):
             goals = tuple((*pair, node, _find_operand_name(node.op, i)) for i, pair in enumerate(operands))

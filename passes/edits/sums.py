@@ -8,16 +8,16 @@ from weft.ir import Graph, Node, Value, ops
 
 
 def find_sums(graph: Graph) -> Iterator[Node]:
-    """Yield every add_norm and the last add of every other sum; `graph` may be edited between yields."""
+    """Yield the last node of each sum: an add_norm or add. `graph` may be edited between yields."""
     for node in list(graph.nodes):
         if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
             yield node
 
 
 def find_summands(total: Node) -> list[Value]:
-    """Return the summands of the sum that ends at `total`, without those of another type, which broadcast.
+    """Return the summands of the sum that ends at the node `total`, except those of another type (they broadcast).
 
-    An inner sum with other readers counts as one summand.
+    An inner sum that other nodes read also counts as one summand.
     """
     values: list[Value] = []
     for v in total.inputs[:2]:
@@ -28,12 +28,12 @@ def find_summands(total: Node) -> list[Value]:
 
 
 def has_add_norm_reader(value: Value) -> bool:
-    """Return whether the summand `value` must stay: an add_norm, which always adds two values, reads it."""
+    """Return whether an add_norm reads the summand `value`, which then cannot be removed: add_norm needs two."""
     return any(n.op is ops.add_norm for n in value.users)
 
 
 def remove_summand(value: Value) -> None:
-    """Remove the summand `value` from its sum: replace its only reader, an add, by the other operand."""
+    """Remove the summand `value` from its sum: replace its only reader, an add, by the add's other operand."""
     (reader,) = value.users
     rest = next(v for v in reader.inputs if v is not value)
     assert rest is not None

@@ -86,7 +86,7 @@ def test_no_place_is_a_miss() -> None:
     g.add_output("y", ops.rms_norm(s, late))
     trace = Trace()
     assert apply_rules(g, [rule], trace) == 0
-    assert "%late is made only after %neg has read the result" in trace.lines[-1]
+    assert "%late is computed after %neg reads the result" in trace.lines[-1]
     verify(g)
 
 

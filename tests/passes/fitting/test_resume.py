@@ -76,5 +76,5 @@ def test_broken_files_are_made_again(text: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(text: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WeftError, match=r"no folder .*file/done for results of quantize can be made"):
+    with pytest.raises(WeftError, match=r"cannot create the folder .*file/done for results of quantize"):
         run_passes(model(), f"quantize{{calibration={text}, resume={tmp_path / 'file' / 'done'}}}")

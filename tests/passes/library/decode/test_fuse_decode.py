@@ -173,12 +173,10 @@ def test_norms_without_weights_are_fused_ops_too_if_they_are_none() -> None:
     """A linear map as norm_linear of the kind none is not taken for a norm by passes that know norm_linear."""
     graph, (x,) = stream("x")
     graph.add_output("y", ops.linear(x, weight(graph, "a", 6, 6)))
-    with pytest.raises(WeftError, match=r"pass rotate-residual does not look into fused ops, such as norm_linear"):
+    with pytest.raises(WeftError, match=r"pass rotate-residual does not support fused ops, such as norm_linear"):
         run_passes(graph, "fuse-norm-linear{fold=false}, rotate-residual")
 
 
 def test_passes_that_do_not_look_into_fused_ops_refuse() -> None:
-    with pytest.raises(
-        WeftError, match=r"pass mha-to-gqa does not look into fused ops, such as embed_tokens \(%embed\)"
-    ):
+    with pytest.raises(WeftError, match=r"pass mha-to-gqa does not support fused ops, such as embed_tokens \(%embed\)"):
         run_passes(ZOO["variant/grouped"](), "decode-torch, mha-to-gqa{kv_heads=1}")

@@ -92,7 +92,7 @@ def test_weight_and_bias_of_a_norm_go_into_the_linear_or_come_along(norm: str) -
 
 
 def test_other_passes_do_not_look_into_fused_ops() -> None:
-    with pytest.raises(WeftError, match=r"pass pack-qkv does not look into fused ops, such as norm_linear \(%layers"):
+    with pytest.raises(WeftError, match=r"pass pack-qkv does not support fused ops, such as norm_linear \(%layers"):
         run_passes(Tiny().graph(), "fuse-norm-linear{fold=false}, pack-qkv")
 
 
