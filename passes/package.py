@@ -24,7 +24,8 @@ class GraphConnection:
 class Package:
     """Graphs by name, in the order in which they run.
 
-    A graph's input is the output of an earlier graph with the same name in the model, else an input of the model. For each graph, `renamed` maps names of inputs and outputs to names in the model; unlisted names stay.
+    A graph's input is the output of an earlier graph with the same name in the model, else an input of the model.
+    For each graph, `renamed` maps names of inputs and outputs to names in the model; unlisted names stay.
     """
 
     graphs: Mapping[str, Graph]

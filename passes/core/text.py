@@ -55,8 +55,8 @@ class _PipelineParser(Lexer):
                 removed = self.expect("name")
                 if not self.remove_pass(removed.text, phases, passes):
                     self.fail(
-                        f"-{removed.text} removes earlier passes named {removed.text!r}, and there are none; write it after "
-                        f"them, as in 'default, -{removed.text.replace('_', '-')}', or without - to add the pass",
+                        f"there is no earlier pass {removed.text!r} to remove: write -name after the pass, as in "
+                        f"'default, -{removed.text.replace('_', '-')}', or without - to add it",
                         removed.at,
                     )
             elif self.default is not None and self.accept("default"):

@@ -122,7 +122,7 @@ def test_the_kind_of_model_decides_about_caches() -> None:
         ("dce,", r"column 5: expected a pass after the comma"),
         ("dce, ?", r"column 6: unexpected character '\?'"),
         ("default", r"column 1: 'default' has no meaning here"),
-        ("dce, -cse", r"column 7: -cse removes earlier passes named 'cse', and there are none"),
+        ("dce, -cse", r"column 7: there is no earlier pass 'cse' to remove"),
         ("sample{heads=1, ratio=1e400}", r"column 23: 1e400 cannot be read: the number is too large"),
         ('sample{heads=1, text="\\q"}', r'column 22: "\\q" cannot be read: Invalid'),
         (f"sample{{heads={'9' * 5000}}}", r"column 14: 9{20} cannot be read: Exceeds the limit"),

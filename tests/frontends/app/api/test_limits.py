@@ -118,7 +118,7 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("-p", "-pack_qkv"), "as in 'default, -pack-qkv', or without - to add the pass"),
+        (("-p", "-pack_qkv"), "as in 'default, -pack-qkv', or without - to add it"),
         (("-pack_qkv",), "-pack_qkv is read as -p ack_qkv: write -p pack-qkv"),
         (("-p", "pack_qkv"), "did you mean pack-qkv?"),
     ],
