@@ -29,7 +29,7 @@ def find_learned_params(graph: Graph) -> list[Param]:
 
 
 def count_elements(value: Value) -> int:
-    """Return the number of elements of a value whose shape has no named size."""
+    """Return the number of elements of `value`, whose shape must not have named sizes."""
     return sizes.evaluate(value.type.elements, {})
 
 
@@ -39,7 +39,7 @@ def count_parameters(graph: Graph) -> int:
 
 
 def count_active_parameters(graph: Graph) -> int:
-    """Return the model's parameter count without the experts of every `moe` that a token is not routed to."""
+    """Return the number of learned parameters used for one token: of each `moe`, only the experts it is routed to."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
@@ -50,7 +50,7 @@ def count_active_parameters(graph: Graph) -> int:
 
 
 def find_cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
-    """Return (elements per cached token, window or None) of every node that owns a cache, in the order of `nodes`."""
+    """Return (elements per cached token, window or None) of each cache of `nodes`, in order; a shared cache once."""
     return [
         (_count_per_slot(parts), parts[0].window)
         for node in nodes
@@ -59,7 +59,7 @@ def find_cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
 
 
 def count_cross_cache(nodes: Iterable[Node]) -> int:
-    """Count the elements per source token in the caches of cross-attentions."""
+    """Return the number of elements per source token in the caches of the cross-attentions among `nodes`."""
     return sum(_count_per_slot(s for s in find_specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
 
@@ -68,7 +68,7 @@ def _count_per_slot(parts: Iterable[StateSpec]) -> int:
 
 
 def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
-    """Return the bytes of all recurrent states of one sequence; `item` is the size in bytes of the model's dtype."""
+    """Return the bytes of the recurrent states of `nodes` for one sequence; `item` is the byte size of the dtype."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
     all_specs = (spec for node in nodes for spec in find_states(node))
     return sum(
@@ -77,16 +77,16 @@ def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
 
 
 DEFAULT_SIZES = {"batch": 1, "seq": 64, "past": 0}
-AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 16 kHz, of a spectrogram
+AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # one second of a waveform at 16 kHz, and of a spectrogram
 
 
-def compute_cost(graph: Graph, **given: int) -> Cost:
+def compute_cost(graph: Graph, **named_sizes: int) -> Cost:
     """Return the FLOPs, bytes read and bytes written of one run of `graph`.
 
-    `given` overrides the named sizes batch=1, seq=64, past=0, and one second of audio (samples=16000, frames=100).
-    All other named sizes, such as the number of keys, default to past + seq.
+    `named_sizes` default to batch=1, seq=64, past=0, and one second of audio (samples=16000, frames=100); all others,
+    such as the number of keys, default to past + seq.
     """
-    binding = DEFAULT_SIZES | AUDIO_SIZES | given
+    binding = DEFAULT_SIZES | AUDIO_SIZES | named_sizes
     binding = dict.fromkeys(list_named_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0
     for node in graph.nodes:

@@ -20,9 +20,9 @@ from .projections import slice_rows
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows start:stop of the weight of `node` (linear or norm_linear), and their result `value`.
+    """Rows start:stop of the weight of `node` (linear or norm_linear), and the value that they compute.
 
-    `value` is the output of `node`, or one output of a split of it.
+    `value` is the output of `node`, or one output of a split of this output.
     """
 
     node: Node
@@ -37,12 +37,12 @@ class Projection:
         return x
 
     def has_same_input(self, other: Projection) -> bool:
-        """Return whether both projections have the same input, op and attributes (hence the same fused norm)."""
+        """Return whether both projections have the same input, op and attributes (such as those of a fused norm)."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
     def is_normed(self) -> bool:
-        """Return whether `node` is a norm_linear."""
+        """Return whether `node` is a norm_linear, which normalizes `x`."""
         return self.node.op is ops.norm_linear
 
     @property
@@ -80,7 +80,7 @@ class Projection:
 class GatedUnit:
     """The gated unit act(gate) ⊙ (up + shift), with gate and up clamped at `limit` as in the op `glu`.
 
-    `nodes` compute it from `gate` and `up`; the last node, whose output is the unit's, comes first.
+    `nodes` compute it from `gate` and `up`; the node whose output is the result comes first.
     """
 
     gate: Value
@@ -100,7 +100,7 @@ class GatedUnit:
 class FeedForward:
     """A feed-forward down(act(up)), or down(act(gate) ⊙ (up + shift)) if `gate` is not None.
 
-    Nodes outside do not read its inner values. `nodes` compute the input of the linear `down` from the projections;
+    No other nodes read its inner values. `nodes` compute the input of the linear `down` from the projections.
     `limit` and `shift` are the attributes of the op `glu`, None and 0 without a gate.
     """
 
@@ -138,7 +138,7 @@ class FeedForward:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Properties that feed-forwards must share to be merged."""
+        """The properties that feed-forwards must share to be merged: has a gate, activation, limit, shift."""
         return self.gate is not None, self.activation, self.limit, self.shift
 
 
@@ -161,12 +161,12 @@ def find_projection(value: Value) -> Projection | None:
 
 
 def is_only_reader(value: Value, reader: Node) -> bool:
-    """Return whether `reader` is the only reader of `value`."""
+    """Return whether no node except `reader` reads `value`, and it is not a graph output."""
     return not value.is_output and set(value.users) <= {reader}
 
 
 def find_activation_name(node: Node) -> str | None:
-    """Return the name in configs of the activation that `node` applies, such as ``gelu``; None for another op."""
+    """Return the name of the activation that `node` applies, as in configs (``gelu``); None for other ops."""
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
             return name
@@ -174,7 +174,7 @@ def find_activation_name(node: Node) -> str | None:
 
 
 def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
-    """Return (name, operand, nodes) of the activation that computes `value`; the nodes are listed last first.
+    """Return (name, operand, nodes) of the activation that computes `value`; the node of `value` comes first.
 
     x·σ(x), x·σ(βx) and max(0, x)² also match as several ops, unless other nodes read the values in between.
     Return None if `value` is not the result of an activation.
@@ -215,7 +215,7 @@ def match_gate(node: Node) -> GatedUnit | str | None:
     """Return the gated unit whose last node is `node`: a `glu`, or a product of an activated gate and up.
 
     In a product, gate and up must be projections of the same value, and other nodes must not read the values in
-    between. Return the violated condition (str) for a product that otherwise matches, and None for any other node.
+    between. Return a reason (str) for a product that violates this or clamps differently; None for all other nodes.
     """
     if node.op is ops.glu:
         gate, up = node.inputs
@@ -224,8 +224,8 @@ def match_gate(node: Node) -> GatedUnit | str | None:
     a, b = node.inputs if node.op is ops.mul else (None, None)
     if a is None or b is None or a is b or a.type != b.type:
         return None
-    for opened, up in ((a, b), (b, a)):
-        match = match_activation(opened)
+    for activated, up in ((a, b), (b, a)):
+        match = match_activation(activated)
         if match is None:
             continue
         name, gate, nodes = match
@@ -238,7 +238,7 @@ def match_gate(node: Node) -> GatedUnit | str | None:
 
 
 def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> GatedUnit | str | None:
-    """Return the gate for the product `node` = act(gate) ⊙ up; absorb nodes that clamp gate and up or add to up.
+    """Return the gated unit of the product `node` = act(gate) ⊙ up, with the nodes that clamp gate and up or shift up.
     `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str."""
     inside = [node, *nodes]
     shift, limit = 0.0, None
@@ -248,17 +248,17 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
     if clips:
         high = clips[-1].attrs["high"]
         if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
-            return f"it clamps other than gate ≤ limit, |up| ≤ limit (%{clips[0].output.name})"
+            return f"its clamps are not gate ≤ limit and |up| ≤ limit (%{clips[0].output.name})"
         limit, inside = high, [*inside, *clips]
         gate, up = (_get_first_operand(c) for c in clips)
-    sides = find_projection(gate), find_projection(up)
-    if sides[0] is None:
+    projections = find_projection(gate), find_projection(up)
+    if projections[0] is None:
         return None
-    if sides[1] is None or not sides[0].has_same_input(sides[1]):
+    if projections[1] is None or not projections[0].has_same_input(projections[1]):
         return f"%{up.name} and %{gate.name} are not projections of the same value"
     for inner in inside[1:]:
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
-            return f"%{inner.output.name} is read by others too"
+            return f"%{inner.output.name} is also read elsewhere"
     return GatedUnit(gate, up, name, limit, shift, tuple(inside))
 
 
@@ -271,7 +271,7 @@ def _get_first_operand(node: Node) -> Value:
 def match_feed_forward(down: Node) -> FeedForward | str | None:
     """Return the feed-forward whose last node is the linear `down`; None if the nodes before it do not form one.
 
-    Return a reason (str) if the only obstacle is a node outside that reads an inner value.
+    Return a reason (str) if the only obstacle is another node, or the caller, that reads an inner value.
     """
     out, hidden = find_projection(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
@@ -280,17 +280,17 @@ def match_feed_forward(down: Node) -> FeedForward | str | None:
     if isinstance(gate, str):
         return None
     if gate is not None:
-        up, opened = find_projection(gate.up), find_projection(gate.gate)
+        up, activated = find_projection(gate.up), find_projection(gate.gate)
         unit = gate.activation, gate.limit, gate.shift, gate.nodes
-        if up is None or opened is None or not up.has_same_input(opened):
+        if up is None or activated is None or not up.has_same_input(activated):
             return None
     else:
         match = match_activation(hidden)
-        up, opened = (None if match is None else find_projection(match[1])), None
+        up, activated = (None if match is None else find_projection(match[1])), None
         if match is None or up is None:
             return None
         unit = match[0], None, 0.0, match[2]
-    fused = FeedForward(down, up, opened, *unit)
+    fused = FeedForward(down, up, activated, *unit)
     inside = {down, *fused.nodes, *(p.value.producer for p in fused.parts[:-1])}
     for value in [hidden, *(p.value for p in fused.parts[:-1]), *(p.node.output for p in fused.parts[:-1])]:
         outside = [n for n in value.users if n not in inside]

@@ -1,4 +1,4 @@
-"""Follow a token's features through reshapes, splits, concatenations and norms, from a linear to an attention.
+"""Track features from a linear to an attention, through reshapes, splits, concatenations and norms.
 
 Integer labels replace the elements of a value, and the NumPy references of the ops move the labels. All named sizes
 are bound to 1 for this, and all tokens have the same labels.
@@ -33,8 +33,8 @@ def _bind_ones(*values: Value | None) -> dict[str, int]:
 
 
 def _make_labels(value: Value, labels: Array | None = None, first: int = 0) -> Array:
-    """Return `labels`, one per feature of a token, broadcast to the shape of `value` [batch, seq, ...].
-    Without `labels`, they are first, first + 1, …."""
+    """Return `labels` (one per feature of a token), broadcast to the shape of `value` [batch, seq, ...].
+    If `labels` is None, the features are labelled first, first + 1, …."""
     shape = value.type.concrete(_bind_ones(value))
     labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
@@ -47,7 +47,7 @@ def _make_zero_labels(value: Value) -> Array:
 
 def _propagate_labels(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
-    The labels of other operands are 0. Return None if `node` may mix features."""
+    Other operands get the label 0. Return None if `node` may mix features."""
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _is_move(node):
@@ -64,7 +64,7 @@ def _is_move(node: Node) -> bool:
 
 
 def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
-    """Return the labels of the outputs of `node` from the `labels` of its operands."""
+    """Return one label array per output of `node`, given one per operand in `labels`."""
     binding = _bind_ones(*node.inputs, *node.outputs)
     return list(run_node(node.op, list(labels), node.attrs, binding))
 
@@ -77,7 +77,7 @@ def trace_sources(value: Value) -> dict[Value, Array]:
     """
     labelled: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
-    count = 0  # labels given out
+    count = 0  # the largest label in use
 
     def labels(v: Value) -> Array:
         nonlocal count
@@ -100,10 +100,10 @@ def trace_sources(value: Value) -> dict[Value, Array]:
 
 @dataclass(frozen=True)
 class LinearOrigin:
-    """The linear that a value originates from.
+    """The linear that computes the features of a value, and the nodes in between.
 
     `steps` are the nodes after `linear`, in order, each with the labels of its output; `labels` are those of the value.
-    A label is the row of the linear's weight that computes a feature; arrays have the shape of one token.
+    A label is the index of the weight row that computes a feature; label arrays have the shape of one token.
     """
 
     linear: Node
@@ -112,14 +112,14 @@ class LinearOrigin:
 
 
 def trace_origin(value: Value) -> LinearOrigin | str:
-    """Trace `value` back to the linear it comes from; return a reason (str) if there is no such path.
+    """Trace `value` back to the linear that computes its features; return a reason (str) if there is no such path.
 
-    Every value on the path has a single use, and every node only moves, normalizes or scales features.
+    On the path, every value has a single use, and nodes after the linear only move, normalize or scale features.
     """
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:
-            return f"%{value.name} is read by others too"
+            return f"%{value.name} is also read elsewhere"
         path.insert(0, value)
         if node.op in (ops.linear, ops.norm_linear):
             break
@@ -128,7 +128,7 @@ def trace_origin(value: Value) -> LinearOrigin | str:
             return f"%{value.name} is made by {node.op.name}, not by a linear"
         value = node.inputs[0]
     if node is None:
-        return f"no linear makes %{value.name}"
+        return f"no linear computes %{value.name}"
     if not are_params(node.inputs[1:]):
         return f"the weight of %{node.output.name} is computed"
     labels = _make_labels(node.output)
@@ -146,9 +146,9 @@ def trace_origin(value: Value) -> LinearOrigin | str:
 
 @dataclass(frozen=True)
 class Destination:
-    """The attention `node` and its operand `role` ("q" or "k") that a value becomes.
+    """The attention `node` that reads a value as its operand `role` ("q" or "k").
 
-    `labels` [heads, head_dim] are the labels of that operand; heads counts the heads of `role`.
+    `labels` [heads, head_dim] are the labels of this operand, with its number of heads (KV heads for k).
     """
 
     node: Node
@@ -157,10 +157,10 @@ class Destination:
 
 
 def trace_destination(value: Value, token: Array) -> Destination | str:
-    """Follow `value` to the only attention that reads it, as q or k; return a reason (str) if there is none.
+    """Follow `value` to the attention that reads it as q or k; return a reason (str) if there is no such path.
 
-    `token` has the labels of one token of `value`. Nodes on the path may move features, or treat all features alike;
-    a norm of several rows of features needs the same labels, in any order, in each row.
+    `token` has the labels of one token of `value`. On the path, every value has a single use, and nodes move features
+    or treat all alike; a norm requires that all its rows have the same labels, in any order.
     """
     labels = _make_labels(value, token)
     while True:

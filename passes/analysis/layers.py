@@ -1,7 +1,7 @@
 """Layers: the stacks of a graph, recognized by scopes such as ``layers.3``, and the argument `layers` of passes.
 
-A layer of a stack is a sequence of nodes that reads the residual stream as one value and returns one value. Passes drop
-and copy layers, and renumber the layers that follow.
+A layer is a sequence of nodes that reads the residual stream as one value and returns one value. A stack is a sequence
+of layers. Passes remove and copy layers, and renumber the layers that follow.
 
 The argument `layers` counts self-attentions, in the order of their caches; those of an encoder come before those of its
 decoder. It is
@@ -41,8 +41,8 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     """Return the layers of the stack `name` ("": the only stack), in order.
 
     Raises:
-        WeftError: in the name of the pass `rule`, if the stack is missing or ambiguous, if the graph has caches, or if
-            nodes outside a layer read more of it than the residual stream.
+        WeftError: naming the pass `rule`, if the stack is missing or ambiguous, if the graph has caches, or if a layer
+            does not return exactly one value (the first: does not read exactly one).
     """
     if has_cache(graph):
         raise WeftError(f"{rule}: graph {graph.name} has caches already; run {rule} before kv-cache")
@@ -53,7 +53,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     if not stacks:
         raise WeftError(f"{rule}: graph {graph.name} has no layers: no scope is called layers.0")
     if (not name and len(stacks) > 1) or (name and name not in stacks):
-        raise WeftError(f"{rule}: give stack= as one of {', '.join(stacks)}")
+        raise WeftError(f"{rule}: set stack= to one of {', '.join(stacks)}")
     stack = name or next(iter(stacks))
     layers: list[Layer] = []
     for number, nodes in sorted(stacks[stack].items()):
@@ -84,9 +84,9 @@ def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
 
 
 def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
-    """Rename layer i of `stack` to layer `number[i]` in scopes and in names of values and parameters, in place.
+    """Renumber layer i of `stack` to `number[i]`, in place: in scopes and in names of values and parameters.
 
-    Layers that are not keys of `number` keep theirs.
+    Layers that are not keys of `number` keep their number.
     """
     layer = re.compile(rf"{re.escape(stack)}\.(\d+)(?=\.|$)")
 
@@ -135,7 +135,7 @@ def find_self_attentions(graph: Graph, name: str) -> list[Node]:
     """Return the softmax attentions of `graph` with equal sequence lengths of queries and keys, in order.
 
     Raises:
-        WeftError: in the name of the pass `name`, if there are none, or if they have caches.
+        WeftError: naming the pass `name`, if there are none, or if `graph` has caches.
     """
     refuse_caches(graph, name)
     attentions = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _is_self_attention(n)]
@@ -151,10 +151,10 @@ def refuse_caches(graph: Graph, name: str) -> None:
 
 
 def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
-    """Return the self-attentions of `graph` that `layers` (grammar: `parse_layers`) selects, in the order of the graph.
+    """Return the self-attentions of `graph` that `layers` selects (see `parse_layers`), in the order of the graph.
 
     Raises:
-        WeftError: in the name of the pass `name`, if `layers` cannot be read or a layer does not exist.
+        WeftError: naming the pass `name`, if `layers` cannot be parsed or a layer does not exist.
     """
     attentions = find_self_attentions(graph, name)
     try:
@@ -166,11 +166,12 @@ def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
 def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the indices, ascending from 0, of the layers out of `count` that `layers` selects.
 
-    `layers` is an index, several (negative ones count from the end), "all", "even", "odd", a list such as "0-5, 8", or
-    a pattern such as "local*5 + global" or "5:1" (see `expand_pattern`), whose local layers are selected.
+    `layers` is an index or a tuple of indices (negative ones count from the end), "all", "even", "odd", a list such as
+    "0-5, 8" (both ends included), or a pattern such as "local*5 + global" (see `expand_pattern`), which selects its
+    local layers.
 
     Raises:
-        WeftError: if it cannot be read, names a layer that does not exist, or selects none.
+        WeftError: if `layers` cannot be parsed, names a layer that does not exist, or selects none.
     """
     wanted = list[int]()
     for i in _read_layers(layers, count):
@@ -183,7 +184,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
 
 
 def _read_layers(layers: Layers, count: int) -> Iterable[int]:
-    """Yield the layer numbers that `layers` selects; they may be negative or out of range.
+    """Return the layer numbers that `layers` selects, not yet checked: they may be negative or out of range.
     Ranges stay lazy: the caller stops at the first invalid number of a huge range."""
     if not isinstance(layers, str):
         return [layers] if isinstance(layers, int) else layers
@@ -201,7 +202,7 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
     `pattern` is a list of roles, or a string: "5:1" (5 local, 1 global) or "local*5 + global".
 
     Raises:
-        WeftError: if it cannot be read.
+        WeftError: if `pattern` cannot be parsed.
     """
     if isinstance(pattern, str):
         period = _expand_ratio(pattern, count)
@@ -223,7 +224,7 @@ def _expand_ratio(text: str, count: int) -> list[str] | None:
 
 
 def _expand_role(part: str, pattern: str, count: int) -> list[str]:
-    """Expand "local*5", one term of `pattern`, to a list of 5 roles, at most `count`."""
+    """Expand one term of `pattern`, such as "local*5", to a list of 5 roles (at most `count`)."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")

@@ -20,8 +20,8 @@ TOKENWISE_TRAITS = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that tr
 class Branch:
     """The path from a linear to an operand of an attention.
 
-    linear: the node that computes `start`; it may be packed, with the rows of other operands in its weight.
-    start: the output of `linear`, or one output of a split of it if the linear is packed.
+    linear: the node that computes `start`. If it is packed, its weight also has the rows of other operands.
+    start: the output of `linear`; if it is packed, one output of the split after it.
     between: the nodes after `start`, first to last, such as norms per head, rotations and reshapes.
     """
 
@@ -35,7 +35,7 @@ class Branch:
 
     @property
     def span(self) -> tuple[int, int]:
-        """(first, last): rows first to last - 1 of the linear's weight compute `start`."""
+        """The range (first, end) of rows of the linear's weight that compute `start`; end is exclusive."""
         pieces = self.start.producer.outputs if self.is_packed and self.start.producer else (self.start,)
         first = sum(piece.width for piece in pieces[: self.start.index])
         return first, first + self.start.width
@@ -64,13 +64,13 @@ class Branch:
 
     @property
     def has_plain_path(self) -> bool:
-        """Return whether `between` has only ropes and reshapes, which are linear in each head's weight rows."""
+        """Return whether all nodes of `between` are ropes or reshapes, which are linear in each head's features."""
         return all(n.op in (ops.rope, ops.reshape) for n in self.between)
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The attention `node` with the branches of its q, k and v, and its output projection `o`.
+    """The attention `node`, the branches that compute its q, k and v, and its output projection `o`.
 
     `v` is None for an attention without an operand v (latent attention, whose keys contain the values).
     """
@@ -99,7 +99,7 @@ class Projections:
 
 
 def find_projections(node: Node) -> Projections | str:
-    """Return the linears around the attention `node`; a reason (str) if one of them is missing or shared."""
+    """Return the linears around the attention `node`; a reason (str) if `find_branch` or `find_output_linear` fails."""
     branches: dict[str, Branch | None] = {"v": None}
     for role in "qkv":
         if node.operand(role) is None:
@@ -119,7 +119,7 @@ def find_projections(node: Node) -> Projections | str:
 def find_output_linear(node: Node) -> Node | str:
     """Return the linear that is the only reader of the attention `node`; a reason (str) if there is none.
 
-    Its weight and bias must be parameters.
+    The weight and bias of this linear must be parameters.
     """
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
@@ -135,7 +135,8 @@ def find_output_linear(node: Node) -> Node | str:
 def find_branch(node: Node, role: str) -> Branch | str:
     """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
 
-    Other nodes must not read its values, its nodes must treat tokens independently, and weight and bias be parameters.
+    Other nodes must not read values on the path, its nodes must treat tokens independently, and the weight and bias of
+    the linear must be parameters.
     """
     value = node.operand(role)
     assert value is not None
@@ -160,7 +161,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
         if node.op is ops.split and x is not None and x.producer is not None and x.producer.op is ops.linear:
             cut = is_feature_split(node) and len(x.users) == 1 and not x.is_output
             if not cut:
-                return f"is a piece of %{x.name}, which cannot be taken apart"
+                return f"is a piece of %{x.name}, whose linear cannot be split"
             node = x.producer
             break
         if node.op is ops.norm_linear:
@@ -170,14 +171,14 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
         between.insert(0, node)
         at, value = node, x
     if node is None:
-        return f"is %{value.name}, which no linear makes"
+        return f"is %{value.name}, which no linear computes"
     if not are_params(node.inputs[1:]):
         return f"has a linear (%{node.output.name}) whose weight is computed"
     return Branch(node, value, tuple(between))
 
 
 def unpack_branch(node: Node, role: str) -> Branch:
-    """Split the linear of the operand `role` (q, k or v) of `node` if it is packed; return the path from its linear.
+    """Split the linear of the operand `role` (q, k or v) of `node` if it is packed; return the resulting branch.
 
     `branch_of(node, role)` must be a `Branch`.
     """
@@ -191,7 +192,7 @@ def unpack_branch(node: Node, role: str) -> Branch:
 
 
 def split_linear(split: Node) -> list[Value]:
-    """Replace `split`, a split of a linear's output, by one linear per piece; return the outputs of the new linears.
+    """Replace the node `split` and the linear before it by one linear per piece; return the outputs of the new linears.
 
     Weights and biases are row slices of the packed ones.
     """
@@ -218,7 +219,7 @@ def split_linear(split: Node) -> list[Value]:
 
 
 def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
-    """Return rows start:stop of `recipe`, simplified: a row range that is one item of a concatenation is that item."""
+    """Return a recipe of rows start:stop of `recipe`: the item itself if they are one item of a concatenation."""
     match recipe:
         case Concat(items, 0):
             parts, offset = [], 0
@@ -242,7 +243,7 @@ def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> R
 
 
 def is_zero(recipe: Recipe) -> bool:
-    """Return whether `recipe` is a zero fill, or a concatenation of them (as gaps between packed biases are)."""
+    """Return whether `recipe` is a fill with zeros or a concatenation of them, as for packed linears without biases."""
     if isinstance(recipe, Concat):
         return all(map(is_zero, recipe.items))
     return isinstance(recipe, Full) and recipe.value == 0

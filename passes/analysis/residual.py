@@ -1,7 +1,7 @@
 """The residual stream: the values that residual additions connect, the nodes that write into it and that read it.
 
 A row is the feature vector of one token. Scaling, centring or rotating a stream is one linear map of its rows: every
-writer writes mapped rows, every reader undoes the map; nodes that only add, move or scale rows stay unchanged.
+writer writes mapped rows, every reader inverts the map; nodes that only add, move or scale rows stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ResidualStream:
 
     values: all values of the stream, an ordered set.
     writers: the nodes that write rows into it, and the parameters added to it, each with the value it writes.
-    norms, linears: the nodes that read it as their first operand (of add_norm, both), ordered sets.
+    norms, linears: the nodes that read it as their first operand (an add_norm also as its second), ordered sets.
     obstacles: sentences about graph inputs, graph outputs and other readers, which prevent a map of the stream.
     """
 
@@ -52,10 +52,10 @@ def find_streams(graph: Graph) -> list[ResidualStream]:
 
 
 def require_streams(graph: Graph, rule: str) -> list[ResidualStream]:
-    """Return `find_streams(graph)`, at least one.
+    """Return `find_streams(graph)`, a list that is not empty.
 
     Raises:
-        WeftError: naming `rule`, if `graph` has none.
+        WeftError: naming the pass `rule`, if `graph` has no residual stream.
     """
     all_streams = find_streams(graph)
     if not all_streams:
@@ -64,7 +64,7 @@ def require_streams(graph: Graph, rule: str) -> list[ResidualStream]:
 
 
 def find_tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
-    """Yield the table of each `embedding` node that writes into `streams`; a shared table is yielded repeatedly."""
+    """Yield the table of each `embedding` node that writes into one of `streams`; a shared table once per node."""
     for stream in streams:
         for writer in stream.writers:
             table = writer.operand("table") if isinstance(writer, Node) and writer.op is ops.embedding else None
@@ -75,10 +75,10 @@ def find_tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:
 def check_streams(
     streams: Sequence[ResidualStream], rule: str, obstacle: Callable[[ResidualStream], str | None]
 ) -> None:
-    """Check that every one of `streams` can be mapped: neither `obstacle(stream)` nor `stream.obstacles` has a reason.
+    """Check that all `streams` can be mapped: `obstacle(stream)` returns None, and `stream.obstacles` is empty.
 
     Raises:
-        WeftError: naming the pass `rule` and the first reason.
+        WeftError: naming the pass `rule` and the first obstacle.
     """
     for stream in streams:
         if why := obstacle(stream) or next(iter(stream.obstacles), None):
@@ -163,7 +163,7 @@ def find_stream_operands(node: Node, output: Value) -> tuple[int, ...]:
 def explain_unmappable(stream: ResidualStream, norms: bool = False) -> str | None:
     """Return a reason (str) that names the first writer of `stream` whose weights cannot absorb a map; None if all can.
 
-    Norms are refused as writers unless `norms`; added parameters are always accepted.
+    A norm as writer can only if `norms`; added parameters always can.
     """
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
@@ -188,8 +188,8 @@ def map_writers(
 ) -> None:
     """Absorb the map `along` into the weights of every writer of `streams`, in place.
 
-    If `rows` is given, `rows(value)` emits nodes for the map instead, after a norm without a weight and after a lookup
-    in an embedding table that nodes other than the writers and `heads` (the output linears) read.
+    With `rows`, norms without a weight and embeddings whose table is also read by nodes other than writers and `heads`
+    (the output linears) stay unchanged; after these, `rows(value)` emits nodes that map the written value.
     """
     writers = {w for stream in streams for w in stream.writers}
     readers = {*writers, *heads}
@@ -207,8 +207,8 @@ def map_writers(
 
 
 def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Return whether a map can be absorbed into `writer`.
-    A norm needs a weight, an embedding a table that only `writers` read; other nodes always can."""
+    """Return whether a map can be absorbed into `writer`: a norm needs a weight, an embedding a table that only
+    `writers` read; other nodes always can."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None
@@ -216,7 +216,7 @@ def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
 
 
 def _map_added_param(stream: ResidualStream, param: Param, along: AxisMap) -> None:
-    """Replace `param` by its map `along` in the additions of `stream`; its other readers keep `param`."""
+    """Replace `param` by its map `along` in the additions of `stream`; other readers keep the old `param`."""
     rank = len(param.shape)
     new = derive_param(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:

@@ -26,9 +26,9 @@ _KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features 
 
 
 def find_ropes(attention: Node) -> list[Node]:
-    """Return all `rope` nodes on the paths back from operands 0 and 1 (q and k) of `attention`, each once.
+    """Return all `rope` nodes on the paths to operands 0 and 1 (q and k) of `attention`, each once.
 
-    The search stops at linears, and at ops that do not keep the features of a head together.
+    Paths begin at linears, and at ops that do not keep the features of a head together.
     """
     ropes = dict[Node, None]()
     stack = [v for v in attention.inputs[:2] if v is not None]
@@ -44,7 +44,7 @@ def find_ropes(attention: Node) -> list[Node]:
 
 
 def get_rope(value: Value | None) -> Node | None:
-    """Return the `rope` node that computes `value`; None if another node, or none, computes it."""
+    """Return the `rope` node that computes `value`; None for other values, and for None."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is ops.rope else None
 
@@ -65,10 +65,10 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
 
 
 def match_ropes(attention: Node) -> tuple[Node, Node] | str:
-    """Return the rope nodes of q and k in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
+    """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
 
-    Return a reason (str) unless both have the same angles, the heads of `attention`, and the positions at which its
-    cache is written (if it has this operand).
+    Return a reason (str) unless both rotate by the same angles, have the heads of `attention`, and rotate by the
+    positions at which its cache is written (if it has the operand ``positions``).
     """
     q, k = (get_rope(attention.operand(name)) for name in "qk")
     if (reason := explain_difference(q, k)) is not None:
@@ -85,14 +85,14 @@ def match_ropes(attention: Node) -> tuple[Node, Node] | str:
 
 
 def get_frequencies(rope: Node) -> RopeFrequencies | None:
-    """Return the recipe of the frequencies of the node `rope`; None if they are computed or another recipe."""
+    """Return the recipe of the frequencies of the node `rope`; None if they are no parameter or have another recipe."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
 
 def find_or_add_frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
-    """Return a parameter of `graph` with `recipe`; add ``rope.frequencies`` f32 [recipe.dim / 2] if there is none."""
-    for param in reversed(graph.params.values()):  # the layer before has just added it
+    """Return a parameter of `graph` with `recipe`; without one, add ``rope.frequencies``, f32 [recipe.dim / 2]."""
+    for param in reversed(graph.params.values()):  # the previous layer has just added it
         if param.recipe == recipe:
             return param
     return graph.add_param("rope.frequencies", TensorType(dtypes.f32, (recipe.dim // 2,)), recipe)
@@ -126,11 +126,11 @@ class ScalingArguments:
     truncate: bool = RopeScaling.truncate
 
     def find_context(self, graph: Graph) -> int:
-        """Return the context length before scaling: `original`, or the one of `graph`; 0 if both are missing."""
+        """Return the context length before scaling: `original`, else that in the metadata of `graph`, else 0."""
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling`, and those of `factor`, `original` and the fields of `self` that it uses."""
+        """Return `recipe` with `scaling`, and the settings it uses of `factor`, `original` and the fields of `self`."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used_settings})
@@ -150,18 +150,21 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
     if "original" in recipe.used_settings and recipe.original < 1:
-        raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model has none")
+        raise WeftError(
+            f"{name}: {recipe.scaling} needs original=, the context length before scaling: the model has none"
+        )
     if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
 
 def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
-    """Return a NumPy reference rotate(x, positions, …, heads=) of the node `rope`, based on `oracle.rotate_pairs`.
+    """Return a NumPy reference function rotate(x, positions, …, heads=) of the node `rope`.
 
-    `settings` are interleaved and amplitude. The frequencies are the float32 values of the parameter of `rope`.
+    It calls `oracle.rotate_pairs` with the frequencies that the parameter of `rope` stores, and with `settings`
+    (interleaved, amplitude).
 
     Raises:
-        WeftError: if the parameter differs by 1e-6, relatively, from the published formulas with these settings.
+        WeftError: if these frequencies differ by 1e-6, relatively, from the published formula of `recipe`.
     """
     param = rope.inputs[2]
     assert isinstance(param, Param)
@@ -180,8 +183,8 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
 def find_exclusive_ropes(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
     """Return the `rope` nodes of the attentions `layers`, each with the recipe of its frequencies.
 
-    A node is left out and refused in `trace` (for the pass `name`) if an attention outside `layers` reads it also, or
-    if its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3.
+    A node is omitted, and refused in `trace` for the pass `name`, if an attention outside `layers` uses it also, or if
+    its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3.
     """
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
@@ -192,9 +195,9 @@ def find_exclusive_ropes(graph: Graph, layers: Sequence[Node], name: str, trace:
     for rope in dict.fromkeys(rope for attention in layers for rope in find_ropes(attention)):
         recipe = get_frequencies(rope)
         if not readers[rope] <= set(layers):
-            trace.refuse(name, rope.output.name, "layers that were not chosen read it too")
+            trace.refuse(name, rope.output.name, "layers that are not selected also use it")
         elif recipe is None or recipe.scaling not in _SCALINGS:
-            how = "computed" if recipe is None else f"scaled in another way ({recipe.scaling})"
+            how = "computed" if recipe is None else f"scaled by {recipe.scaling}, which is not supported"
             trace.refuse(name, rope.output.name, f"its frequencies are {how}")
         else:
             recipes[rope] = recipe

@@ -1,6 +1,6 @@
-"""Caches of a model, and states of constant size, by the `StateSpec`s of its ops.
+"""Caches of a model, and states of constant size, described by the `StateSpec`s of its ops.
 
-Names of graph inputs and outputs; i, j and k count independently:
+Names of the graph inputs and outputs for them; i, j and k count independently from 0:
 - the cache of attention i: past_key_values.{i}.{part} → present.{i}.{part},
 - the state of recurrence j: past_states.{j}.{part} → present_states.{j}.{part},
 - the keys of index k (a lightning index that selects keys): past_index.{k}.key → present_index.{k}.key.
@@ -22,7 +22,7 @@ SOUND = ("input_features", "input_values")  # a spectrogram, a waveform
 SOURCE = ("encoder_input_ids", *SOUND, "encoder_attention_mask")  # inputs that only an encoder has
 
 
-NamedState = tuple[StateSpec, str, str]  # with the names of the input and the output of the graph
+NamedState = tuple[StateSpec, str, str]  # (spec, name of the graph input, name of the graph output)
 
 
 def find_tokens(graph: Graph) -> Value | None:
@@ -31,29 +31,29 @@ def find_tokens(graph: Graph) -> Value | None:
 
 
 def find_specs(node: Node) -> tuple[StateSpec, ...]:
-    """Return the specs of all caches and states that the op of `node` can have, with or without operands for them."""
+    """Return the specs of all caches and states that the op of `node` supports, also without operands for them."""
     return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
 
 
 def find_states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the states of constant size of `node`, a recurrence, in the order of its outputs; () for other nodes."""
+    """Return the specs of constant size of a recurrence `node`, in the order of its outputs; () for other nodes."""
     return tuple(filter(_is_constant, find_specs(node)))
 
 
 def find_caches(node: Node) -> tuple[StateSpec, ...]:
-    """Return the caches of `node` that hold keys of its own sequence (self-attention, index); () for other nodes."""
+    """Return the specs of the caches of a self-attention or lightning index; () for other nodes."""
     return tuple(s for s in find_specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
 def find_cache_owner(node: Node) -> Node:
-    """Return the first attention, in graph order, of those that share the cache of `node`; `node` if it shares none."""
+    """Return the first attention, in graph order, that shares the cache of `node`; `node` itself if none does."""
     return find_cache_sharers(node)[0]
 
 
 def find_cache_sharers(node: Node) -> list[Node]:
-    """Return the attentions with the same keys and values as `node`, which share one cache; in order, with `node`.
+    """Return all attentions, in graph order, that share the cache of `node` (the same keys and values), and `node`.
 
-    An attention with a window shares none: its own cache may roll.
+    An attention with a window shares its cache with no other, because its cache may roll.
     """
     key = _make_cache_key(node)
     sharers = set() if key is None else {n for n in node.required_operand("k").users if _make_cache_key(n) == key}
@@ -71,7 +71,7 @@ def _make_cache_key(node: Node) -> tuple[object, ...] | None:
 
 
 def find_sum_operands(node: Node) -> set[int]:
-    """Return the indices of the operands of `node` that are states summed over all tokens; these stay in f32."""
+    """Return the indices of the operands of `node` for states that are sums over all tokens, which stay in f32."""
     return {node.op.operand_index(s.past_operand, node.attrs) for s in find_states(node) if s.kind.accumulates}
 
 
@@ -85,21 +85,26 @@ def has_cache(graph: Graph) -> bool:
     return any(map(has_state, graph.nodes))
 
 
-def add_state_io(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
-    """Add inputs of `graph` for the past caches or states of `node`, and outputs for the updated ones.
+def add_state_io(
+    graph: Graph, node: Node, numbers: Counter[str], operands: dict[str, Value | None]
+) -> dict[str, Value]:
+    """Add graph inputs for the past caches or states of `node`, and graph outputs for the updated ones.
 
-    `node` (an attention, an index or a recurrence) is rebuilt with these operands and those in `given`, by name.
-    `numbers` counts the earlier nodes by kind and is updated. Return the new inputs by the name of the operand.
+    `node` (an attention, index or recurrence) is rebuilt with the inputs as operands, and with `operands` by name.
+    `numbers` maps each prefix of input names to the number of earlier nodes, and is updated. Return the new inputs by
+    the name of their operand.
 
     Raises:
-        WeftError: if `node` has a key mask and a state, from which masked keys cannot be removed.
+        WeftError: if `node` has both a key mask and a state: masked keys cannot be removed from a state.
     """
     is_masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if is_masked and find_states(node):
-        raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
+        raise WeftError(
+            f"kv-cache: %{node.output.name} has a key mask, which a state of constant size does not support"
+        )
     named = _name_node_states((*find_caches(node), *find_states(node)), numbers)
     pasts = {spec.past_operand: graph.add_input(name, spec.type) for spec, name, _ in named}
-    for (_, _, name), present in zip(named, rebuild_node(node, {**given, **pasts}).outputs[1:], strict=True):
+    for (_, _, name), present in zip(named, rebuild_node(node, {**operands, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
     return pasts
 
@@ -126,7 +131,7 @@ def _is_constant(spec: StateSpec) -> bool:
 
 
 def name_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
-    """Yield every state of `nodes` (one non-empty tuple of specs per node) with the names that kv-cache gives it."""
+    """Yield every spec of `nodes` (one non-empty tuple of specs per node) with the names that kv-cache assigns."""
     numbers = Counter[str]()
     for node_specs in nodes:
         yield from _name_node_states(node_specs, numbers)
@@ -135,7 +140,7 @@ def name_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
 def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
     """Yield (spec, input name, output name) of each input of `graph` that is a cache or state, in the inputs' order.
 
-    The spec of a shared cache is that of the node that returns it; the output name is "" if none does.
+    The spec of a shared cache is that of the node whose output is a graph output; without one, the output name is "".
     """
     for name, value in graph.inputs.items():
         candidates = list[NamedState]()
@@ -151,16 +156,16 @@ def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
         yield from sorted(candidates, key=lambda state: not state[2])[:1]
 
 
-def make_cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
+def make_cache_records(states: Iterable[NamedState]) -> list[dict[str, Any]]:
     """Return a record per cache of an attention, in order:
 
     layer: the number of the cache, from 0; kv_heads and head_dim: its sizes.
     window: the window of the attention, or None.
-    rolling, capacity: True and the number of keys it holds, or False and None for a cache with one key per token.
+    rolling, capacity: True and its number of keys for a rolling cache; False and None for one with a key per token.
     latent: True for a cache of keys only, which contain the values.
     bits: the bits of a cache of integer codes; absent for others.
     """
-    keys = (spec for spec, _, _ in carried if spec.part == "key" and spec.kind is not StateKind.INDEX)
+    keys = (spec for spec, _, _ in states if spec.part == "key" and spec.kind is not StateKind.INDEX)
     return [
         {
             "layer": i,
@@ -176,18 +181,18 @@ def make_cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     ]
 
 
-def make_state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
+def make_state_records(states: Iterable[NamedState]) -> list[dict[str, Any]]:
     """Return a record per state of constant size: the `name` of its input and its `shape` without the batch axis."""
-    return [{"name": name, "shape": list(spec.row_shape)} for spec, name, _ in carried if _is_constant(spec)]
+    return [{"name": name, "shape": list(spec.row_shape)} for spec, name, _ in states if _is_constant(spec)]
 
 
-def make_manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
+def make_manifest_records(graph: Graph, states: Iterable[NamedState]) -> dict[str, Any]:
     """Return the manifest's entries `cache` (`make_cache_records`), `states` (`make_state_records`) and `carried`.
 
-    The list `carried` has a record per state given, then per tensor that cross-attention caches:
-    input, output: its names in the graph; absent for cross-attention.
+    The list `carried` has a record for each of `states`, then for each tensor that a cross-attention caches:
+    input, output: the names of the graph input and output; absent for cross-attention.
     kind, growth: see `StateSpec`.
-    shape: without the batch axis; None for the length of the sequence or of the source.
+    shape: without the batch axis; None for a size that is not constant, such as the length of the sequence.
     initial: the initial value, if it is not zero.
     """
 
@@ -196,18 +201,18 @@ def make_manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[s
         start = {"initial": spec.initial} if spec.initial else {}
         return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape, **start}
 
-    carried = list(carried)
-    records = [record(spec, input=name, output=present) for spec, name, present in carried]
+    states = list(states)
+    records = [record(spec, input=name, output=present) for spec, name, present in states]
     cross = [record(spec) for node in graph.nodes for spec in find_specs(node) if spec.growth is Growth.SOURCE]
     return {
-        "cache": make_cache_records(carried),
-        "states": make_state_records(carried),
+        "cache": make_cache_records(states),
+        "states": make_state_records(states),
         "carried": records + cross,
     }
 
 
 def limit_source(graph: Graph, length: int) -> int:
-    """Return the maximum source length of an encoder-decoder that is compiled for outputs of `length` tokens.
+    """Return the maximum source length, in tokens, of an encoder-decoder compiled for outputs of `length` tokens.
 
     It is the larger of `length` and the metadata's source_context, limited by max_source_positions.
     """

@@ -20,7 +20,7 @@ from .rows import is_rowwise
 
 @dataclass(frozen=True)
 class AffineValue:
-    """A value equal to a ⊙ state + b, reshaped to `shape`; `state` names the state, a = None is 1, b = None is 0."""
+    """A value equal to a ⊙ S + b, reshaped to `shape`; `state` is the name of S. None represents 1 as a, and 0 as b."""
 
     state: str
     shape: Shape
@@ -32,8 +32,9 @@ class AffineValue:
 class AffineStep:
     """A step of the form new state = a ⊙ state + b, as two graphs.
 
-    gates: from tokens and constants to ``a.NAME`` and ``b.NAME`` of each state; a missing a is 1, a missing b is 0.
-    after: from new states (``new_NAME``), old states, tokens and constants to the outputs of the step.
+    gates: computes a and b of each state, as ``a.NAME`` and ``b.NAME``, from tokens and constants; a missing a is 1, a
+        missing b is 0.
+    after: computes the outputs of the step from new states (``new_NAME``), old states, tokens and constants.
     """
 
     gates: Graph
@@ -43,7 +44,7 @@ class AffineStep:
 def find_affine_form(step: Step) -> AffineStep | None:
     """Return the affine form of `step`; None unless every new state is elementwise affine in its old state.
 
-    Batch rows must be independent, the first token f32, and the states depend on tokens.
+    Also None if batch rows depend on each other, the first token is not f32, or no a or b depends on a token.
     """
     graph = step.graph.clone()
     if not all(is_rowwise(node) for node in graph.nodes):
@@ -59,7 +60,7 @@ def find_affine_form(step: Step) -> AffineStep | None:
         if not read:
             continue
         dependent.update(node.outputs)
-        if read <= forms.keys() and (form := rules.form(node, forms)) is not None:
+        if read <= forms.keys() and (form := rules.derive_form(node, forms)) is not None:
             forms[node.output] = form
     gates = Graph("gates")
     gate_values = dict[str, Value]()
@@ -76,7 +77,7 @@ def find_affine_form(step: Step) -> AffineStep | None:
 
 
 def _expand_rows(value: Value, rank: int) -> Value:
-    """Return `value` with a batch axis: unchanged if it has one, else padded to `rank` axes and expanded."""
+    """Return `value` with a batch axis: unchanged if it has one, else with `rank` axes, expanded along the first."""
     if value.shape[:1] == (BATCH,):
         return value
     value = value if len(value.shape) == rank else ops.unsqueeze(value, axes=tuple(range(rank - len(value.shape))))
@@ -84,7 +85,7 @@ def _expand_rows(value: Value, rank: int) -> Value:
 
 
 def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
-    """Return whether one of `ends` depends on `value`."""
+    """Return whether `value` is one of `ends` or one of `ends` depends on it."""
     ends = list(ends)
     return value in ends or any(value in node.inputs for node in find_live_nodes(value.graph, ends))
 
@@ -103,7 +104,7 @@ def _build_after(step: Step) -> Graph:
 def copy_into(
     graph: Graph, source: Graph, inputs: Iterable[str], outputs: Mapping[str, Value], known: Mapping[Value, Value] = {}
 ) -> None:
-    """Copy the nodes of `source` that compute `outputs` into `graph`, in place, and add `inputs` and `outputs` to it.
+    """Copy the nodes of `source` that compute `outputs` into `graph`; add `inputs` and `outputs` to `graph`, by name.
 
     `known` maps values of `source` to existing values of `graph`, which are used instead of copies.
     """
@@ -127,16 +128,19 @@ Part = Value | None
 
 
 class AffineRules:
-    """Rules that derive forms a ⊙ state + b node by node and emit a and b into the graph of `token`.
+    """Rules that derive affine forms a ⊙ state + b node by node and emit nodes for a and b.
 
-    `token` is a value with a batch axis; constants are derived from it.
+    `token` is a value with a batch axis in the graph of these nodes; constants are derived from it.
     """
 
     def __init__(self, token: Value) -> None:
         self.token = token
 
-    def form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
-        """Return the form of the output of `node`, given the `forms` of operands that depend on a state; else None."""
+    def derive_form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
+        """Return the form of the output of `node`; None if it is not affine in one state, or no rule derives it.
+
+        `forms` has the forms of the operands that depend on a state; operands without one must be independent.
+        """
         if len(node.outputs) != 1:
             return None
         operands = [v for v in node.inputs if v is not None]
@@ -145,15 +149,19 @@ class AffineRules:
         if len({form.state for form in state_forms}) != 1:
             return None
         if node.op in (ops.reshape, ops.unsqueeze, ops.squeeze):
-            return self.view(node, state_forms[0])
+            return self.reshape_form(node, state_forms[0])
         if any(form.shape != node.output.shape for form in state_forms):
             return None  # it broadcasts the state
         if node.op is ops.affine:
-            return self.scale(state_forms[0], node.attrs["by"], node.attrs["plus"])
+            return self.scale_form(state_forms[0], node.attrs["by"], node.attrs["plus"])
         if node.op is ops.neg:
-            return self.scale(state_forms[0], -1, 0)
+            return self.scale_form(state_forms[0], -1, 0)
         if node.op is ops.cast:
-            return self.each(state_forms[0], lambda v: node.op(v, **node.attrs)) if node.attrs["to"].is_float else None
+            return (
+                self.map_parts(state_forms[0], lambda v: node.op(v, **node.attrs))
+                if node.attrs["to"].is_float
+                else None
+            )
         if node.op is ops.mul and len(state_forms) == 1:
             factor = operands[1] if operand_forms[0] is not None else operands[0]
             a = factor if state_forms[0].a is None else ops.mul(state_forms[0].a, factor)
@@ -161,30 +169,30 @@ class AffineRules:
                 state_forms[0], a=a, b=None if state_forms[0].b is None else ops.mul(state_forms[0].b, factor)
             )
         if node.op is ops.div and operand_forms[1] is None:
-            a, b = self.fill() if state_forms[0].a is None else state_forms[0].a, state_forms[0].b
+            a, b = self.make_constant() if state_forms[0].a is None else state_forms[0].a, state_forms[0].b
             return replace(state_forms[0], a=ops.div(a, operands[1]), b=None if b is None else ops.div(b, operands[1]))
         if node.op in (ops.add, ops.sub):
-            return self.add(node.op, operands, operand_forms)
+            return self.add_forms(node.op, operands, operand_forms)
         if node.op is ops.where and operand_forms[0] is None:
-            return self.choose(operands, operand_forms)
+            return self.select_forms(operands, operand_forms)
         return None
 
-    def fill(self, number: float = 1.0) -> Value:
-        """Return the constant `number` with the shape [batch, 1, ...] and the rank of `token`."""
+    def make_constant(self, number: float = 1.0) -> Value:
+        """Return a value filled with `number`, of shape [batch, 1, ...] and the rank of `token`."""
         axes = tuple(range(1, len(self.token.shape)))
         x = ops.sum(self.token, axes=axes, keepdims=True) if axes else self.token
         return ops.affine(x, by=0.0, plus=float(number))
 
-    def like(self, shape: Shape, number: float) -> Value:
-        """Return the constant `number` with the shape [batch, 1, ...] and the rank of `shape`."""
-        x = self.fill(number)
+    def make_constant_like(self, shape: Shape, number: float) -> Value:
+        """Return a value filled with `number`, of shape [batch, 1, ...] and the rank of `shape`."""
+        x = self.make_constant(number)
         return ops.reshape(x, shape=(BATCH, *[1] * (len(shape) - 1)))
 
-    def each(self, form: AffineValue, change: Callable[[Value], Value]) -> AffineValue:
+    def map_parts(self, form: AffineValue, change: Callable[[Value], Value]) -> AffineValue:
         a, b = (None if v is None else change(v) for v in (form.a, form.b))
         return replace(form, a=a, b=b)
 
-    def view(self, node: Node, form: AffineValue) -> AffineValue:
+    def reshape_form(self, node: Node, form: AffineValue) -> AffineValue:
         before, after = form.shape, node.output.shape
 
         def reshape(v: Value) -> Value:
@@ -197,48 +205,48 @@ class AffineRules:
                 full, target = before, after
             return ops.reshape(v if v.shape == full else ops.expand(v, shape=full), shape=target)
 
-        return replace(self.each(form, reshape), shape=after)
+        return replace(self.map_parts(form, reshape), shape=after)
 
-    def scale(self, form: AffineValue, by: float, plus: float) -> AffineValue:
+    def scale_form(self, form: AffineValue, by: float, plus: float) -> AffineValue:
         a, b = form.a, form.b
         if by != 1:
-            a = self.like(form.shape, by) if a is None else ops.affine(a, by=by)
+            a = self.make_constant_like(form.shape, by) if a is None else ops.affine(a, by=by)
         if b is not None:
             b = ops.affine(b, by=by, plus=plus)
         elif plus != 0:
-            b = self.like(form.shape, plus)
+            b = self.make_constant_like(form.shape, plus)
         return replace(form, a=a, b=b)
 
-    def add(self, op: Op, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
+    def add_forms(self, op: Op, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
         (x, y), form = forms, next(f for f in forms if f is not None)
         if x is None or y is None:
             summand, is_negated = (operands[0], op is ops.sub) if x is None else (operands[1], False)
-            a = self.like(form.shape, 1.0) if is_negated and form.a is None else form.a
+            a = self.make_constant_like(form.shape, 1.0) if is_negated and form.a is None else form.a
             b = self.add_parts(op, summand, form.b) if x is None else self.add_parts(op, form.b, summand)
             return replace(form, a=ops.neg(a) if is_negated and a is not None else a, b=b)
-        zero_one = [self.parts(f, v) for f, v in ((x, operands[0]), (y, operands[1]))]
+        zero_one = [self.get_parts(f, v) for f, v in ((x, operands[0]), (y, operands[1]))]
         return replace(
             form, a=self.add_parts(op, *(p[0] for p in zero_one)), b=self.add_parts(op, *(p[1] for p in zero_one))
         )
 
-    def parts(self, form: AffineValue | None, value: Value) -> tuple[Part, Part]:
-        """Return (a, b) of `form`, or (None, value) for a `value` without a form; None is 0."""
+    def get_parts(self, form: AffineValue | None, value: Value) -> tuple[Part, Part]:
+        """Return (a, b) of `form`, or (None, value) if `form` is None; a part that is None is 0."""
         if form is None:
             return None, value
-        return (self.like(form.shape, 1.0) if form.a is None else form.a), form.b
+        return (self.make_constant_like(form.shape, 1.0) if form.a is None else form.a), form.b
 
     def add_parts(self, op: Op, x: Part, y: Part) -> Part:
-        """Return x + y or x - y, by `op` (add or sub); None is 0, as operand and as result."""
+        """Return x + y or x - y, by `op` (add or sub); None represents 0, as operand and as result."""
         if y is None:
             return x
         return op(x, y) if x is not None else y if op is ops.add else ops.neg(y)
 
-    def choose(self, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
+    def select_forms(self, operands: list[Value], forms: list[AffineValue | None]) -> AffineValue:
         form = next(f for f in forms if f is not None)
-        (a, b), (c, d) = (self.parts(f, v) for f, v in zip(forms[1:], operands[1:], strict=True))
+        (a, b), (c, d) = (self.get_parts(f, v) for f, v in zip(forms[1:], operands[1:], strict=True))
 
         def select(x: Part, y: Part) -> Part:
-            x, y = (self.like(form.shape, 0.0) if v is None else v for v in (x, y))
+            x, y = (self.make_constant_like(form.shape, 0.0) if v is None else v for v in (x, y))
             return ops.where(operands[0], x, y)
 
         return replace(form, a=select(a, c), b=select(b, d) if b is not None or d is not None else None)

@@ -24,7 +24,7 @@ from .outer import (
 )
 from .rows import is_rowwise
 
-READ = "seen"  # the input that replaces the reading of the state, given like a token
+READ = "seen"  # the graph input that replaces the read wᵀS of the state and is passed like a token
 
 
 def find_delta_form(step: Step) -> ParallelForm | None:
@@ -32,9 +32,9 @@ def find_delta_form(step: Step) -> ParallelForm | None:
     if len(step.states) != 1 or READ in step.graph.inputs or not all(map(is_rowwise, step.graph.nodes)):
         return None
     (name,) = step.states
-    reading = _find_read(step, name)
-    form = None if reading is None else find_affine_form(_replace_read(step, reading))
-    if reading is None or form is None:
+    state_read = _find_read(step, name)
+    form = None if state_read is None else find_affine_form(_replace_read(step, state_read))
+    if state_read is None or form is None:
         return None
     gates, after = form.gates.clone(), form.after.clone()
     outer = extract_outer_products(step, name, gates, after)
@@ -42,9 +42,9 @@ def find_delta_form(step: Step) -> ParallelForm | None:
         return None
     layout = StateView(step.graph.inputs[name].shape, outer.order)
     if (
-        reading.axis != layout.at_keys
-        or reading.query.shape[layout.at_values] != 1
-        or not depends_on_gates(reading.query, gates)
+        state_read.axis != layout.at_keys
+        or state_read.query.shape[layout.at_values] != 1
+        or not depends_on_gates(state_read.query, gates)
     ):
         return None
     values = _find_affine_value(gates, gates.outputs[f"v.{name}"])
@@ -52,18 +52,18 @@ def find_delta_form(step: Step) -> ParallelForm | None:
         return None
     gates.outputs[f"v.{name}"] = values.b
     gates.add_output(f"c.{name}", ops.expand(values.a, shape=(BATCH, layout.groups, 1)))
-    gates.add_output(f"w.{name}", layout.keys(copy_value_into(reading.query, gates, {})))
+    gates.add_output(f"w.{name}", layout.flatten_keys(copy_value_into(state_read.query, gates, {})))
     if has_dependent(gates.inputs[READ], gates.outputs.values()):
         return None
     return ParallelForm(prune_unused(gates), prune_unused(after), {name: replace(outer, changes=True)})
 
 
 def _find_read(step: Step, name: str) -> StateRead | None:
-    """Return the reading (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
-    Return None if there is none or more than one, or if the state enters by other ops than affine ones."""
+    """Return the only read (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
+    Return None unless there is exactly one, and the new state is otherwise affine in the old one."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
-    rules, forms, readings = (
+    rules, forms, reads = (
         AffineRules(graph.inputs[step.tokens[0]]),
         {state: AffineValue(name, state.shape)},
         list[StateRead](),
@@ -72,21 +72,21 @@ def _find_read(step: Step, name: str) -> StateRead | None:
         if forms.keys().isdisjoint(node.inputs):
             continue
         if all(forms[v].b is None for v in node.inputs if v in forms):
-            reading = match_read(node, forms, rules)
-            if reading is not None:
-                readings.append(reading)
+            state_read = match_read(node, forms, rules)
+            if state_read is not None:
+                reads.append(state_read)
                 continue
-        if (form := rules.form(node, forms)) is not None:
+        if (form := rules.derive_form(node, forms)) is not None:
             forms[node.output] = form
         else:
             return None
-    return readings[0] if len(readings) == 1 else None
+    return reads[0] if len(reads) == 1 else None
 
 
-def _replace_read(step: Step, reading: StateRead) -> Step:
-    """Return a copy of `step` with the result of `reading` as a further token input, named `READ`."""
+def _replace_read(step: Step, state_read: StateRead) -> Step:
+    """Return a copy of `step` with the result of `state_read` replaced by a further token input, named `READ`."""
     graph, body = step.graph, Graph("step")
-    node = next(n for n in graph.nodes if n.output.name == reading.node.output.name)
+    node = next(n for n in graph.nodes if n.output.name == state_read.node.output.name)
     for name in (*step.states, *step.tokens):
         body.add_input(name, graph.inputs[name].type)
     mapped: dict[Value, Value] = {graph.inputs[name]: body.inputs[name] for name in body.inputs}
@@ -96,7 +96,7 @@ def _replace_read(step: Step, reading: StateRead) -> Step:
 
 
 def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
-    """Return `values` as the form a ⊙ seen + b of the input `READ` of `gates`; None if they are not affine in it."""
+    """Return `values` as a ⊙ r + b, where r is the input `READ` of `gates`; None if they are not affine in it."""
     seen = gates.inputs[READ]
     rules, forms, dependent = (
         AffineRules(next(iter(gates.inputs.values()))),
@@ -107,6 +107,6 @@ def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
         read = dependent.intersection(v for v in node.inputs if v is not None)
         if read:
             dependent.update(node.outputs)
-            if read <= forms.keys() and (form := rules.form(node, forms)) is not None:
+            if read <= forms.keys() and (form := rules.derive_form(node, forms)) is not None:
                 forms[node.output] = form
     return forms.get(values)

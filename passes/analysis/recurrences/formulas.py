@@ -1,4 +1,4 @@
-"""A step as formulas for readers: ``h' = a · h + (1 − a) · x``."""
+"""Write a step as formulas for people to read, such as ``h' = a · h + (1 − a) · x``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ATOM = 4
 
 
 def write_formulas(step: Step) -> list[str]:
-    """Return the formulas of `step`, one string per new state and output; ops that only move elements are left out.
+    """Return `step` as formulas, at least one string per new state and output; ops that only move elements are omitted.
 
-    Values with several readers get their own formulas, before those that use them.
+    A value with several readers gets its own formula, before those that use it.
     """
     names: dict[Value, str] = {v: name for name, v in step.graph.inputs.items()}
     new = {step.new_state(name): f"{name}{NEW}" for name in step.states}
@@ -47,7 +47,7 @@ def write_formulas(step: Step) -> list[str]:
 
 
 def _is_short(node: Node) -> bool:
-    """Return whether `node` is an affine of an input, such as 1 − x, which is repeated instead of named."""
+    """Return whether `node` is an affine of a graph input, such as 1 − x, which is repeated instead of named."""
     return node.op is ops.affine and node.required_operand("x").producer is None
 
 
@@ -75,11 +75,11 @@ def _spell_node(node: Node, names: dict[Value, str]) -> tuple[str, int]:
     return f"{node.op.name}({', '.join(text for text, _ in operands)})", _ATOM
 
 
-def _spell_affine(given: tuple[str, int], by: float, plus: float) -> tuple[str, int]:
-    """Return the text and precedence of x · by + plus, where `given` is the text and precedence of x."""
+def _spell_affine(operand: tuple[str, int], by: float, plus: float) -> tuple[str, int]:
+    """Return the text and precedence of x · by + plus, where `operand` is (text, precedence) of x."""
     if by == 0:
         return _spell_number(plus), _ATOM
-    x, binds = given
+    x, binds = operand
     if by == -1 and plus != 0:
         return f"{_spell_number(plus)} − {_parenthesize(x, binds < 2)}", 1
     if by != 1:

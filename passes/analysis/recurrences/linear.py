@@ -20,7 +20,7 @@ from weft.ir.recipes.readers import Array
 from .affine import copy_into, has_dependent
 from .rows import is_rowwise
 
-# Largest number of blocks of an identity that run along with a state; number of keys up to which there may be more.
+# L is applied to the columns of an identity: to at most MOST_BLOCKS blocks as wide as the state, or to SMALL keys.
 MOST_BLOCKS, SMALL = 4, 16
 
 
@@ -28,9 +28,9 @@ MOST_BLOCKS, SMALL = 4, 16
 class LinearPart:
     """The linear part L of one state of a step, in new state = L(state) + b.
 
-    graph: computes L(state) as its output ``next`` from the inputs of the step, without the other states.
-    order: the axes of the state: batch, groups, the axis that L mixes, and, if `columns`, an axis along which L acts
-        identically on every index.
+    graph: computes L(state) as its output ``next``, from the state and the step's inputs other than states.
+    order: the axes of the state in the order batch, groups, the axis that L mixes, and, if `columns` is True, an axis
+        along which L acts identically on every index.
     """
 
     graph: Graph
@@ -41,8 +41,8 @@ class LinearPart:
 def find_linear_parts(step: Step) -> dict[str, LinearPart] | None:
     """Return the linear part of each state of `step`, by name; None if a state has none.
 
-    Also None if rows of the batch depend on each other, or if L would be applied to more than `MOST_BLOCKS` times the
-    columns of a state with more than `SMALL` keys, which costs more than a loop over the tokens.
+    Also None if batch rows depend on each other, or if the axis that L mixes has more than `SMALL` indices and more
+    than `MOST_BLOCKS` times the columns: a loop over the tokens is then faster.
     """
     if not all(is_rowwise(node) for node in step.graph.nodes):
         return None
@@ -81,7 +81,7 @@ Parts = Mapping[Value, Value]
 
 
 def _emit_again(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    """Emit the node again on the linear part of its only operand."""
+    """Emit the op of `node` again on the linear part of its only operand."""
     return node.op.emit(parts[node.required_operand("x")], **node.attrs)
 
 

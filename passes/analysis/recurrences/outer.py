@@ -23,12 +23,12 @@ class OuterProductState:
 
     order: the axes of the state in the order batch, groups, keys, values (several axes may form the groups).
     groups: the product of the sizes of the group axes.
-    reads: the number of readings, products Sᵀ q.
-    changes: True if the values of a token are v + c ⊙ (wᵀ S), with S before the token, instead of v.
+    reads: the number of reads, the products Sᵀ q.
+    changes: True if a token adds k (v + c ⊙ wᵀS)ᵀ, with S before the token, instead of k vᵀ.
 
     Outputs of the graph `gates`: ``a.NAME`` [batch, groups, keys or 1] (missing: 1), ``k.NAME`` and the queries
     ``q0.NAME``, ``q1.NAME``, … [batch, groups, keys], ``v.NAME`` [batch, groups, values]; if `changes`, ``c.NAME``
-    [batch, groups, 1] and ``w.NAME`` [batch, groups, keys]. Inputs of the graph `after`: the results of the readings,
+    [batch, groups, 1] and ``w.NAME`` [batch, groups, keys]. Inputs of the graph `after`: the results of the reads,
     ``read0_NAME``, ``read1_NAME``, … [batch, groups, values].
     """
 
@@ -52,7 +52,7 @@ class ParallelForm:
 
 @dataclass
 class StateRead:
-    """The sum of query ⊙ S over `axis` of the state S, the result of `node`; `query` has the rank of S."""
+    """A read of a state S: `node` computes the sum over `axis` of query ⊙ S; `query` has the rank of S."""
 
     node: Node
     query: Value
@@ -60,7 +60,7 @@ class StateRead:
 
 
 def derive_parallel_form(step: Step, affine: AffineStep) -> ParallelForm:
-    """Return the parallel form of `step`, given its parts `affine`."""
+    """Return the parallel form of `step`, given its affine form `affine`."""
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, OuterProductState | None] = {}
     for name in step.states:
@@ -79,22 +79,22 @@ def prune_unused(graph: Graph) -> Graph:
 
 
 def extract_outer_products(step: Step, name: str, gates: Graph, after: Graph) -> OuterProductState | None:
-    """Return the form of the state `name` as a sum of outer products, or None, without a change, if it has none.
+    """Return the state `name` as a sum of outer products; None, with both graphs unchanged, if it is not such a sum.
 
-    Edit both graphs in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and the readings in
-    `after` by inputs (see `OuterProductState`).
+    Edit the graphs of the affine form in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and
+    the reads in `after` by inputs (see `OuterProductState`).
     """
     state, old = after.inputs[f"new_{name}"], after.inputs[name]
-    readings = _find_reads(step, state, after)
+    reads = _find_reads(step, state, after)
     a, b = (gates.outputs.get(f"{part}.{name}") for part in "ab")
-    if old.uses or not readings or b is None or len({r.axis for r in readings}) != 1:
+    if old.uses or not reads or b is None or len({r.axis for r in reads}) != 1:
         return None
-    if not all(depends_on_gates(r.query, gates) for r in readings):
+    if not all(depends_on_gates(r.query, gates) for r in reads):
         return None
-    shape, keys = state.shape, readings[0].axis
+    shape, keys = state.shape, reads[0].axis
     factors = [pad_rank(f, len(shape)) for f in _split_factors(b)]
     scales = [pad_rank(v, len(shape)) for v in ([] if a is None else [a])]
-    queries = [r.query for r in readings]
+    queries = [r.query for r in reads]
 
     def fits(axis: int) -> bool:
         is_separate = all(f.shape[axis] == 1 or f.shape[keys] == 1 for f in factors)
@@ -109,35 +109,39 @@ def extract_outer_products(step: Step, name: str, gates: Graph, after: Graph) ->
     layout = StateView(shape, order)
     del gates.outputs[f"b.{name}"]
     if a is not None:
-        gates.outputs[f"a.{name}"] = layout.keys(scales[0], whole=False)
-    gates.add_output(f"k.{name}", layout.keys(_multiply([f for f in factors if f.shape[values] == 1], gates, step)))
-    gates.add_output(f"v.{name}", layout.values(_multiply([f for f in factors if f.shape[values] != 1], gates, step)))
+        gates.outputs[f"a.{name}"] = layout.flatten_keys(scales[0], expand=False)
+    gates.add_output(
+        f"k.{name}", layout.flatten_keys(_multiply([f for f in factors if f.shape[values] == 1], gates, step))
+    )
+    gates.add_output(
+        f"v.{name}", layout.flatten_values(_multiply([f for f in factors if f.shape[values] != 1], gates, step))
+    )
     copies: dict[Value, Value] = {}
-    for i, reading in enumerate(readings):
-        query = copy_value_into(reading.query, gates, copies)
-        gates.add_output(f"q{i}.{name}", layout.keys(query))
+    for i, read in enumerate(reads):
+        query = copy_value_into(read.query, gates, copies)
+        gates.add_output(f"q{i}.{name}", layout.flatten_keys(query))
         result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, layout.groups, shape[values]))
-        with after.inserting(before=reading.node):
-            placed = layout.place(result, reading.node.output.shape)
-        reading.node.output.replace_uses(placed)
-    return OuterProductState(order, layout.groups, len(readings))
+        with after.inserting(before=read.node):
+            unflattened = layout.unflatten(result, read.node.output.shape)
+        read.node.output.replace_uses(unflattened)
+    return OuterProductState(order, layout.groups, len(reads))
 
 
 def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:
-    """Return the readings (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if another op reads it."""
-    rules, readings = AffineRules(after.inputs[step.tokens[0]]), list[StateRead]()
+    """Return the reads (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if it is used in another way too."""
+    rules, reads = AffineRules(after.inputs[step.tokens[0]]), list[StateRead]()
     forms = {state: AffineValue("", state.shape)}
     for node in list(after.nodes):
         if forms.keys().isdisjoint(node.inputs):
             continue
-        reading = match_read(node, forms, rules)
-        if reading is not None:
-            readings.append(reading)
-        elif (form := rules.form(node, forms)) is not None and form.b is None and form.shape == state.shape:
+        read = match_read(node, forms, rules)
+        if read is not None:
+            reads.append(read)
+        elif (form := rules.derive_form(node, forms)) is not None and form.b is None and form.shape == state.shape:
             forms[node.output] = form
         else:
             return []
-    return [] if any(v in forms for v in after.outputs.values()) else readings
+    return [] if any(v in forms for v in after.outputs.values()) else reads
 
 
 def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) -> StateRead | None:
@@ -147,7 +151,7 @@ def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) 
     rank = len(form.shape)
     if node.op is ops.sum and len(node.attrs["axes"]) == 1:
         axis = node.attrs["axes"][0] % rank
-        query = rules.like(form.shape, 1.0) if form.a is None else form.a
+        query = rules.make_constant_like(form.shape, 1.0) if form.a is None else form.a
         return StateRead(node, pad_rank(query, rank), axis) if axis else None
     if (
         node.op is not ops.matmul
@@ -173,14 +177,14 @@ def _split_factors(value: Value) -> list[Value]:
 
 
 def _multiply(factors: Sequence[Value], gates: Graph, step: Step) -> Value:
-    product = factors[0] if factors else AffineRules(gates.inputs[step.tokens[0]]).fill()
+    product = factors[0] if factors else AffineRules(gates.inputs[step.tokens[0]]).make_constant()
     for factor in factors[1:]:
         product = ops.mul(product, factor)
     return product
 
 
 def pad_rank(v: Value, rank: int) -> Value:
-    """Return `v` with leading axes of size 1, up to `rank` axes."""
+    """Return `v` with leading axes of size 1 added, so that it has `rank` axes."""
     missing = rank - len(v.shape)
     if not missing:
         return v
@@ -188,7 +192,7 @@ def pad_rank(v: Value, rank: int) -> Value:
 
 
 def depends_on_gates(value: Value, gates: Graph) -> bool:
-    """Return whether `value`, of the graph `after`, depends only on inputs whose names are inputs of `gates` also."""
+    """Return whether `value`, of the graph `after`, depends only on inputs that `gates` also has, by name."""
     if value.producer is None:
         return any(v is value for name, v in value.graph.inputs.items() if name in gates.inputs)
     return all(depends_on_gates(v, gates) for v in value.producer.inputs if v is not None)
@@ -197,7 +201,7 @@ def depends_on_gates(value: Value, gates: Graph) -> bool:
 def copy_value_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
     """Copy `value` of the graph `after`, with the nodes that compute it, into `gates`; return the copy.
 
-    Inputs become the inputs of `gates` with the same names. `mapped` caches copies by original and is updated.
+    Graph inputs become those of `gates` with the same names. `mapped` maps originals to copies and is updated.
     """
     if value in mapped:
         return mapped[value]
@@ -219,35 +223,35 @@ class StateView:
         *self.between, self.at_keys, self.at_values = order[1:]
         self.groups = math.prod(n for axis in self.between if isinstance(n := shape[axis], int))
 
-    def keys(self, x: Value, whole: bool = True) -> Value:
-        """Return x, with size 1 along values, as [batch, groups, keys]; without `whole`, a size 1 of keys stays 1."""
-        return self._flatten(x, self.at_keys, whole)
+    def flatten_keys(self, x: Value, expand: bool = True) -> Value:
+        """Return `x` (size 1 along values) as [batch, groups, keys]; without `expand`, a keys axis of size 1 stays."""
+        return self._flatten(x, self.at_keys, expand)
 
-    def values(self, x: Value) -> Value:
+    def flatten_values(self, x: Value) -> Value:
         return self._flatten(x, self.at_values, True)
 
-    def _flatten(self, x: Value, last: int, whole: bool) -> Value:
+    def _flatten(self, x: Value, last: int, expand: bool) -> Value:
         x = pad_rank(x, len(self.shape))
         dropped = self.at_values if last == self.at_keys else self.at_keys
         axes = [axis - (axis > dropped) for axis in (0, *self.between, last)]
         x = _transpose(ops.squeeze(x, axes=(dropped,)), axes)
         row = [self.shape[axis] for axis in (*self.between, last)]
-        if not whole:
+        if not expand:
             row[-1] = x.shape[-1]
         if x.shape != (BATCH, *row):
             x = ops.expand(x, shape=(BATCH, *row))
         flat = (BATCH, self.groups, row[-1])
         return x if x.shape == flat else ops.reshape(x, shape=flat)
 
-    def place(self, read: Value, shape: Shape) -> Value:
-        """Return `read` [batch, groups, values] with the axes in the state's order, reshaped to `shape`."""
+    def unflatten(self, read: Value, shape: Shape) -> Value:
+        """Return `read` [batch, groups, values] with the groups as separate axes in the state's order, in `shape`."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
         x = _transpose(x, _invert_permutation(self.order))
         return x if x.shape == shape else ops.reshape(x, shape=shape)
 
 
 def _transpose(x: Value, axes: Sequence[int]) -> Value:
-    """Return x with its `axes` permuted; a transpose that computes x is merged into the new one.
+    """Return `x` transposed by `axes`; a transpose that computes x is merged into the new one.
     A permutation that only moves axes of size 1 becomes a reshape, and the identity adds no node."""
     if x.producer is not None and x.producer.op is ops.transpose:
         axes, x = [x.producer.attrs["axes"][axis] for axis in axes], x.producer.required_operand("x")

@@ -1,4 +1,4 @@
-"""Ops that treat batch rows independently: a step of such ops can run on all tokens of a sequence as batch rows."""
+"""Ops that treat batch rows independently: a step of such ops can process all tokens of a sequence as batch rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _has_batch_axis(value: Value) -> bool:
 def is_rowwise(node: Node) -> bool:
     """Return whether batch row i of the outputs of `node` depends only on batch row i of its operands.
 
-    Return False for ops without a rule, and where an output lacks the batch axis of an operand.
+    Return False for ops without a rule, and if an operand has a batch axis but an output has none.
     """
     operands = [v for v in node.inputs if v is not None]
     if not any(map(_has_batch_axis, operands)):
@@ -55,7 +55,7 @@ def _is_broadcast(value: Value, rank: int) -> bool:
 
 
 def _is_rowwise_product(x: Value, y: Value) -> bool:
-    """Return whether matmul(x, y), with a batch axis in x, y or both, treats batch rows independently."""
+    """Return whether matmul(x, y) treats batch rows independently, if x, y or both have a batch axis."""
     if _has_batch_axis(x) and _has_batch_axis(y):
         return len(x.shape) == len(y.shape) > 2
     rows, matrix = (x, y) if _has_batch_axis(x) else (y, x)

@@ -1,4 +1,4 @@
-"""Attention scores: the nodes that compute their biases, and the biases that kernels compute themselves."""
+"""Attention scores: the nodes that compute their biases, and the scores that decode kernels support."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels suppor
 
 
 def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """Return the nodes that compute `biases`, in graph order: with the iotas they read, without nodes with a cache.
+    """Return the nodes that compute `biases`, in graph order, with the iotas they read.
+
+    The search stops at nodes with a cache, which are not included.
 
     Raises:
-        WeftError: if another node also reads one of these iotas, which count the keys.
+        WeftError: if a node that is not one of them also reads such an iota, which counts the keys.
     """
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
     makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if find_caches(n))]))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
     for v, node in counts.items():
         if node in makers and not makers.issuperset(v.users):
-            raise WeftError(f"kv-cache: %{v.name} counts keys for a bias and something else; count twice")
+            raise WeftError(f"kv-cache: the iota %{v.name} is read by a bias and by other nodes; use one iota for each")
     return [n for n in graph.nodes if n in makers]
 
 

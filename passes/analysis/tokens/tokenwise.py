@@ -20,7 +20,7 @@ _ALONG_AXES = {
 
 
 def find_token_axes(graph: Graph) -> Tokens | None:
-    """Return the sizes (batch, seq) of the graph's input of tokens; without one, those of the first causal attention.
+    """Return the sizes (batch, seq) of the token input of `graph`; without one, those of the first causal attention.
 
     Return None if `graph` has neither.
     """
@@ -38,9 +38,9 @@ def has_token_axes(value: Value | None, tokens: Tokens) -> bool:
 
 
 def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
-    """Return the indices of the operands of `node` that carry tokens; None if it mixes tokens, or may mix them.
+    """Return the indices of the operands of `node` that carry tokens; None if `node` mixes tokens, or may mix them.
 
-    The other operands are the same for every token.
+    Operands without an index are used for every token alike.
     """
     rows = tuple(i for i, v in enumerate(node.inputs) if has_token_axes(v, tokens))
     if not rows or not all(has_token_axes(v, tokens) for v in node.outputs):

@@ -156,7 +156,7 @@ def test_what_stays() -> None:
     assert reasons("local-global{window=4}", sparse) == ["chunked defines its visible keys"]
     longrope = RoPE(scaling="longrope", original=8, factors=(1.0, 2.0))
     found = reasons("local-global{window=4, theta_local=100}", decoder(Attention(2, rope=longrope)))
-    assert set(found) == {"its frequencies are scaled in another way (longrope)"}
+    assert set(found) == {"its frequencies are scaled by longrope, which is not supported"}
 
 
 @pytest.mark.parametrize(

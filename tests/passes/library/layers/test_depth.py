@@ -106,7 +106,7 @@ def test_the_check_notices_other_layers() -> None:
         ("prune-layers{layers=[3]}", "prune-layers: there is no layer 3; the graph has layers 0 to 2"),
         ("prune-layers{layers=all}", "prune-layers: no layer of layers would be left"),
         ("prune-layers{layers=first}", "prune-layers: cannot read 'first'"),
-        ("prune-layers{layers=[0], stack=encoder}", "prune-layers: give stack= as one of layers"),
+        ("prune-layers{layers=[0], stack=encoder}", "prune-layers: set stack= to one of layers"),
         ("insert-layers{after=3}", "insert-layers: there is no layer 3; layers has 0 to 2"),
         ("insert-layers{after=0, count=0}", "insert-layers: count=0 must be from 1 to 1024"),
         ("insert-layers{after=0, count=1000000000000}", "insert-layers: count=1000000000000 must be from 1 to"),

@@ -66,7 +66,7 @@ def test_some_layers() -> None:
     trace = Trace()
     applied("dce, extend-context{method=pi, factor=2, layers=1}", g, trace)
     assert [str(r) for r in trace.refusals] == [
-        f"extend-context: left %{shared.output.name} alone: layers that were not chosen read it too"
+        f"extend-context: left %{shared.output.name} alone: layers that are not selected also use it"
     ]
 
 
@@ -120,9 +120,9 @@ def computed_frequencies() -> Graph:
         (rotary(), "extend-context{method=pi, factor=1e300}", "extend-context: factor=1e\\+300 must be from 1 to"),
         (decoder(), METHODS[0], "graph decoder has no positions to extend \\(no rotations, no table\\)"),
         (decoder(Attention(2, bias=ALiBi())), METHODS[0], "no positions to extend \\(no rotations, no table\\)"),
-        (decoder(Attention(2, rope=ROPE)), METHODS[2], "yarn needs original=, the context before it"),
+        (decoder(Attention(2, rope=ROPE)), METHODS[2], "yarn needs original=, the context length before scaling"),
         (rotary(), f"{METHODS[0]}, {METHODS[1]}", "its frequencies are already scaled \\(linear, factor 3\\)"),
-        (rotary(scaling="dynamic", factor=2, original=9), METHODS[0], "are scaled in another way \\(dynamic\\)"),
+        (rotary(scaling="dynamic", factor=2, original=9), METHODS[0], "are scaled by dynamic, which is not supported"),
         (computed_frequencies(), METHODS[0], "its frequencies are computed"),
         (decoder(positions=LearnedPositions(6)), METHODS[1], "a table of positions can only be interpolated"),
         (

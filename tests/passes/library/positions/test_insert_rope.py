@@ -135,7 +135,7 @@ def test_layers_that_are_rotated_stay() -> None:
         (decoder(), "insert-rope{theta=1e40}", "theta=1e\\+40 must be above 1, and at most 1e\\+30"),
         (decoder(), "insert-rope{factor=2}", "factor=2.0 needs a scaling"),
         (decoder(), "insert-rope{scaling=linear, factor=0.5}", "factor=0.5 must be from 1 to 1e\\+06"),
-        (decoder(), "insert-rope{scaling=yarn, factor=2}", "yarn needs original=, the context before it"),
+        (decoder(), "insert-rope{scaling=yarn, factor=2}", "yarn needs original=, the context length before scaling"),
         (decoder(), "insert-rope{scaling=ntk, factor=2, rotary_dim=2}", "ntk needs at least two pairs"),
         (decoder(), "insert-rope{scaling=llama3, factor=2, original=9, low_freq=4}", "low_freq=4.0 must be below"),
         (decoder(), "insert-rope{scaling=yarn, factor=2, original=9, beta_slow=0}", "beta_slow=0.0 must be positive"),

@@ -124,7 +124,7 @@ REASONS = {
     "halves": "rms_norm (%norm) applies one vector to heads with different orders of features",
     "thirds": "rms_norm (%norm) applies to parts of a head separately",
     "computed": "mul (%gated) has an operand that is not a vector over the features",
-    "input": "no linear makes %k",
+    "input": "no linear computes %k",
     "behind": "%reshape is read by rms_norm, not by an attention",
     "read": "%k_rope is not read by one attention alone",
     "shifted": "is read by split, not by an attention",
