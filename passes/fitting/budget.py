@@ -24,13 +24,13 @@ from .calibration import Activations
 from .matrices import Matrix, find_matrices
 from .quantizing import Progress, replace_recipe
 
-TOKENS = 256  # on which outputs are compared; few suffice, as divergences average over the vocabulary
-BISECTIONS = 60
+TOKENS = 256  # tokens on which outputs are compared; few suffice, as divergences average over the vocabulary
+BISECTIONS = 60  # of the price of a bit
 
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """A candidate layout of a unit of matrices, with its total bits and its expected cost."""
+    """A candidate layout of a unit (matrices that share a layout), with its total bits and expected cost."""
 
     layout: BlockLayout
     bits: float
@@ -51,7 +51,7 @@ def choose_layouts(
     `progress` is called as progress(elements done, elements in total).
 
     Raises:
-        WeftError: if the matrices need more bits even in their smallest layouts.
+        WeftError: if the matrices need more than `budget` bits even in their smallest layouts.
     """
     total = sum(matrix.elements for unit in units for matrix in unit)
     least = (
@@ -59,8 +59,8 @@ def choose_layouts(
     )
     if least > budget:
         raise WeftError(
-            f"quantize: budget={budget:g} is less than the {math.ceil(1000 * least) / 1000:g} bits that a weight takes "
-            "at least: give more, or let it choose codes of fewer bits (choices=)"
+            f"quantize: budget={budget:g} is less than the minimum of {math.ceil(1000 * least) / 1000:g} bits a weight: "
+            "raise budget=, or allow codes of fewer bits in choices="
         )
     # Divergences are proportional to squared errors near the budget only, not for far fewer bits.
     probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
@@ -77,7 +77,7 @@ def choose_layouts(
 
 
 def _count_bits(matrix: Matrix, layout: BlockLayout) -> float:
-    """Return the bits of `matrix` in `layout`, with rows padded to whole groups."""
+    """Return the number of bits of `matrix` in `layout`, with rows padded to complete groups."""
     width = int(matrix.param.shape[-1])
     return matrix.elements // width * (-(-width // layout.group) * layout.group) * layout.bits_per_weight
 
@@ -85,8 +85,8 @@ def _count_bits(matrix: Matrix, layout: BlockLayout) -> float:
 def solve_knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
     """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
 
-    `capacity` must fit the smallest entries. A price for bits is bisected; the remaining bits are spent greedily on the
-    entries that reduce the cost most per bit.
+    The smallest entries must fit into `capacity`. A price for bits is bisected; the remaining bits are spent greedily on
+    the entries that reduce the cost most per bit.
     """
 
     def choose(price: float) -> list[LayoutChoice]:
@@ -116,7 +116,7 @@ def solve_knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) ->
 
 
 def _take_first(texts: Sequence[Array]) -> list[Array]:
-    """Return the first whole sequences of `texts`, with at most about `TOKENS` tokens but at least one sequence."""
+    """Return the first sequences of `texts` (ids [batch, length]): about `TOKENS` tokens, at least one sequence."""
     batches: list[Array] = []
     remaining = TOKENS
     for ids in texts:
@@ -136,17 +136,17 @@ def _measure_costs(
     probe: BlockLayout,
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
-    """Return the cost of each unit in every layout: measured for `probe`, scaled by squared errors for other layouts.
-    Costs are nats per token; for a graph without logits, the relative squared error of its first output."""
+    """Return the cost of each unit in every layout: measured for `probe`, for others scaled by their squared errors.
+    A cost is in nats per token; for a graph without logits, it is the relative squared error of the first output."""
     graph = graph.clone()
-    twins = _spill_matrices(graph)
+    spilled = _spill_matrices(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     activations = Activations(graph, texts, dtype=np.float32)
     output = graph.outputs.get("logits") or next(iter(graph.outputs.values()))
     exact = Activations(graph, texts, dtype=np.float32)(output)
     costs: list[dict[BlockLayout, float]] = [{} for _ in units]
     done, total = 0, sum(matrix.elements for unit in units for matrix in unit)
-    copies = [[twins[matrix.param.name] for matrix in unit] for unit in units]
+    copies = [[spilled[matrix.param.name] for matrix in unit] for unit in units]
     # In the order of the graph, so that the activations before a matrix are already computed when it is measured.
     for index in sorted(range(len(units)), key=lambda i: order[copies[i][0].readers[0]]):
         progress(done, total)
@@ -171,7 +171,7 @@ def _measure_costs(
 
 
 def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
-    """Evaluate the recipes of all matrices of `graph` once, to a temporary file; return the matrices by name."""
+    """Store the evaluated matrices of `graph` in a temporary file, and make it read them there; return them by name."""
     reader = graph.reader = SpilledTensors(graph.reader)
     for name, matrix in [(param.name, matrix) for param, matrix in find_matrices(graph).items()]:
         param = graph.params[name]
@@ -183,7 +183,7 @@ def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
 
 
 def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
-    """Return the mean squares f32 [in] of the inputs of the first reader of `matrix`; ones for the down of experts."""
+    """Return the mean squares f32 [in] of the inputs of `matrix` in its first reader; ones for the down of experts."""
     node = matrix.readers[0]
     if node.op is ops.moe and matrix.param is node.operand("down"):
         activations(node.required_operand("x"))  # computes the values before it, which stay cached
@@ -198,9 +198,9 @@ def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
 
 
 def measure_divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
-    """Return how far `changed` differs from `exact`, two lists of arrays [..., n] (one per batch).
+    """Return the divergence of `changed` from `exact`, two lists of arrays [..., n] (one per batch).
 
-    For `logits`, the mean over positions of KL(p ‖ q) = Σ p ln(p/q); otherwise |exact - changed|² / |exact|².
+    For `logits`, it is the mean over positions of KL(exact ‖ changed) in nats; else |exact - changed|² / |exact|².
     """
     total, count = 0.0, 0.0
     for before, after in zip(exact, changed, strict=True):
@@ -221,16 +221,16 @@ def _log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def report_layouts(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
-    """Return a line per layout (bits per weight, share of the weights, names of matrices), and one for the average."""
+def report_layouts(layouts: Mapping[Matrix, BlockLayout]) -> list[str]:
+    """Return a line per layout (bits per weight, share of the weights, matrix names), and one with the average bits."""
     by_layout: dict[BlockLayout, list[Matrix]] = {}
-    for matrix, layout in plan.items():
+    for matrix, layout in layouts.items():
         by_layout.setdefault(layout, []).append(matrix)
-    total = sum(matrix.elements for matrix in plan)
+    total = sum(matrix.elements for matrix in layouts)
     lines = []
     for layout, members in sorted(by_layout.items(), key=lambda item: item[0].bits_per_weight):
         share = sum(matrix.elements for matrix in members) / total
         names = ", ".join(matrix.param.name for matrix in members)
         lines.append(f"{layout} ({layout.bits_per_weight:.3g} bits a weight), {share:.1%} of the weights: {names}")
-    bits = sum(_count_bits(matrix, layout) for matrix, layout in plan.items()) / total
+    bits = sum(_count_bits(matrix, layout) for matrix, layout in layouts.items()) / total
     return [*lines, f"{bits:.3f} bits a weight on average"]

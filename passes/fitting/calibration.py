@@ -24,20 +24,20 @@ from weft.ir.storage.documents import check_regular, expand_home, open_regular, 
 from ..core.trace import Trace
 
 MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
-WINDOW = 128  # tokens per sequence of a plain text
+WINDOW = 128  # tokens per sequence of plain text
 BATCH_TOKENS = 512  # tokens per batch
 RANDOM_LENGTH = 64  # tokens per random sequence, without a tokenizer
-SPAN = 16  # tokens read per token wanted, from which they are sampled at even distances
+SPAN = 16  # tokens read from a file per token used; sequences are sampled from them at even distances
 MAX_ELEMENTS = 1 << 26  # elements of weights in memory at once, unless one node needs more
-CHARACTERS = 32  # read from a plain text per token wanted: more than any text has per token
+CHARACTERS = 32  # characters of plain text read per token: more than any text has
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     """Return the sequences in the file `path` as batches of token ids [batch, length], at most `limit` tokens in total.
 
     A .npy file holds an array of ids, a .json file lists of ids. Any other file is plain text: decoders split it into
-    windows of 128 tokens, encoders into lines. Each batch has sequences of one length; longer ones than the model's
-    positions are cut.
+    windows of 128 tokens, encoders into lines. Each batch has sequences of one length; sequences
+    longer than the model's positions are truncated.
 
     Raises:
         WeftError: if the file cannot be read, is empty, has ids outside the vocabulary, or needs a missing tokenizer.
@@ -51,8 +51,10 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
             break
         row = row[: min(limit, longest or limit)]
         limit -= len(row)
-        if strange := [i for i in row if not 0 <= i < vocab]:
-            raise WeftError(f"the calibration text {path} has token {strange[0]}, but the model has only {vocab}")
+        if invalid := [i for i in row if not 0 <= i < vocab]:
+            raise WeftError(
+                f"the calibration text {path} has token {invalid[0]}, but the model has tokens 0 to {vocab - 1}"
+            )
         by_length.setdefault(len(row), []).append(row)
     by_length.pop(0, None)
     if not by_length:
@@ -65,19 +67,19 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 
 
 def sample_tokens(
-    graph: Graph, path: str | None, limit: int, least: int, name: str, what: str, trace: Trace
+    graph: Graph, path: str | None, limit: int, least: int, name: str, subject: str, trace: Trace
 ) -> list[Array]:
-    """Return batches of ids [batch, length] as `read_tokens` does, about `limit` tokens, sampled evenly from the file.
+    """Return batches of ids [batch, length] as `read_tokens` does: about `limit` tokens, sampled evenly from the file.
 
     `path` None is the text that comes with weft; if the graph has no tokenizer for it, tokens are random, and `trace`
-    gets a warning. Messages name the pass `name` and the object `what` that it fits.
+    gets a warning. Messages name the pass `name` and `subject`, the object that the pass fits (plural).
 
     Raises:
         WeftError: as `read_tokens` does, or if the file has fewer than `least` tokens.
     """
     if path is None and graph.tokenize is None:
         trace.note(
-            f"{name}: warning: {what} are fitted to random tokens: the model has no tokenizer to read a text with; "
+            f"{name}: warning: {subject} are fitted to random tokens: the model has no tokenizer to read a text with; "
             "give calibration= a .npy or .json file of token ids"
         )
         length = min(RANDOM_LENGTH, graph.meta.get("max_positions") or RANDOM_LENGTH, *_find_position_limits(graph))
@@ -87,14 +89,14 @@ def sample_tokens(
     texts = read_tokens(graph, path or str(MIXTURE), SPAN * limit)
     if (count := sum(ids.size for ids in texts)) < min(least, limit):
         raise WeftError(
-            f"{name}: {what} need {least} tokens or more, and the calibration text {path} has {count}; give a longer "
-            "one, or leave calibration out"
+            f"{name}: {subject} need {least} tokens or more, and the calibration text {path} has {count}; give a "
+            "longer one, or none"
         )
     return subsample_rows(texts, limit)
 
 
 def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
-    """Return every n-th sequence of the batches `texts`, in batches of equal length again.
+    """Return every n-th sequence of the batches `texts` (ids [batch, length]), in new batches by ascending length.
 
     n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain.
     """
@@ -117,7 +119,7 @@ def _find_position_limits(graph: Graph) -> list[int]:
 
 
 def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
-    """Return the sequences of token ids in the file `path`; of plain text, only the first `characters` are read."""
+    """Return the sequences of token ids in the file `path`; at most `characters` of plain text are read."""
     check_regular(path)
     try:
         if path.suffix == ".npy":
@@ -150,7 +152,7 @@ def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:
 
 
 def find_vocabulary_size(graph: Graph) -> int:
-    """Return the vocabulary size: the rows of the smallest table indexed by token ids; 2³¹ without a table."""
+    """Return the vocabulary size: the number of rows of the smallest table that token ids index; 2³¹ without one."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
         if name in graph.inputs:
@@ -160,10 +162,10 @@ def find_vocabulary_size(graph: Graph) -> int:
 
 
 def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
-    """Return all inputs of `graph`, by name, for sequences `ids` [batch, length] without padding, from position 0.
+    """Return values for all inputs of `graph`, by name: unpadded sequences `ids` [batch, length] from position 0.
 
     Raises:
-        WeftError: if the graph has another input than ids, masks, positions, token types and router noise.
+        WeftError: if the graph has an input other than ids, masks, positions, token types and router noise.
     """
     values = {
         "input_ids": ids,
@@ -181,33 +183,35 @@ def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
         elif name in values:
             inputs[name] = values[name]
         else:
-            raise WeftError(f"calibration: a text does not determine the input {name}; leave calibration out")
+            raise WeftError(
+                f"calibration: token ids do not determine the graph input {name}; run the pass without calibration"
+            )
     return inputs
 
 
 class Activations:
-    """Values of `graph` on the batches `texts` (ids [batch, length]); a value is a list with one array per batch.
+    """Values of `graph` on the batches `texts` (ids [batch, length]), each as a list of one array per batch.
 
-    Values are computed on request and dropped after their last reader; nodes that read a requested value may be changed
-    before the next request. Memory is needed for the requested values, the values read later, and `MAX_ELEMENTS`
+    Values are computed on request and discarded after their last reader; nodes that read a requested value may be
+    edited before the next request. Memory is needed for the requested values, the values read later, and `MAX_ELEMENTS`
     elements of weights. Weights are cast to `dtype` unless None; activations are float32 unless an operand is float64.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
         self.graph = graph
         self._dtype = dtype
-        fed = [make_inputs(graph, ids) for ids in texts]
-        self._bindings: list[dict[str, int]] = [{} for _ in fed]
-        for inputs, binding in zip(fed, self._bindings, strict=True):
+        inputs_of_batches = [make_inputs(graph, ids) for ids in texts]
+        self._bindings: list[dict[str, int]] = [{} for _ in inputs_of_batches]
+        for inputs, binding in zip(inputs_of_batches, self._bindings, strict=True):
             for name, value in graph.inputs.items():
                 bind_sizes(value.type, inputs[name].shape, binding, name)
-        self._known = {value: [inputs[name] for inputs in fed] for name, value in graph.inputs.items()}
+        self._known = {value: [inputs[name] for inputs in inputs_of_batches] for name, value in graph.inputs.items()}
         self._done: set[Node] = set()
         self._replaced: Mapping[Value, Array] = {}
 
     @contextlib.contextmanager
     def discard_after(self) -> Iterator[None]:
-        """Return a context after which the stored activations are those from before it.
+        """Return a context whose end restores the stored activations from its start, discarding those computed inside.
 
         The caller may then edit nodes whose outputs were computed inside.
         """
@@ -217,7 +221,7 @@ class Activations:
 
     @contextlib.contextmanager
     def replace_weights(self, weights: Mapping[Value, Array]) -> Iterator[None]:
-        """Return a context in which parameters have the values `weights`; activations computed in it are discarded."""
+        """Return a context in which parameters have the values `weights`; activations computed inside are discarded."""
         self._replaced = weights
         try:
             with self.discard_after():
@@ -227,13 +231,13 @@ class Activations:
 
     @contextlib.contextmanager
     def assume_values(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
-        """Return a context in which `values` replace computed values; activations computed in it are discarded."""
+        """Return a context in which `values` replace computed values; activations computed inside are discarded."""
         with self.discard_after():
             self._known.update(values)
             yield
 
     def __call__(self, value: Value) -> list[Array]:
-        """Compute `value`; return one array per batch."""
+        """Return `value`, one array per batch, after computing it unless it is stored."""
         missing = self._missing_nodes(value)
         self._done.difference_update(missing)  # dropped values are computed again
         for nodes in _group_nodes(missing):
@@ -251,7 +255,7 @@ class Activations:
         return self._known[value]
 
     def _missing_nodes(self, value: Value) -> list[Node]:
-        """Return the nodes that compute `value` from stored values, operands first."""
+        """Return the nodes that compute `value` from stored values, producers before readers."""
         # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
         nodes: dict[Node, None] = {}
         stack = [value]
@@ -268,7 +272,7 @@ class Activations:
         return list(nodes)
 
     def _run(self, nodes: Sequence[Node], value: Value) -> None:
-        """Run `nodes` on one batch after another; store `value` and the values that other nodes read."""
+        """Run `nodes` on one batch after another; store `value` and the outputs that nodes not yet run read."""
         outputs = [v for node in nodes for v in node.outputs]
         weights = {
             v: self._replaced[v] if v in self._replaced else self._cast(v.recipe.evaluate(self.graph.reader))
@@ -302,7 +306,7 @@ class Activations:
         return weight if self._dtype is None or weight.dtype.kind != "f" else weight.astype(self._dtype, copy=False)
 
     def _look_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
-        """Return the rows of `table` [vocab, width] for each array of `ids`; the table is read block by block."""
+        """Return, for each array of `ids`, the rows of `table` [vocab, width]; the table is read block by block."""
         width = table.shape(self.graph.reader)[1]
         rows = [np.empty(0)] * len(ids)
         start = 0

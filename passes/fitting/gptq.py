@@ -26,18 +26,18 @@ from weft.ir.recipes.blocks.spans import fit_range, invert_scales
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
-RIDGE = 0.01  # added to the moment, relative to its mean: directions that the text hardly has keep a weight
-SHRINK = tuple(1 - 0.03 * i for i in range(12))  # of the range of a group, tried for its scale
+RIDGE = 0.01  # added to the diagonal of moments, relative to its mean: directions that are rare keep a weight
+SHRINK = tuple(1 - 0.03 * i for i in range(12))  # factors of the range of a group that are tried for its scale
 CORRECTION = 0.25  # share of the way to the original outputs: corrects errors of earlier layers; more overfits
-COLUMNS = 512  # of a moment that are factored at once
-F32_INPUTS = 4096  # inputs from which on moments are factored in f32, to save memory
+COLUMNS = 512  # columns of a moment that are factored at once
+F32_INPUTS = 4096  # moments of more inputs are factored in f32, to save memory
 
 
 @dataclass(frozen=True)
 class MomentFactors:
-    """The factors of H = (U + I) D (U + I)ᵀ, a regularized moment whose inputs are permuted by `order` [in].
+    """The factors of a regularized moment H = (U + I) D (U + I)ᵀ, whose inputs are permuted by `order` [in].
 
-    `unit` is U f32 [in, in], `left` is D f32 [in], `diagonal` f32 [in] is the diagonal of H.
+    `unit` is U f32 [in, in], `left` is the diagonal of D f32 [in], `diagonal` f32 [in] is the diagonal of H.
     """
 
     order: Array
@@ -47,9 +47,10 @@ class MomentFactors:
 
 
 def factor_moment(moment: Array, group: int, ridge: float = RIDGE) -> MomentFactors:
-    """Factor `moment` [n, n] after padding its inputs with zeros to a multiple of `group`, and ordering them by size.
+    """Return the factors of `moment` [n, n], padded with zeros to a multiple of `group` inputs.
 
-    `ridge` times the mean of the diagonal is added to the diagonal.
+    Groups, and the inputs in each, are in descending order of their moment's diagonal. `ridge` times the mean of the
+    diagonal is added to the diagonal.
     """
     width = len(moment)
     count = width + -width % group
@@ -67,7 +68,7 @@ def factor_moment(moment: Array, group: int, ridge: float = RIDGE) -> MomentFact
 
 
 def factor_cholesky(moment: Array) -> None:
-    """Overwrite the positive definite `moment` [n, n] with the upper triangular R for which R Rᵀ = `moment`."""
+    """Overwrite the positive definite `moment` [n, n] with its upper triangular factor R: R Rᵀ = old `moment`."""
     for last in range(len(moment), 0, -COLUMNS):
         first = max(0, last - COLUMNS)
         # The Cholesky factor of a block with its axes reversed, reversed again.
@@ -82,7 +83,7 @@ def factor_cholesky(moment: Array) -> None:
 
 
 def _order_by_size(sizes: Array, group: int) -> Array:
-    """Return the indices [n] that order `sizes` [n]: groups by descending maximum, then descending in each group."""
+    """Return the indices [n] that order `sizes` [n]: groups by maximum, and each group by element, descending."""
     by_group = sizes.reshape(-1, group)
     groups = np.argsort(-by_group.max(1), kind="stable")
     inside = np.argsort(-by_group, 1, kind="stable")
@@ -91,10 +92,10 @@ def _order_by_size(sizes: Array, group: int) -> Array:
 
 
 def compute_correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
-    """Return the matrix C [in, in] for which W C lies between W and the least-squares fit of W x₀ on x.
+    """Return the matrix C [in, in] for which W C = W + `CORRECTION` · (L − W), with L x the least-squares fit to W x₀.
 
-    x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. The
-    fraction of the way is `CORRECTION`; `ridge` regularizes `moment`, relative to its mean diagonal.
+    x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. `ridge`
+    times the mean of the diagonal of `moment` is added to its diagonal.
     """
     mean = float(np.trace(moment)) / len(moment) or 1.0
     unit = np.eye(len(moment), dtype=np.float32)
@@ -104,7 +105,7 @@ def compute_correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> A
 
 
 def quantize_gptq(weight: Array, factors: MomentFactors, layout: BlockLayout) -> Blocks:
-    """Round `weight` f32 [out, in] to `layout` with error feedback by `factors`; return its blocks."""
+    """Return `weight` f32 [out, in] as blocks of `layout`, rounded by GPTQ with the `factors` of its input moment."""
     rows, group = len(weight), layout.group
     columns = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous
     columns[: weight.shape[1]] = weight.T
@@ -140,8 +141,8 @@ def quantize_gptq(weight: Array, factors: MomentFactors, layout: BlockLayout) ->
 def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
     """Return the scales f32 [out] and zero points [out] (None for layouts without) of one group of columns.
 
-    They minimize the squared rounding errors of `groups` [group, out], weighted by `weights` [group], over the ranges
-    shrunk by `SHRINK`.
+    They minimize the squared rounding errors of `groups` [group, out], weighted by `weights` [group], over the range of
+    each column times the factors `SHRINK`.
     """
     low, high = groups.min(0), groups.max(0)
     scales, zeros = fit_range(low, high, layout)
@@ -157,7 +158,8 @@ def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[A
 
 
 def _squared_errors(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the squared rounding errors [group, out] of `groups` for `scales` and `zeros` [out] (None: symmetric)."""
+    """Return the squared rounding errors [group, out] of `groups` [group, out] for `scales` and `zeros` [out].
+    Without `zeros`, codes are centred at the middle of their range."""
     centre = np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)
     errors: Array = groups * invert_scales(scales)
     np.rint(errors, out=errors)

@@ -17,11 +17,11 @@ import numpy as np
 
 from weft.ir.recipes.readers import Array
 
-RIDGE = 1e-4  # added to second moments, relative to their mean: directions that calibration hardly saw keep a weight
+RIDGE = 1e-4  # added to the diagonal of moments, relative to its mean: directions that are rare keep a weight
 
 
 def compute_whitening(moment: Array) -> tuple[Array, Array]:
-    """Return L and L⁻¹ [n, n] with L Lᵀ = `moment` [n, n] plus `RIDGE` times its mean diagonal."""
+    """Return (L, L⁻¹), both [n, n], for which L Lᵀ is `moment` [n, n] plus `RIDGE` times its mean diagonal."""
     n = len(moment)
     scale = np.trace(moment) / n or 1.0
     values, vectors = np.linalg.eigh(moment / scale + RIDGE * np.eye(n))
@@ -39,7 +39,7 @@ def _compute_root(product: Array) -> Array:
 
 
 def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
-    """Return one map B [d, n], with orthonormal rows, for all `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
+    """Return (B, [A_m]): B [d, n] with orthonormal rows, and one A_m [d, d] per W_m of `members` [d, n]; A_m B ≈ W_m.
 
     They minimize the sum over m of E[eᵀ P_m e] for e = W_m x − A_m B x, where x has the second `moment` [n, n].
     `products` are P_m [d, d]: for values, Oᵀ O summed over the heads that read m; for keys, E[q qᵀ].
@@ -57,10 +57,10 @@ def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) 
 
 
 def fit_shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
-    """Return one map B [pairs, n] for all `members` W [members, pairs, n], and factors a [members, pairs], a_m B ≈ W_m.
+    """Return (B, a) for the `members` W [members, pairs, n]: B [pairs, n], a [members, pairs], and a_m ⊙ B ≈ W_m.
 
     Arrays are complex: a row is a pair of RoPE as a complex number, and only complex factors commute with the rotation.
-    `energies` [members, pairs] are E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ].
+    `energies` [members, pairs] are the E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ].
     """
     root, inverse = compute_whitening(moment)
     white = members @ root  # [m, pairs, n]
@@ -78,13 +78,13 @@ def fit_shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Ar
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary features of a head: its first 2·`pairs`, as interleaved pairs or as two halves."""
+    """The rotary features of a head, its first 2·`pairs`; a pair is adjacent if `interleaved`, else p and p + pairs."""
 
     pairs: int
     interleaved: bool
 
     def parts(self, d: int) -> tuple[Array, Array, Array]:
-        """Return the indices of the real parts, the imaginary parts, and the unrotated ones of the `d` features."""
+        """Return the indices (of real parts, of imaginary parts, of unrotated features) of a head of `d` features."""
         rotary = np.arange(2 * self.pairs)
         real, imaginary = (rotary[0::2], rotary[1::2]) if self.interleaved else np.split(rotary, 2)
         return real, imaginary, np.arange(2 * self.pairs, d)
@@ -93,10 +93,10 @@ class Rotation:
 def merge_keys(
     q: Array, k: Array, groups: int, q_moment: Array, k_moments: Array, spread: Array, rotation: Rotation
 ) -> tuple[Array, Array]:
-    """Return maps of queries [heads, d, n] and keys [groups, d, m] for `q` [heads, d, n] and `k` [kv_heads, d, m].
+    """Return query maps [heads, d, n] and key maps [groups, d, m] that replace `q` [heads, d, n], `k` [kv_heads, d, m].
 
-    They minimize the squared errors of scores, weighted by `spread` [heads], for inputs of queries and keys that are
-    independent, with the second moments `q_moment` [n, n] and `k_moments` [groups, m, m].
+    They minimize the squared errors of scores, weighted by `spread` [heads], assuming that the inputs of queries and of
+    keys are independent and have the second moments `q_moment` [n, n] and `k_moments` [groups, m, m].
     """
     heads, d, _ = q.shape
     real, imaginary, rest = rotation.parts(d)
@@ -125,7 +125,7 @@ def merge_keys(
 def merge_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array, Array]:
     """Return value maps [groups, d, n] and output maps [heads, out, d] that replace `v` [kv_heads, d, n] and `o`.
 
-    They minimize the squared errors of each head's output; `moments` [groups, n, n] are those of `head_moments`.
+    They minimize the squared errors of each head's output; `moments` [groups, n, n] are `Moments.v` of `head_moments`.
     """
     readers = np.arange(len(o)).reshape(len(v), -1)
     new_v, new_o = np.empty((groups, *v.shape[1:])), np.empty_like(o)

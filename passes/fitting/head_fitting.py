@@ -25,7 +25,7 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 
 @dataclass
 class Fit:
-    """New linears of an attention: `linears` maps a role (q, k, v, o) to weight and bias.
+    """The new linears of an attention: `linears` maps a role (q, k, v, o) to the recipes of weight and bias (or None).
 
     `reasons` state why roles are missing; `is_refitted` is True once `refit_output` has refitted the output linear.
     """
@@ -36,23 +36,23 @@ class Fit:
 
 
 class Fitter:
-    """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); without any, to weights alone.
+    """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); if empty, to weights alone.
 
     With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
-    linears are refitted to compensate for errors. A layer applied twice is fitted once.
+    linears are refitted to compensate for errors. Attentions with the same linears are fitted once.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
         self._reader = graph.reader = SpilledTensors(graph.reader)
         # Cloned before any change: `refit_output` restores the outputs of this graph.
         before = graph.clone()
-        self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
+        self._original_nodes = dict(zip(graph.nodes, before.nodes, strict=True))
         self._before = Activations(before, texts) if texts else None
         self._now = Activations(graph, texts) if texts and sequential else None
         self._fits: dict[tuple[object, ...], Fit] = {}
 
     def fit(self, node: Node, groups: int) -> Fit:
-        """Return new linears with `groups` KV heads for the attention `node`; `find_branch` must find its k and v."""
+        """Return new linears with `groups` KV heads for the attention `node`; `find_branch` must return its k and v."""
         q, k, v = (find_branch(node, role) for role in "qkv")
         o = find_output_linear(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
@@ -66,7 +66,7 @@ class Fitter:
             return self._fits[key]
         fit = self._fits[key] = Fit({}, [])
         if self._now is None:
-            activation_moments = compute_moments(self._twins[node], groups, self._before)
+            activation_moments = compute_moments(self._original_nodes[node], groups, self._before)
         else:
             activation_moments = compute_moments(node, groups, self._now)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
@@ -90,13 +90,13 @@ class Fitter:
             )
         return fit
 
-    def refit_output(self, was: Node, node: Node, fit: Fit) -> None:
-        """Refit the output linear after the attention `node` so that it gives the output it had with attention `was`.
+    def refit_output(self, old_node: Node, node: Node, fit: Fit) -> None:
+        """Refit the output linear after the attention `node`, which replaces `old_node`, to the original output.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Each `fit` is refitted once (`is_refitted`); never without texts or a sequential fitter.
+        the present weight. Do nothing if `fit` is refitted already, or without texts or a sequential fitter.
         """
-        old, new = find_output_linear(self._twins[was]), find_output_linear(node)
+        old, new = find_output_linear(self._original_nodes[old_node]), find_output_linear(node)
         if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
             return
         fit.is_refitted = True
@@ -120,7 +120,7 @@ class Fitter:
         return param.recipe.evaluate(self._reader).astype(np.float64)
 
     def _map(self, branch: Branch, heads: int) -> Array:
-        """Return the weight of `branch` as float64 [heads, d, width], with a bias as one more column."""
+        """Return the weight rows of `branch` as float64 [heads, d, width], with a bias as one more column."""
         start, stop = branch.span
         columns = [self._evaluate(branch.weight)[start:stop]]
         if branch.bias is not None:
@@ -128,7 +128,7 @@ class Fitter:
         return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
 
     def _store_maps(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
-        """Store `maps` [heads, d, width (+ 1 for a bias)] as weight and bias in the reader; return their recipes."""
+        """Store `maps` [heads, d, width (+ 1 for a bias)] in the reader; return the recipes of weight and bias."""
         rows = maps.reshape(-1, maps.shape[-1])
         if branch.bias is None:
             return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
@@ -144,12 +144,12 @@ class Fitter:
 
 
 def _make_branch_key(branch: Branch | str) -> object:
-    """Return a key that is equal for branches with the same weight, bias and rows; of a reason (str), itself."""
+    """Return a key that is equal for branches with the same weight, bias and rows; a reason (str) is its own key."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
 def _crop_moment(moment: Array, maps: Array) -> Array:
-    """Return `moment` [.., m, m] cropped to the inputs of `maps` [.., n]: without the last, constant one if n < m."""
+    """Return `moment` [.., m, m] cropped to [.., n, n], the inputs of `maps` [.., n]; the constant 1 comes last."""
     n = maps.shape[-1]
     return moment[..., :n, :n]
 
@@ -171,8 +171,8 @@ def _find_rotation(q: Branch | str, k: Branch) -> Rotation | str:
 
 
 def _explain_obstacle(branch: Branch) -> str:
-    """Return a reason that names the node between linear and attention that prevents a new basis of heads, or ""."""
+    """Return a reason that names a node between linear and attention that prevents a new basis; "" if there is none."""
     if branch.has_plain_path:
         return ""
     node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))
-    return f"{node.op.name} (%{node.output.name}) stands between the linear and the attention"
+    return f"{node.op.name} (%{node.output.name}) is between the linear and the attention"

@@ -34,9 +34,9 @@ class Moments:
 
 
 def compute_moments(node: Node, groups: int, activations: Activations | None) -> Moments:
-    """Return the moments of the attention `node` for `groups` KV heads, on the sequences of `activations`.
+    """Return the moments of the attention `node`, for `groups` new KV heads, on the sequences of `activations`.
 
-    k and v must come from linears. Without `activations`, all moments are identities, and `spread` is 1.
+    Linears must compute k and v. If `activations` is None, all moments are identities, and `spread` is 1.
     """
     heads = int(node.attrs["heads"])
     branches = [find_branch(node, role) for role in "qkv"]
@@ -80,16 +80,16 @@ def compute_moments(node: Node, groups: int, activations: Activations | None) ->
     )
 
 
-def compute_attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
-    """Return the attention weights of `node`, [batch, heads, seq, keys], from the values `known` of its operands."""
-    operands = [known[v] if v is not None and v in known else _evaluate(v) for v in node.inputs]
+def compute_attention_weights(node: Node, values: Mapping[Value, Array]) -> Array:
+    """Return the attention weights [batch, heads, seq, keys] of `node`, from the `values` of its operands."""
+    operands = [values[v] if v is not None and v in values else _evaluate(v) for v in node.inputs]
     q, k = operands[:2]
     assert q is not None and k is not None
     batch, keys, _ = k.shape
-    marks = np.tile(
+    one_hot = np.tile(
         np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"])
     )  # the value of a key is the one-hot vector of its index
-    (outputs,) = run_node(node.op, [q, k, marks, *operands[3:]], {**node.attrs, "value_dim": None}, {})
+    (outputs,) = run_node(node.op, [q, k, one_hot, *operands[3:]], {**node.attrs, "value_dim": None}, {})
     weights: Array = outputs.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2)
     return weights
 
@@ -103,12 +103,12 @@ def _append_one(x: Array) -> Array:
 
 
 def _group_heads(x: Array, groups: int) -> Array:
-    """Return `x` [batch, heads, seq, n] as [groups, batch · heads/groups · seq, n]."""
+    """Return `x` [batch, heads, seq, n] as [groups, vectors, n], the heads split into `groups` of adjacent ones."""
     return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
 
 
 def _sum_squares(x: Array) -> Array:
-    """Return Σ x xᵀ, float64 [..., n, n], over the vectors of `x` [..., vectors, n]."""
+    """Return Σ v vᵀ, float64 [..., n, n], over the vectors v of `x` [..., vectors, n]."""
     # float64: these are summed over the whole text.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 
@@ -119,6 +119,6 @@ def _normalize_trace(moment: Array) -> Array:
     return np.asarray(moment * (moment.shape[-1] / np.where(trace > 0, trace, 1)))
 
 
-def _average_moments(one: Array, groups: Array) -> Array:
-    """Return the mean of `one` [n, n] and each of `groups` [groups, n, n], all scaled to trace n."""
-    return (_normalize_trace(one) + _normalize_trace(groups)) / 2
+def _average_moments(common: Array, groups: Array) -> Array:
+    """Return the mean of `common` [n, n] and each matrix of `groups` [groups, n, n], all scaled to trace n."""
+    return (_normalize_trace(common) + _normalize_trace(groups)) / 2

@@ -17,12 +17,12 @@ from ..analysis.projections import TOKENWISE_TRAITS
 
 OPERANDS = {ops.linear: ("weight",), ops.norm_linear: ("weight",), ops.embedding: ("table",)}
 EXPERTS = ("gate", "up", "down")
-STEPS = 6  # between the scores of a router and its choice: noise, biases, a softmax
+STEPS = 6  # limit of ops from the scores of a router to its choice of experts: noise, biases, a softmax
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight [..., out, in] that only linears, experts and embeddings read; `readers` are those nodes, in order.
+    """A weight [..., out, in] that only linears, experts and embeddings read; `readers` are in graph order.
 
     `kind` is ``linear``, ``experts`` (a stack), ``table`` (of an embedding) or ``head`` (computes the logits, whether
     tied to a table or not).
@@ -41,9 +41,10 @@ class Matrix:
 
 
 def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
-    """Return, for every parameter that linears, experts or embeddings read, its `Matrix`, or a reason (str) against it.
+    """Return, for each parameter that is a weight of linears, experts or embeddings, its `Matrix` or a reason (str).
 
-    Parameters computed by a formula are left out. Weights of routers are refused: rounding would change their choices.
+    The reason states why it must not be quantized; one is that it is the weight of a router, as rounding would change
+    the choice of experts. Parameters computed by a formula (`Recipe.constant`) are omitted.
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
@@ -67,12 +68,12 @@ def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
     return result
 
 
-def group_matrices(found: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Group the matrices that must have the same layout: those of q, k and v of one input, which may be packed later.
+def group_matrices(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
+    """Group the matrices that must have the same layout: q, k and v of one input, which may be packed later.
 
-    Every other matrix is a group by itself.
+    Every other matrix is a group of its own.
     """
-    by_param = {matrix.param: matrix for matrix in found}
+    by_param = {matrix.param: matrix for matrix in matrices}
     grouped: list[list[Matrix]] = []
     for matrix in list(by_param.values()):
         if matrix.param not in by_param:
@@ -86,16 +87,16 @@ def group_matrices(found: Iterable[Matrix]) -> list[list[Matrix]]:
     return grouped
 
 
-def compute_tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
-    """Return the f32 scales that multiply the block scales of nvfp4: a tuple of 1, or one per matrix of a stack.
+def compute_tensor_scales(matrices: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
+    """Return the f32 scales that multiply the block scales of nvfp4: one per matrix of a stack, else a tuple of 1.
 
-    Matrices that multiply the same value share their scale: runtimes compute q, k and v, or gate and up, by one
+    Matrices that multiply the same value get the same scale, as runtimes compute q, k and v, or gate and up, by one
     product with one scale.
 
     Raises:
         WeftError: if a weight is not finite.
     """
-    largest = {matrix: _find_largest(matrix.param) for matrix in found}
+    largest = {matrix: _find_largest(matrix.param) for matrix in matrices}
     by_input: dict[object, list[Matrix]] = {}
     for matrix in largest:
         by_input.setdefault(_make_input_key(matrix), []).append(matrix)
@@ -107,7 +108,7 @@ def compute_tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, 
 
 
 def _make_input_key(matrix: Matrix) -> object:
-    """Return a key that is equal for matrices that one product may compute; tables and heads get unique keys."""
+    """Return a key that is equal for matrices that one product may apply; tables and heads get unique keys."""
     node = matrix.readers[0]
     if matrix.kind == "experts":
         return node, "down" if node.operand("down") is matrix.param else "up"
@@ -117,7 +118,7 @@ def _make_input_key(matrix: Matrix) -> object:
 
 
 def _find_largest(param: Param) -> Array:
-    """Return the largest magnitude of the matrix `param`, f32 [1], or of each matrix in a stack, f32 [n].
+    """Return the largest magnitude in each matrix of the stack `param`, f32 [n]; f32 [1] for a single matrix.
 
     Raises:
         WeftError: if an element is not finite.
@@ -133,7 +134,7 @@ def _find_largest(param: Param) -> Array:
 
 
 def _is_attention_projection(node: Node) -> bool:
-    """Return whether `node` is a linear whose output reaches one attention by tokenwise ops (rotations, norms) only."""
+    """Return whether `node` is a linear from which a chain of only readers, tokenwise ops, leads to an attention."""
     if node.op not in (ops.linear, ops.norm_linear):
         return False
     value = node.output
@@ -148,7 +149,7 @@ def _is_attention_projection(node: Node) -> bool:
 
 
 def has_matching_name(param: Param, patterns: Iterable[str]) -> bool:
-    """Return whether the name of `param`, or one of its parts between dots, matches a glob of `patterns`."""
+    """Return whether one of the globs `patterns` matches the name of `param`, or one part of it between dots."""
     return any(
         fnmatchcase(param.name, p) or any(fnmatchcase(part, p) for part in param.name.split(".")) for p in patterns
     )
@@ -169,7 +170,7 @@ def _find_kind(param: Param, readers: list[Node]) -> str:
 
 
 def _has_path(value: Value, goal: Value) -> bool:
-    """Return whether a chain of only readers (elementwise ops, views, copies, linears) leads from `value` to `goal`."""
+    """Return whether only readers (elementwise ops, views, copies, linears) lead from `value` to `goal`."""
     while value is not goal:
         users = value.users
         if len(users) != 1:
@@ -182,7 +183,7 @@ def _has_path(value: Value, goal: Value) -> bool:
 
 
 def _is_router(node: Node) -> bool:
-    """Return whether an op that chooses experts reads an output of `node`, after fewer than `STEPS` elementwise ops."""
+    """Return whether an op that chooses experts reads `node`, directly or after fewer than `STEPS` elementwise ops."""
     values = set(node.outputs)
     for _ in range(STEPS):
         users = {user for value in values for user in value.users}

@@ -1,4 +1,4 @@
-"""Round weights product by product, each for its inputs in the graph with all earlier weights already rounded.
+"""Round weights by GPTQ in graph order, each for the inputs it has when all earlier weights are already rounded.
 
 `Activations` computes these inputs on calibration sequences. Matrices that multiply the same value share its second
 moment. Memory is needed for one moment, one activation of all sequences, and one weight.
@@ -35,12 +35,12 @@ from .calibration import Activations
 from .gptq import CORRECTION, RIDGE, SHRINK, MomentFactors, compute_correction, factor_moment, quantize_gptq
 from .matrices import Matrix
 
-MAX_FOLLOWED = 1 << 29  # weights of a model up to which GPTQ aims at its original activations, computed by a second run
+MAX_FOLLOWED = 1 << 29  # up to this number of weights, GPTQ aims at the original activations, from a second run
 POOLED_SHARE = 0.1  # share of all tokens in the moment of an expert, which may get few tokens
-ROWS = 2048  # activations that are multiplied at once, and
-COLUMNS = 1024  # of their moment
+ROWS = 2048  # activations that are multiplied at once for a moment
+COLUMNS = 1024  # columns of the moment that are computed at once
 NUMBERS = 1 << 23  # elements of a weight that are rounded at once
-GRIDS = (  # on which weights stored as floats are recognized: fewest bits first
+GRIDS = (  # integer layouts that are recognized in weights stored as floats: fewest bits first
     *(build_integer_layout(4, group, zeros) for zeros in (False, True) for group in (128, 64, 32)),
     build_offset_layout(4, 32),
     build_integer_layout(8, 32, False),
@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
     """Replace `param` by a parameter whose recipe rounds it to the nearest codes of `layout` whenever it is read.
 
-    Layouts with sums get the offsets of HQQ; `scales` are the `tensor_scales` of nvfp4, empty for other layouts.
+    Layouts with sums get the offsets of HQQ. `scales` are those of `compute_tensor_scales` for nvfp4, else empty.
     """
     if layout.small_floats:
         replace_recipe(param, ToFloat4(param.recipe, str(layout), scales))
@@ -67,9 +67,9 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
 
 
 def find_stored_layout(param: Param) -> BlockLayout | None:
-    """Return the layout of integer blocks in which the checkpoint stores `param`, else None.
+    """Return the layout of integer blocks in which the checkpoint stores `param`; None if it stores no integer blocks.
 
-    Floats that all lie on the grid of one of `GRIDS`, as after dequantization, count as stored in it.
+    Floats that one of `GRIDS` represents exactly, as after dequantization, count as stored in this layout.
     """
     recipe, reader = param.recipe, param.graph.reader
     layout = None if recipe.has(BlockRecipe) else find_block_layout(recipe, reader)
@@ -89,7 +89,7 @@ def read_stored_codes(param: Param, layout: BlockLayout) -> None:
 
 
 def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
-    """Round `param` to the nearest codes of `layout`, with scales from the algorithm `search`, and replace it by them.
+    """Replace `param` by its nearest codes of `layout`, computed now with scales from the algorithm `search`.
 
     The codes are stored because targets read weights several times, and a search takes longer than all reads.
     """
@@ -104,7 +104,7 @@ def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
 
 
 def store_blocks(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
-    """Replace `param` by `blocks` of `layout` (one per matrix of a stack), which are written to disk."""
+    """Replace `param` by a parameter that reads `blocks` of `layout` (one per matrix of a stack) from disk."""
     graph = param.graph
     reader = graph.reader = SpilledTensors.wrap(graph.reader)
     packed: dict[str, list[Array]] = {}
@@ -133,7 +133,7 @@ def store_blocks(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) ->
 
 
 def replace_recipe(param: Param, recipe: Recipe) -> None:
-    """Replace `param` by a parameter with `recipe`, under the same name."""
+    """Replace `param` by a parameter with `recipe` and the same name."""
     new = derive_param(param, recipe)
     param.replace_uses(new)
     replace_param(param, new)
@@ -148,9 +148,9 @@ def fit_gptq(
 ) -> Iterator[str]:
     """Round the matrices of `plan` by GPTQ on the `texts` (ids [batch, length]); yield the name of each after rounding.
 
-    They are rounded in the order of their readers; tables are rounded to the nearest first and not yielded. Results are
-    stored in the folder `resume`, unless None, and loaded from there by a later run. `progress` is called as
-    progress(elements done, elements in total).
+    The order is that of their first readers in the graph. Embedding tables are first rounded to nearest and not
+    yielded. Unless `resume` is None, results are stored in this folder and loaded from it by a later run.
+    `progress` is called as progress(elements done, elements in total).
     """
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
@@ -189,25 +189,25 @@ def fit_gptq(
 
 
 class _OriginalActivations:
-    """Values of a graph as they were before its weights change, looked up by the values of the changing graph."""
+    """Activations of a graph with its original weights, looked up by the values of the graph whose weights change."""
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         copy = graph.clone()
         self._activations = Activations(copy, texts, dtype=np.float32)
-        self._twins = {value: copy.inputs[name] for name, value in graph.inputs.items()}
-        for node, twin in zip(graph.nodes, copy.nodes, strict=True):
-            self._twins.update(zip(node.outputs, twin.outputs, strict=True))
+        self._copies = {value: copy.inputs[name] for name, value in graph.inputs.items()}
+        for node, node_copy in zip(graph.nodes, copy.nodes, strict=True):
+            self._copies.update(zip(node.outputs, node_copy.outputs, strict=True))
 
     def __call__(self, value: Value) -> list[Array]:
-        return self._activations(self._twins[value])
+        return self._activations(self._copies[value])
 
     def discard_after(self) -> AbstractContextManager[None]:
-        """Return a context after which the activations computed inside it are discarded."""
+        """Return a context whose end discards the activations computed inside it."""
         return self._activations.discard_after()
 
 
 def _find_input_sharers(node: Node) -> list[Param]:
-    """Return the weights of all nodes with the op, input and norm of `node`, including its own: they share a moment."""
+    """Return the weights of all nodes with the op, input and norm of `node`, with its own; they share a moment."""
     x = node.required_operand("x")
     same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _make_norm_key(n) == _make_norm_key(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
@@ -220,8 +220,8 @@ def _make_norm_key(node: Node) -> tuple[object, ...]:
 def _fit_products(
     activations: Activations, original: _OriginalActivations | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Round the matrices of `layouts`, which multiply the same value; return the blocks of each, a list of one.
-    With `original`, weights are first moved towards the original outputs (`compute_correction`)."""
+    """Return the blocks, a list of one, of each matrix of `layouts`; all of them multiply the same value.
+    With `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
@@ -254,8 +254,8 @@ def _fit_products(
 def _compute_moments(
     activations: Activations, original: _OriginalActivations | None, node: Node
 ) -> tuple[Array, Array | None]:
-    """Return Σ x xᵀ [in, in] of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀.
-    The second is None without `original`."""
+    """Return Σ x xᵀ and Σ x₀ xᵀ [in, in] over the inputs x of the weight of `node` and its original inputs x₀.
+    Without `original`, the second is None."""
     x = node.required_operand("x")
     changed = _apply_norm(node, activations(x))
     return compute_moment(changed), None if original is None else compute_moment(
@@ -264,7 +264,7 @@ def _compute_moments(
 
 
 def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
-    """Return the inputs of the weight of `node`: `parts`, one array per batch, after the norm of a norm_linear."""
+    """Return `parts` (one array per batch), normalized if `node` is a norm_linear: the inputs of its weight."""
     if node.op is not ops.norm_linear:
         return parts
     norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
@@ -272,7 +272,7 @@ def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
 
 
 def compute_moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
-    """Return Σ x yᵀ, f32 [n, n], over the rows x of `parts` [..., n] and y of `others` (None: `parts` again)."""
+    """Return Σ x yᵀ, f32 [n, n], over the rows x of `parts` [..., n] and y of `others` (None: the rows x)."""
     flat = [part.reshape(-1, part.shape[-1]) for part in parts]
     other_rows = flat if others is None else [part.reshape(-1, part.shape[-1]) for part in others]
     width = flat[0].shape[1]
@@ -292,8 +292,8 @@ def compute_moment(parts: Sequence[Array], others: Sequence[Array] | None = None
 
 
 def _round_matrix(matrix: Matrix, corrected: Array | None, factors: MomentFactors, layout: BlockLayout) -> Blocks:
-    """Return the GPTQ blocks of a matrix [out, in], read some rows at a time and multiplied by `corrected` [in, in]
-    unless None."""
+    """Return the GPTQ blocks of `matrix` [out, in], read some rows at a time. Unless None, `corrected` [in, in]
+    multiplies the rows first."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
     blocks = []
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
@@ -303,7 +303,7 @@ def _round_matrix(matrix: Matrix, corrected: Array | None, factors: MomentFactor
 
 
 def _list_expert_weights(node: Node) -> list[list[Param]]:
-    """Return the parameters of the moe `node` in the order of use: [[gate, up], [down]], without computed ones."""
+    """Return the weights of the moe `node` in the order of use, [[gate, up], [down]], without those computed."""
     operands = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
     return [[v for v in values if isinstance(v, Param)] for values in operands]
 
@@ -333,7 +333,7 @@ def _fit_experts(
             up, gate = read("up"), read("gate")
             assert up is not None
             biases = read("up_bias"), read("gate_bias")
-            # An expert without tokens is rounded for the first tokens of all.
+            # An expert without tokens is rounded for the first `ROWS` tokens of the texts.
             routed = compute_expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
             second = compute_moment([routed])
         else:
