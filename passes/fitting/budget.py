@@ -59,7 +59,7 @@ def choose_layouts(
     )
     if least > budget:
         raise WeftError(
-            f"quantize: budget={budget:g} is less than the minimum of {math.ceil(1000 * least) / 1000:g} bits a weight: "
+            f"quantize: budget={budget:g} is less than the minimum of {math.ceil(1000 * least) / 1000:g} bits: "
             "raise budget=, or allow codes of fewer bits in choices="
         )
     # Divergences are proportional to squared errors near the budget only, not for far fewer bits.
@@ -85,8 +85,8 @@ def _count_bits(matrix: Matrix, layout: BlockLayout) -> float:
 def solve_knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
     """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
 
-    The smallest entries must fit into `capacity`. A price for bits is bisected; the remaining bits are spent greedily on
-    the entries that reduce the cost most per bit.
+    The smallest entries must fit into `capacity`. A price for bits is bisected; the remaining bits are spent greedily
+    on the entries that reduce the cost most per bit.
     """
 
     def choose(price: float) -> list[LayoutChoice]:

@@ -90,7 +90,7 @@ def test_experts_have_layouts_too(text: object) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("budget=2", "budget=2 is less than the minimum of 2.25 bits a weight: raise budget="),
+        ("budget=2", "budget=2 is less than the minimum of 2.25 bits: raise budget="),
         ("budget=0", "budget=0: it is bits of a weight on average"),
         ('budget=4, choices="5"', "choices='5': it lists bits of codes, of 2, 3, 4, 8"),
         ('budget=4, choices=""', "choices=''"),
