@@ -29,7 +29,7 @@ def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkey
     assert callable(build)
     whole = numbers(run_passes(build(), f"quantize{{calibration={text}, tokens=512}}"))
     fitted = 0
-    original: Any = quantizing.gptq
+    original: Any = quantizing.quantize_gptq
 
     def stopping(*args: object) -> object:
         nonlocal fitted
@@ -38,7 +38,7 @@ def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkey
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(quantizing, "gptq", stopping)
+    monkeypatch.setattr(quantizing, "quantize_gptq", stopping)
     with pytest.raises(KeyboardInterrupt):
         run_passes(build(), pipeline)
     first = fitted

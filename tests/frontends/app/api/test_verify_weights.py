@@ -110,7 +110,7 @@ def test_fitted_codes_are_taken_from_the_folder(
 
 def verified_without_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verification:
     (folder.parent / "ids.npy").unlink()
-    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", lambda *_: pytest.fail("codes are fitted"))
+    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit_gptq", lambda *_: pytest.fail("codes are fitted"))
     return verified(folder)
 
 

@@ -78,7 +78,7 @@ def test_what_gptq_fits_is_not_fitted(tmp_path: Path, monkeypatch: pytest.Monkey
     def never(*_: object, **__: object) -> None:
         raise AssertionError("weights are fitted")
 
-    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", never)
+    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit_gptq", never)
     sizes = weight_sizes(model, weights, "ort-cpu")
     assert sizes.total == pytest.approx(sum(stored(tmp_path / "out").values()), rel=0.01)
     assert sizes.blocks == json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
