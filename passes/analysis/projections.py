@@ -180,7 +180,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
 def unpack_branch(node: Node, role: str) -> Branch:
     """Split the linear of the operand `role` (q, k or v) of `node` if it is packed; return the resulting branch.
 
-    `branch_of(node, role)` must be a `Branch`.
+    `find_branch(node, role)` must return a `Branch`.
     """
     branch = find_branch(node, role)
     assert isinstance(branch, Branch)

@@ -140,7 +140,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
 def list_divisors(s: Settings) -> dict[str, ShapedRecipe]:
     """Return LongRoPE's divisors by tensor name; {} for other rotations. Raise WeftError if a list is missing."""
     rope = s.first("rope") if s.rope is not None else None
-    if rope is None or "factors" not in rope.used:
+    if rope is None or "factors" not in rope.used_settings:
         return {}
     lists = {SHORT: rope.factors, LONG: rope.long_factors}
     if not all(lists.values()):

@@ -121,7 +121,7 @@ def test_sizes_of_8_bits_take_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     """Channels are scaled by a text when the model is compiled; sizes do not hang on it."""
     source = write_llama(tmp_path / "llama", 0)
     weft.compile(source, tmp_path / "out", weights="int8")
-    place = "weft.passes.library.quantize.scale_channels.sampled_tokens"
+    place = "weft.passes.library.quantize.scale_channels.sample_tokens"
     monkeypatch.setattr(place, lambda *_: pytest.fail("a text is read"))
     sizes = weight_sizes(weft.load_source(source), "int8", "ort-cpu")
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
