@@ -1,12 +1,12 @@
 "use strict";
-// What every other script uses: the data of the page, elements, the width of text.
+// Shared by all other scripts: the data of the page, creation of elements, the width of text.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Z = DATA.sizes, START = -1, END = -2;
 const opened = new Set(DATA.opened);
-const keepers = []; // what more the address keeps: { write(state), read(state) }, state being URLSearchParams
+const keepers = []; // further parts of the URL's state: { write(state), read(state) } with state: URLSearchParams
 const $ = (id) => document.getElementById(id);
 
-// An element of HTML with its properties (on…, class, or attributes) and children.
+// Returns an HTML element with the given properties (event handlers on…, class, attributes) and children.
 function el(name, given = {}, ...children) {
   const made = document.createElement(name);
   for (const [k, v] of Object.entries(given)) {
@@ -17,7 +17,7 @@ function el(name, given = {}, ...children) {
   return made;
 }
 
-// The same of SVG.
+// Returns an SVG element, with arguments as for `el`.
 function shapeOf(name, given, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [k, v] of Object.entries(given)) made.setAttribute(k, v);
@@ -29,7 +29,7 @@ const widthOf = (text, px) => [...text].reduce((w, c) => w + (DATA.advances[c] ?
 const counted = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const last = (name) => name.split(".").at(-1);
 
-// What was said lately, at the foot of the picture, and to readers of the screen.
+// Shows a message below the picture, which screen readers also announce.
 function say(text) {
   const box = $("said");
   box.textContent = text;

@@ -1,8 +1,8 @@
-// Pages of a comparison: what changed in numbers, the two sides, what changed of a part.
-const D = DATA.difference; // { counts, operations, parameters, weights: [numbers of any dtype, bytes of the rest] } of two models side by side
+// Pages of a comparison: totals before and after, the two models, and the changes of the chosen part.
+const D = DATA.difference; // { counts by sign, and as [before, after]: operations, parameters, weights [f32 elements, bytes of others] }
 const SIGNED = ["removed", "new", "changed"];
 
-// A number before and after, and how they differ.
+// Returns a row with a number before and after, and the difference.
 function delta(name, [was, is], show = (n) => n.toLocaleString("en")) {
   const by = BigInt(is) - BigInt(was), moved = by !== 0n;
   return el("div", { class: moved ? "delta moved" : "delta" }, el("dt", {}, name),
@@ -10,7 +10,7 @@ function delta(name, [was, is], show = (n) => n.toLocaleString("en")) {
 }
 const exactly = (n) => n.toLocaleString("en");
 
-// Bytes of weights: what nothing has cast is in the dtype that the reader chooses, the rest as it is stored.
+// Bytes of weights: f32 weights count in the dtype that the reader chooses, others as stored.
 const storedBytes = ([open, rest]) => BigInt(open) * BigInt(N.dtypes[scale.dtype]) + BigInt(rest);
 
 function deltas({ operations, parameters, weights }, sides) {
@@ -30,10 +30,10 @@ function tellDifference() {
   bar.replaceChildren(el("p", { class: "counts" }, el("b", {}, `${countsOf(D.counts)}`), ` of ${counted(D.operations[0], "operation")}`), deltas(D, DATA.root.inner));
 }
 
-// The model that a part is of.
+// Returns the root shape of the model that a part belongs to.
 const wholeOf = (shape) => (D ? DATA.root.inner.find(({ key }) => `${shape.key}.`.startsWith(`${key}.`)) : null) ?? DATA.root;
 
-// The key of the same part on the other side, where there is one.
+// Returns the key of the corresponding part of the other model, if there is one.
 function twin(key) {
   const [side, ...rest] = key.split("."), other = [side === "before" ? "after" : "before", ...rest].join(".");
   return D && rest.length && index().has(other.replace(Z.ALL, "")) ? other : null;
@@ -45,7 +45,7 @@ if (D) {
   keepers.push({ write() {}, read: tellDifference });
 }
 
-// -- what changed of the chosen part
+// -- changes of the chosen part
 section(15, (shape) => shape.ops?.filter((v) => v.mark).map((v) => [
   el("h3", { class: `sign ${v.mark.sign}` }, `${v.mark.sign}: ${v.op}`),
   ...(v.mark.changes ? [el("dl", { class: "changes" }, v.mark.changes.flatMap(([what, was, is]) => [el("dt", {}, what),

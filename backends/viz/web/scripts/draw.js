@@ -1,18 +1,18 @@
-// The picture as SVG: of all parts and lines only those in and near the window, and text only where it can be read.
+// The picture as SVG. Only parts and lines in or near the window are drawn, and text only if it is large enough to read.
 const picture = $("picture"), view = $("view");
-const NEAR = 0.5; // of the window, drawn around it
-const READABLE = 5; // pixels of text
-const TINY = 2; // pixels of a box, below which it is not drawn
+const NEAR = 0.5; // fraction of the window that is also drawn on each side of it
+const READABLE = 5; // minimum height of text, pixels
+const TINY = 2; // minimum size of a box that is drawn, pixels
 
-let root; // where everything is
-let spots = new Map(); // by key: the shapes that are placed
-let elements = new Map(); // by shape or line: what is drawn
-let painted = null; // what the last painting covers
-let chosen = null; // the key of the part that the panel is about
-let current = null; // the key of the part that has, or had, the keyboard
-const at = { k: 1, x: 20, y: 20 }; // scale, and where the corner of the picture is in the window
+let root; // the placed root shape
+let spots = new Map(); // key -> placed shape
+let elements = new Map(); // placed shape or line -> SVG element
+let painted = null; // the area, detail and scale of the last call of `paint`
+let chosen = null; // the key of the part that the panel describes
+let current = null; // the key of the part that has, or last had, keyboard focus
+const at = { k: 1, x: 20, y: 20 }; // scale, and position of the picture's corner in the window
 
-// Places everything anew: after parts were opened or closed.
+// Computes the layout and redraws the picture, after parts were opened or closed.
 function draw() {
   known = new Map();
   root = placed(DATA.root, 0, 0);
@@ -31,16 +31,16 @@ function draw() {
   if (focused) focusCurrent();
 }
 
-// How much is written: titles and lines, titles, nothing.
+// Returns the level of detail: 2 for titles and lines, 1 for titles only, 0 for no text.
 const detailNow = () => (Z.LINE * at.k >= READABLE ? 2 : Z.TITLE * at.k >= READABLE ? 1 : 0);
 
-// What the window shows of the picture, in its own pixels: [left, top, right, bottom], `more` windows wider each way.
+// Returns the visible area [left, top, right, bottom] in pixels of the picture, extended by `more` windows on each side.
 function seen(more = 0) {
   const { clientWidth: w, clientHeight: h } = picture;
   return [(-at.x - w * more) / at.k, (-at.y - h * more) / at.k, (w * (1 + more) - at.x) / at.k, (h * (1 + more) - at.y) / at.k];
 }
 
-// Draws what is in and near the window, keeps what is drawn already, and takes away the rest.
+// Draws the parts and lines in `area`, reuses existing elements, and removes the others.
 function paint(area = seen(NEAR)) {
   const detail = detailNow();
   if (painted?.detail !== detail) elements.clear();
@@ -62,7 +62,7 @@ function paint(area = seen(NEAR)) {
   if (focused) focusCurrent();
 }
 
-// An open part, what is drawn in it, and its lines, from below to above.
+// Yields, in drawing order, a shape, the shapes in it and its lines that are in the area.
 function* inView(p, area) {
   yield p;
   if (!p.open || (p !== root && p.width * at.k < 2 * TINY)) return;
@@ -83,7 +83,7 @@ function holds(p, key) {
   return false;
 }
 
-// Classes and states that change while what is drawn stays: chosen, found, in reach of the tab key.
+// Updates classes and attributes of existing elements: chosen, found, focusable.
 function mark() {
   for (const [thing, element] of elements) {
     if (thing.points) continue;
@@ -119,11 +119,11 @@ function circle({ shape, x, y, width, height }) {
 
 const textAt = (text, x, y, of) => shapeOf("text", { x, y, class: of }, text);
 
-// The box itself; from far away, where nothing is written in it, in the stronger colour of its kind.
+// The box; without text (zoomed out) it has the border colour of its kind, which is stronger.
 const frame = ({ shape, x, y, width, height, open }, detail) => shapeOf("rect", { x, y, width, height, rx: 8,
   style: `fill:var(--${open ? "open" : detail ? shape.kind : `${shape.kind}-edge`});stroke:var(--${shape.kind}-edge)` });
 
-// The row of a title, from x: the mark of the kind, the title, and what tells that it opens.
+// The title row, beginning at x: the mark of the kind, the title, and the sign that it can be opened.
 function row({ shape, y, open }, x) {
   const end = x + Z.ICON + widthOf(shape.title, Z.TITLE);
   const drawnAt = (x, y, more) => shapeOf("path", { transform: `translate(${x} ${y})`, ...more });
@@ -134,7 +134,7 @@ function row({ shape, y, open }, x) {
   return made;
 }
 
-// How often a part is computed; a click draws every time of it, or one for all.
+// The number of rounds of a repeat; a click draws all rounds, or only the first.
 const timesOf = (shape) => `× ${shape.repeat.count}`;
 function badge(shape, x, y) {
   const width = widthOf(timesOf(shape), Z.TITLE) + 16, all = opened.has(shape.key + Z.ALL);

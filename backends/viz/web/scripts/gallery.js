@@ -1,5 +1,5 @@
 "use strict";
-// Cards: which are shown, in which order; their pictures when they come near; the page of one in a frame.
+// Cards of models: filters, order, pictures drawn when cards scroll into view, and a model's page in a frame.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
@@ -35,8 +35,8 @@ const cards = DATA.cards.map((card, i) => {
   return { card, shown, text, i };
 });
 
-// -- which, and in which order
-const wanted = new Map(); // sort of group -> names of the chosen ones
+// -- filters and order
+const wanted = new Map(); // criterion -> names of the chosen groups
 const orders = { "as listed": (a, b) => a.i - b.i, name: (a, b) => a.card.title.localeCompare(b.card.title, "en", { numeric: true }) };
 for (const name of new Set(DATA.cards.flatMap((card) => Object.keys(card.numbers)))) {
   orders[name] = (a, b) => (a.card.numbers[name] ?? Infinity) - (b.card.numbers[name] ?? Infinity) || a.i - b.i;
@@ -79,7 +79,7 @@ $("search").oninput = arrange;
 $("order").onchange = arrange;
 $("all").onclick = showAll;
 
-// -- how it looks
+// -- theme
 const night = matchMedia("(prefers-color-scheme: dark)");
 let asked = "";
 try { asked = localStorage.getItem("weft-theme") ?? ""; } catch { /* pages from a disk may not store */ }
@@ -99,7 +99,7 @@ $("large").onclick = () => {
   $("large").setAttribute("aria-pressed", on);
 };
 
-// -- the page of a model: the shell that all share, filled with its data; the address names it
+// -- the page of a model: the common page template with the model's data; the URL has its name
 const escaped = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 function pageOf(card) {
   const data = JSON.stringify({ ...DATA.common, ...card.page, theme: dark() ? "dark" : "light" }).replaceAll("<", "\\u003c");

@@ -1,4 +1,4 @@
-// The keyboard: from part to part in the order in which they are computed.
+// Keyboard navigation from part to part, in order of computation.
 const KEYS = [
   ["/", "search; Enter: next match, Shift Enter: the one before"], ["Enter, Space", "open or close a part, show what is known of it"], ["↑ ↓", "part before, part after"],
   ["→", "open; then into it"], ["←", "close; then out of it"], ["Home, End", "first part, last part"], ["u", "all layers of a repeat, or one for all"],
@@ -7,7 +7,7 @@ const KEYS = [
 ];
 $("keys").append(...KEYS.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
 
-// Gives the keyboard to the current part. It is always drawn, wherever the window is.
+// Moves keyboard focus to the current part, which is always drawn, even outside of the window.
 function focusCurrent(move = false) {
   const p = spots.get(current);
   if (!p) return;
@@ -23,7 +23,7 @@ function walkTo(p) {
   focusCurrent(true);
 }
 
-// The part after p, or before it, of all that are open to see.
+// Returns the visible part after p, or before it.
 function after(p, within = true) {
   if (within && p.open && p.inner.length) return p.inner[0];
   return !p.above ? null : p.above.inner[p.place + 1] ?? after(p.above, false);

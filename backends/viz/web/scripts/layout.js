@@ -1,6 +1,6 @@
-// Where everything is, by the rules of positions.py: sizes of boxes from the inside out, then corners, then lines.
+// The layout, by the same rules as coordinates.py: sizes of boxes from the inside out, then positions, then lines.
 
-// -- how large: [width, height, axis]
+// -- sizes: [width, height, axis]
 const stacked = (sizes) => {
   const axis = Math.max(...sizes.map((s) => s[2]));
   return [axis + Math.max(...sizes.map((s) => s[0] - s[2])), sizes.reduce((h, s) => h + s[1], 0) + Z.GAP * (sizes.length - 1), axis];
@@ -40,7 +40,7 @@ function measured(shape, [kind, ...rest]) {
   return kind === "p" ? [found[0] + Z.LANE, found[1], Z.LANE / 2] : found;
 }
 
-// -- where
+// -- positions
 function placed(given, x, y) {
   const shape = shown(given), [width, height, axis] = size(given);
   const made = { shape, x, y, width, height, axis: x + axis, bottom: y + height, open: !!shape.box && opened.has(shape.key), inner: [], wires: [] };
@@ -113,7 +113,7 @@ function intoCircle(start, circle, lower) {
   return [start, [start[0], y], [circle.axis + (start[0] > circle.axis ? across : -across), y]];
 }
 
-// How much lower than in the middle lines go that come to a part from the same side: the farthest is the lowest.
+// Returns the vertical offset of each "merge" line, −1 to 1: of lines from the same side, the farthest is the lowest.
 function lanes(around, inside, shifts) {
   const found = new Map(), made = {};
   for (const [source, target, , bend, region] of inside.shape.wires) {

@@ -1,6 +1,6 @@
-// What the pointer is over: its lines stand out, and a note tells what goes along a line.
+// Highlights the lines of the part under the pointer, and shows the values on the line under it.
 const tip = $("tip");
-const REACH = 6; // pixels from a line
+const REACH = 6; // maximum distance of the pointer from a line, pixels
 let hot = [];
 
 function heat(lines) {
@@ -11,7 +11,7 @@ function heat(lines) {
 
 const linesOf = (p) => (p?.above ? p.above.wires.filter((w) => w.source === p.shape || w.target === p.shape) : []);
 
-// The line that is drawn at x, y of the picture.
+// Returns the line at (x, y) of the picture.
 function lineAt(x, y) {
   let nearest = REACH / at.k, found = null;
   for (const line of elements.keys()) {

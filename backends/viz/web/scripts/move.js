@@ -1,8 +1,8 @@
-// Zoom and pan: the wheel and fingers, buttons, and a small map of the whole.
-const SHOWN = 60; // pixels of the picture that stay in the window
+// Zoom and pan by wheel, mouse, touch and buttons, and a small map of the whole picture.
+const SHOWN = 60; // minimum part of the picture that stays in the window, pixels
 const MARGIN = 20; // around the picture, pixels
 
-let onPaper = false; // while the picture is printed, whole
+let onPaper = false; // whether the picture is being printed
 function apply() {
   if (onPaper) return;
   const { clientWidth: w, clientHeight: h } = picture;
@@ -17,13 +17,13 @@ function apply() {
 
 const smallest = () => Math.min(0.2, whole());
 
-// The scale at which all is in the window, but no less than what leaves the picture some pixels wide.
+// Returns the scale at which the whole picture fits into the window, but not so small that it is only pixels wide.
 function whole() {
   const { clientWidth: w, clientHeight: h } = picture, narrow = Math.min(1, 48 / root.width);
   return Math.max(narrow, Math.min(1, (w - 2 * MARGIN) / root.width, (h - 2 * MARGIN) / root.height));
 }
 
-// Zooms by a factor, the point x, y of the window stays.
+// Zooms by a factor around the point (x, y) of the window.
 function zoom(by, x = picture.clientWidth / 2, y = picture.clientHeight / 2) {
   const k = Math.min(4, Math.max(smallest(), at.k * by));
   Object.assign(at, { k, x: x - (x - at.x) * k / at.k, y: y - (y - at.y) * k / at.k });
@@ -36,7 +36,7 @@ function pan(dx, dy) {
   apply();
 }
 
-// The whole picture in the window; and as at first: as large as it is, from the top, in the middle or on its main line.
+// `fit` shows the whole picture; `home` the initial view: full size, from the top, centred on the picture or its main line.
 function fit() {
   const { clientWidth: w, clientHeight: h } = picture, k = whole();
   Object.assign(at, { k, x: (w - root.width * k) / 2, y: Math.max(MARGIN, (h - root.height * k) / 2) });
@@ -49,7 +49,7 @@ function home() {
   apply();
 }
 
-// A part in the middle of the window; one that is larger than the window, by its top.
+// Centres a part in the window; shows the top of a part that is larger than the window.
 function centre(p) {
   const { clientWidth: w, clientHeight: h } = picture;
   if (at.k < 0.6) at.k = 1;
@@ -58,14 +58,14 @@ function centre(p) {
   apply();
 }
 
-// A part into the window, moved no further than is needed.
+// Moves a part into the window by the smallest distance.
 function reveal(p) {
   const { clientWidth: w, clientHeight: h } = picture, tall = p.open ? Z.HEAD : p.height, wide = Math.min(p.width * at.k, w - 2 * MARGIN);
   const x = p.x * at.k + at.x, y = p.y * at.k + at.y;
   pan(x < MARGIN ? MARGIN - x : Math.min(0, w - MARGIN - x - wide), y < MARGIN ? MARGIN - y : Math.min(0, h - MARGIN - y - tall * at.k));
 }
 
-// -- wheel, mouse and fingers
+// -- wheel, mouse and touch
 picture.addEventListener("wheel", (e) => {
   e.preventDefault();
   const unit = e.deltaMode === 1 ? 16 : 1, { left, top } = picture.getBoundingClientRect();
@@ -103,7 +103,7 @@ new ResizeObserver(() => { if (root) apply(); }).observe(picture);
 
 // -- the map
 const map = $("map"), pen = map.querySelector("canvas").getContext("2d"), here = map.querySelector("div");
-let drawnMap = null; // the layout that is on the map
+let drawnMap = null; // the layout that the map shows
 
 function showMap() {
   const { clientWidth: w, clientHeight: h } = picture;
@@ -117,7 +117,7 @@ function showMap() {
   for (const side in size) here.style[side] = `${size[side]}px`;
 }
 
-// Draws the map, so large in x and in y.
+// Draws the map with the given scales in x and y.
 function drawMap(across, k) {
   drawnMap = root;
   const { canvas } = pen, style = getComputedStyle(document.documentElement), colours = { rule: style.getPropertyValue("--rule") };

@@ -1,7 +1,7 @@
-// Every part by its key, those of folded layers among them, and the parts that make values.
-let parts = null; // key -> { shape, above: keys to open for it to be seen }
+// Index of all parts by key, including folded layers, and of the parts that produce values.
+let parts = null; // key -> { shape, above: keys of the parts to open to make it visible }
 const makers = new Map(); // value -> { key, type }
-const firsts = new Map(); // the first time of a repeat, which is a part when all times are shown -> the repeat
+const firsts = new Map(); // key of the first round of a repeat, a part when all rounds are drawn -> key of the repeat
 
 function index() {
   if (parts) return parts;
@@ -28,7 +28,7 @@ function index() {
 const shapeAt = (key) => spots.get(key)?.shape ?? index().get(key)?.shape;
 const madeBy = (value) => (index(), makers.get(value));
 
-// Opens what is needed to see a part, puts it in the middle, and chooses it. Says whether there is such a part.
+// Opens the containers of a part, centres and chooses it. Returns whether the part exists.
 function go(key) {
   const found = index().get(key);
   if (!found) return false;

@@ -1,22 +1,22 @@
-// Numbers of parts, for a length of text, a dtype and a device that the reader chooses: exact, as whole numbers are.
+// Costs of parts for the chosen sequence length, dtype and device, computed exactly in integers.
 const N = DATA.numbers, TOKENS = DATA.tokens ?? N.tokens;
 const scale = { tokens: TOKENS, dtype: Object.keys(N.dtypes)[0], device: Object.keys(N.devices)[0] };
 const NO_WORK = [0, 0, 0, 0, 0];
 
-// A polynomial (facts.py) at sizes by name, as a BigInt.
+// Evaluates a polynomial (see part_costs.py) for sizes by name, as a BigInt.
 const exact = (size, at) => (typeof size === "number" ? BigInt(size) : size.reduce((sum, [c, ...factors]) =>
   sum + factors.reduce((value, [atom, power]) => value * sized(atom, at) ** BigInt(power), BigInt(c)), 0n));
 
 const calls = { min: (a, b) => (a < b ? a : b), max: (a, b) => (a > b ? a : b), floordiv: (a, b) => a / b };
 const sized = (atom, at) => (typeof atom === "string" ? BigInt(at[atom]) : calls[atom[0]](...atom.slice(1).map((a) => exact(a, at))));
 
-// FLOPs and bytes of a list [FLOPs, numbers read, numbers written, bytes read, bytes written].
+// Returns FLOPs and bytes of a list [FLOPs, elements read, elements written, bytes read, bytes written].
 function worked(work, at, item) {
   const [flops, read, written, readBytes, writtenBytes] = (work ?? NO_WORK).map((size) => exact(size, at));
   return { flops, read: read * item + readBytes, written: written * item + writtenBytes };
 }
 
-// All numbers of a part, as `weft inspect --json` has them: for all tokens at once, and for one more (step_…).
+// Returns all costs of a part, as in `weft inspect --json`: of a prefill, and of a decode step (step_…).
 function numbersOf(shape, { tokens, dtype } = scale) {
   const facts = shape.facts ?? {}, item = BigInt(N.dtypes[dtype]);
   const at = { batch: 1, past: 0, seq: tokens, total: tokens, capacity: tokens, source: tokens };
@@ -29,14 +29,14 @@ function numbersOf(shape, { tokens, dtype } = scale) {
 
 const generates = () => !!(DATA.root.facts?.cache || DATA.root.facts?.state);
 
-// Where work stands under the roof (Williams 2009): FLOPs a byte, which side of the device limits it, and seconds.
+// Returns the position on the roofline (Williams 2009): FLOPs per byte, the limit (compute or memory), and seconds.
 function roofline(flops, bytes, { dtype, device } = scale) {
   const { rates, memory } = N.devices[device], [f, b] = [Number(flops), Number(bytes)];
   const [computing, moving] = [f / rates[dtype], b / memory];
   return { intensity: b ? f / b : 0, side: computing > moving ? "compute" : "memory", seconds: Math.max(computing, moving), ridge: rates[dtype] / memory };
 }
 
-// -- numbers for people
+// -- formatted numbers
 function told(n, units = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
   const value = Number(n), [unit, size] = units.find(([, s]) => value >= s) ?? ["", 1];
   return unit ? `${significant(value / size)} ${unit}` : value.toLocaleString("en", { maximumFractionDigits: 1 });
@@ -46,7 +46,7 @@ const toldBytes = (n) => (Number(n) < 1024 ? `${n} B` : `${told(n, [["TiB", 2 **
 const toldTime = (s) => (s >= 1 ? `${significant(s)} s` : s >= 1e-3 ? `${significant(s * 1e3)} ms` : `${significant(s * 1e6)} µs`);
 const share = (part, whole) => (Number(whole) ? `${(100 * Number(part) / Number(whole)).toPrecision(3).replace(/\.?0+$/, "")} %` : "");
 
-// -- what is chosen, in the header
+// -- choices in the header
 const length = el("input", { type: "number", id: "tokens", min: 1, max: 1e7, value: scale.tokens, "aria-label": "Tokens of a text", title: "Tokens of a text, for FLOPs, bytes and caches",
   onchange: () => { const n = Math.floor(+length.value); if (n >= 1 && n <= 1e7) rescale({ tokens: n }); else length.value = scale.tokens; } });
 const picker = (id, of, label) => el("select", { id, "aria-label": label, title: label, onchange: (e) => rescale({ [id]: e.target.value }) },
@@ -75,7 +75,7 @@ keepers.push({
   },
 });
 
-// -- of the chosen part
+// -- costs of the chosen part
 const cell = (name, n, text) => el("td", { "data-number": name, "data-exact": String(n), title: Number(n).toLocaleString("en") }, text);
 
 section(20, (shape) => {
@@ -102,7 +102,7 @@ section(20, (shape) => {
   ];
 });
 
-// -- what the part was made by: the module of the architecture file, and its line
+// -- the module that created the part, and its line in the architecture file
 section(30, (shape) => {
   const scope = shape.repeat ? shape.key.replace(/-\d+$/, "") : shape.key, made = DATA.origins?.modules[DATA.origins.of[scope]];
   return made ? [head("Made by"), el("pre", {}, broken(made[0], 0).join("\n")), ...(made[1] ? [el("p", {}, "line ", el("code", {}, made[1]))] : [])] : null;

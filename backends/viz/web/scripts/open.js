@@ -1,5 +1,5 @@
-// Opening and closing.
-let base = "first"; // what was open before single parts were opened or closed: see `bases`
+// Opening and closing of parts.
+let base = "first"; // the set of open parts before single parts were opened or closed: a key of `bases`
 
 function keysOf(shape, all, found = new Set()) {
   if (!shape.box) return found;
@@ -16,7 +16,7 @@ const bases = {
   every: () => keysOf(DATA.root, true),
 };
 
-// How many shapes there are, every time of every repeat counted.
+// Returns the number of shapes, with all rounds of all repeats.
 function amount(shape) {
   const inner = (shape.inner ?? []).reduce((n, i) => n + amount(i), 0);
   return shape.repeat ? 1 + shape.repeat.count * (1 + inner) : 1 + inner;
@@ -34,7 +34,7 @@ function openAs(name) {
   steady(middle(), () => { opened.clear(); for (const key of bases[name]()) opened.add(key); });
 }
 
-// The part in the middle of the window.
+// Returns the part in the middle of the window.
 function middle() {
   const [left, top, right, bottom] = seen(), x = (left + right) / 2, y = (top + bottom) / 2;
   let p = root;
@@ -42,8 +42,8 @@ function middle() {
   return p;
 }
 
-// Changes what is open and leaves the part `before`, or what it is in, where it is: its top, and its line (or with `left`
-// its left side); moved as far as it needs for the x of the window `pointer` to be within it.
+// Changes the open parts by a function, but keeps the part `before` (or its container) in place: its top, and its axis (or
+// with `left` its left side), shifted as far as needed for the window's x `pointer` to be within it.
 function steady(before, change, pointer = null, left = false) {
   change();
   draw();
@@ -60,7 +60,7 @@ function steady(before, change, pointer = null, left = false) {
   keep();
 }
 
-// Opens or closes a part, and the one that it is compared with.
+// Opens or closes a part, and the corresponding part of the other model.
 function flip(key) {
   const on = !opened.has(key);
   for (const one of [key, twin(key)]) if (one) opened[on ? "add" : "delete"](one);
@@ -71,7 +71,7 @@ function toggle(key, pointer = null) {
   if (p?.shape.box) steady(p, () => flip(key), pointer);
 }
 
-// All times of a repeat, or one for all; a closed one is opened.
+// Switches a repeat between all rounds and the first only; opens it if it is closed.
 function unroll(key, pointer = null) {
   const p = spots.get(key), all = key + Z.ALL;
   if (!p?.shape.repeat) return;
@@ -87,7 +87,7 @@ view.addEventListener("click", (e) => {
   if (e.target.closest(".times")) unroll(key, x);
   else if (p.shape.box && (!p.open || e.target.closest(".bar, .title, .opens, .mark"))) toggle(key, x);
   choose(key);
-  pan(Math.min(0, picture.clientWidth - 40 - x), 0); // out from under the panel
+  pan(Math.min(0, picture.clientWidth - 40 - x), 0); // moves the part out from under the panel
   focusCurrent();
 });
 

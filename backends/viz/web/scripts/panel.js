@@ -1,14 +1,14 @@
-// The panel beside the picture: about the chosen part, or one of the pages that tabs open.
+// The panel next to the picture: the chosen part, or a page that a tab opens.
 const panel = $("panel"), body = $("about");
 
-// Sections about a part stand in the order of their places; `make` is given its shape and returns elements, or nothing.
+// Adds a section about the chosen part, ordered by `place`; `make` maps its shape to elements, or to nothing.
 const sections = [];
 function section(place, make) {
   sections.push({ place, make });
   sections.sort((a, b) => a.place - b.place);
 }
 
-// A page of the panel with a button in the header; `make` returns its elements, `wide` says that it needs room.
+// Adds a page of the panel with a button in the header; `make` returns its elements, `wide` makes the panel wide.
 const tabs = new Map();
 function tab(id, name, make, wide = false) {
   const button = el("button", { "aria-pressed": "false", onclick: () => (open.tab === id ? closePanel() : showTab(id)) }, name);
@@ -16,7 +16,7 @@ function tab(id, name, make, wide = false) {
   $("tabs").append(button);
 }
 
-const open = { tab: null }; // the page that is shown: null for none, "part", or the id of a tab
+const open = { tab: null }; // the page shown: null (none), "part" or the id of a tab
 function show(id, title, elements) {
   open.tab = id;
   for (const [name, { button }] of tabs) button.setAttribute("aria-pressed", name === id);
@@ -28,7 +28,7 @@ function show(id, title, elements) {
   keep();
 }
 
-// Shows a page; beside one that needs room the middle of the picture stays in the middle of what is left of it.
+// Shows a page; next to a wide panel, the picture stays centred in the remaining room.
 function showTab(id) {
   const { name, make, wide } = tabs.get(id), before = picture.clientWidth;
   show(id, name, [make()].flat());
@@ -42,7 +42,7 @@ function choose(key) {
   mark();
 }
 
-// What the panel shows, made anew: after something changed that it depends on. What had the keyboard has it again.
+// Renders the panel again, after data that it depends on changed; keyboard focus is restored.
 function refresh() {
   const reachable = () => [...body.querySelectorAll("a, button, input, summary, [tabindex]")];
   const scrolled = panel.scrollTop, place = reachable().indexOf(document.activeElement);
@@ -73,7 +73,7 @@ function link(key, text) {
   return el("a", { href: `#at=${encodeURIComponent(key)}`, onclick }, text);
 }
 
-// The name of a value, which leads to the part that makes it.
+// Returns the name of a value as a link to the part that produces it.
 function valueLink(name) {
   const maker = madeBy(name);
   return maker ? link(maker.key, name) : name;
@@ -105,7 +105,7 @@ const kindMark = (kind) => shapeOf("svg", { class: "kind", viewBox: "-3 -3 16 16
   shapeOf("rect", { x: -2.5, y: -2.5, width: 15, height: 15, rx: 3.5, style: `fill:var(--${kind});stroke:var(--${kind}-edge)` }),
   shapeOf("path", { d: DATA.kinds[kind][1], class: "mark", style: `stroke:var(--${kind}-edge)` }));
 
-// -- recipes: how a weight is made, broken into lines; what comes many times, with other numbers, is counted
+// -- recipes of weights, in lines; arguments that differ only in numbers are counted
 function recipeOf(text) {
   const lines = broken(text, 0);
   const made = el("pre", {}, lines.join("\n"));
@@ -129,7 +129,7 @@ function broken(text, indent) {
 
 const unnumbered = (text) => text.replace(/-?[\d.]+/g, "#");
 
-// The arguments between commas that stand in no bracket and no quotes.
+// Splits arguments at commas outside of brackets and quotes.
 function split(text) {
   const found = [];
   let depth = 0, quote = "", from = 0;
@@ -144,7 +144,7 @@ function split(text) {
   return [...found, text.slice(from).trim()].filter(Boolean);
 }
 
-// -- the model as text: a list of lists, for those who do not look
+// -- the model as nested lists, for screen readers
 tab("text", "Outline", () => {
   const more = ({ repeat, symbol, key, lines }) => [repeat ? `${repeat.count} times` : "", symbol ? last(key) : "", ...(key ? lines : [])];
   const item = (shape) => el("li", {}, shape.key ? link(shape.key, shape.title || shape.symbol) : shape.title, " ",

@@ -1,4 +1,4 @@
-// Repeats: one time is told, the others are that with the numbers in its names moved on (as in plain.py).
+// Repeats: only one round is stored; the others are copies with increased layer numbers (as in plain.py).
 function moved(text, { prefix, depth, low, high }, by) {
   if (text.startsWith(prefix) && text.includes(".")) {
     const words = text.split(".");
@@ -29,7 +29,7 @@ function patched(plain, changes) {
   return plain;
 }
 
-// A repeat with a part for each time, whether or not it is shown so.
+// Returns a repeat with a part for each round, whether or not these are drawn.
 function unrolled(shape) {
   if (shape.times) return shape.times;
   const { count, parallel, period, moves, once, changed } = shape.repeat;
@@ -49,5 +49,5 @@ function unrolled(shape) {
         ...rails.flatMap((values, k) => all.map((i) => [START, i, values, "rail", [k], []]))] };
 }
 
-// A shape as it is shown: a repeat with all its times where these are asked for.
+// Returns a shape as it is drawn: a repeat with all rounds if they are open.
 const shown = (shape) => (shape.repeat && opened.has(shape.key + Z.ALL) ? unrolled(shape) : shape);

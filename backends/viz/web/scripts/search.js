@@ -1,9 +1,9 @@
-// Search: names and titles of parts, operations, weights and what they are made of, in folded layers too.
+// Search in names and titles of parts, operations, weights and recipes, also in folded layers.
 const field = $("search"), found = $("found");
-const matches = new Set(); // keys
+const matches = new Set(); // keys of the parts that match
 let results = [], place = -1, texts = null;
 
-// Of every part all that may be searched for, in small letters.
+// Returns [key, text to search in lower case] for every part.
 const wordsOf = (v) => [v.name, v.op, ...v.makes.map(([name]) => name), ...v.weights.flatMap(([name, , , , recipe]) => [name, recipe.slice(0, 400)])];
 function searchable() {
   texts ??= [...index()].filter(([key]) => key).map(([key, { shape }]) =>

@@ -1,4 +1,4 @@
-// The page about sizes: which part has and does how much, as areas; a click shows the part in the picture.
+// The page about sizes: a treemap of parts by a cost; a click shows the part in the picture.
 const MEASURES = {
   parameters: ["parameters", (n) => n.parameters, told], flops: ["FLOPs", (n) => n.flops, told], bytes: ["bytes read", (n) => n.read, toldBytes],
   step: ["bytes for one token", (n) => n.step_read, toldBytes], cache: ["cache", (n) => n.cache, toldBytes],
@@ -18,14 +18,14 @@ if (DATA.panels) tab("sizes", "Sizes", () => {
     asTable(`${MEASURES[measure][0]} by part`, ["part", "times", MEASURES[measure][0], "share"], leaves.map((l) => [link(l.shape.key, l.name), l.times, told(l.size), share(l.size, whole)]))];
 }, true);
 
-// The parts that areas stand for: those of layers, each with all its times together.
+// The parts of the treemap: the parts of layers, each summed over all rounds.
 function pieces(shape, times, of) {
   const opens = shape === DATA.root || shape.repeat || (shape.inner && /^\d+$/.test(last(shape.key))) || shape.inner?.some((i) => i.repeat);
   if (!opens) return [{ shape, name: shape.title && shape.title !== last(shape.key) ? `${shape.title}, ${last(shape.key)}` : last(shape.key) || shape.title, times, kind: shape.kind, size: Number(of(numbersOf(shape))) * times }].filter((l) => l.size > 0);
   return shape.inner.flatMap((inner) => pieces(inner, times * (shape.repeat?.count ?? 1), of));
 }
 
-// Areas in proportion, as near to squares as rows allow (Bruls 2000).
+// A squarified treemap (Bruls 2000): areas in proportion, nearly square.
 function tiles(leaves, x, y, w, h, made = []) {
   if (!leaves.length) return made;
   const total = leaves.reduce((s, l) => s + l.size, 0), short = Math.min(w, h);
@@ -61,7 +61,7 @@ function tile({ shape, name, times, kind }, x, y, w, h, says) {
   return g;
 }
 
-// A text, or as much of its beginning as fits into so many pixels.
+// Returns a text, cut to a width in pixels.
 function cut(text, room) {
   if (widthOf(text, 11) <= room) return text;
   let short = text;

@@ -1,7 +1,7 @@
-// Light or dark, what the address keeps, paper, the legend; and the start.
+// Theme, state in the URL, printing, the legend, and start of the page.
 const dark = () => document.documentElement.classList.contains("dark");
 const night = matchMedia("(prefers-color-scheme: dark)");
-let theme = ""; // what was asked for; nothing: as the system has it
+let theme = ""; // the chosen theme; "": that of the system
 
 function paintTheme(isDark) {
   document.documentElement.classList.toggle("dark", isDark);
@@ -20,7 +20,7 @@ function remembered() {
 $("theme").onclick = () => setTheme(!dark());
 night.addEventListener("change", (e) => { if (!theme) paintTheme(e.matches); });
 
-// -- the address: what is open (as a base and what differs from it), the theme, what the panel shows
+// -- state in the URL: open parts (a base and differences from it), theme, page of the panel
 let writing = 0, written = "";
 function keep() {
   clearTimeout(writing);
@@ -31,7 +31,7 @@ function keep() {
     for (const key of opened) if (!basis.has(key)) state.append("open", key);
     for (const key of basis) if (!opened.has(key)) state.append("close", key);
     if (theme) state.set("theme", theme);
-    if (spots.has(chosen)) state.set("at", chosen); // a part that is not to be seen would be opened
+    if (spots.has(chosen)) state.set("at", chosen); // restoring an invisible part would open its containers
     else if (tabs.has(open.tab)) state.set("tab", open.tab);
     for (const more of keepers) more.write(state);
     written = `#${state}`;
@@ -45,7 +45,7 @@ function restore() {
   opened.clear();
   for (const key of [...bases[base](), ...state.getAll("open")]) opened.add(key);
   for (const key of state.getAll("close")) opened.delete(key);
-  theme = state.get("theme") ?? DATA.theme ?? remembered(); // a page in a page has no address: what it is in says it
+  theme = state.get("theme") ?? DATA.theme ?? remembered(); // a page in a frame has no URL: the gallery passes the theme
   paintTheme(theme ? theme === "dark" : night.matches);
   draw();
   home();
@@ -55,7 +55,7 @@ function restore() {
 }
 addEventListener("hashchange", () => { if (location.hash !== written) restore(); });
 
-// -- paper: the whole picture, light
+// -- printing: the whole picture in the light theme
 addEventListener("beforeprint", () => {
   document.documentElement.classList.remove("dark");
   const kept = { ...at };
@@ -74,11 +74,11 @@ addEventListener("beforeprint", () => {
   }, { once: true });
 });
 
-// -- the legend: kinds that there are; one stands out while it is pointed at
+// -- the legend: kinds in the picture; parts of the kind under the pointer are highlighted
 const kinds = new Set(), gather = (shape) => { if (shape.key) kinds.add(shape.kind); shape.inner?.forEach(gather); };
 gather(DATA.root);
 for (const [kind, [name]] of Object.entries(DATA.kinds)) {
-  if (!kinds.has(kind) && !P) continue; // of passes, the signs of all steps
+  if (!kinds.has(kind) && !P) continue; // pages of pipelines list the signs of all steps
   const alone = (on) => { $("alone").textContent = on ? `#view g.part:not([data-kind="${kind}"]), #view path.wire { opacity: .18 }` : ""; };
   const on = () => alone(true), off = () => alone(false);
   $("legend").append(el("button", { class: "kind", onpointerenter: on, onpointerleave: off, onfocus: on, onblur: off }, kindMark(kind), name));

@@ -1,4 +1,4 @@
-// The page of a pipeline: one pass at a time, the graph before it and after it.
+// The page of a pipeline: one pass at a time, with the graph before or after it.
 const now = { step: 0, side: 1 }; // side 0: before the pass, 1: after it
 const slider = el("input", { type: "range", id: "step", min: 1, "aria-label": "Pass" }), which = el("select", { id: "pass", "aria-label": "Pass" });
 const [back, forth] = [["before", "‹", "Pass before ([)", -1], ["after", "›", "Pass after (])", 1]].map(([id, text, title, by]) =>

@@ -1,6 +1,6 @@
-// Several pictures in one page: shapes that are equal in several of them are told once, by their places in a pool.
-const P = DATA.passes; // { pool, views: [place of the root, keys open at first], steps }, on a page of passes
-const pictures = new Map(); // by number of a view: its root
+// Several pictures in one page: equal shapes are stored once in a pool, by index.
+const P = DATA.passes; // on the page of a pipeline: { pool, views: [index of the root, keys open at first], steps }
+const pictures = new Map(); // index of a view -> its root
 
 function shapeFrom(place) {
   const shape = { ...P.pool[place] };
@@ -14,10 +14,10 @@ function rootOf(view) {
   return pictures.get(view);
 }
 
-// What the reader opened or closed: key -> whether it is open.
+// Parts that the reader opened or closed: key -> whether it is open.
 const touched = new Map();
 
-// Makes another view the picture: what was opened or closed stays so, where there is such a part.
+// Switches to another view; parts that the reader opened or closed stay so if they exist in it.
 function setView(view) {
   const basis = new Set(bases[base]());
   for (const key of new Set([...basis, ...opened])) if (basis.has(key) !== opened.has(key)) touched.set(key, opened.has(key));
@@ -35,7 +35,7 @@ function useView(view) {
   DATA.opened = P.views[view][1];
 }
 
-// What was found out about the parts of another picture.
+// Clears the indexes of the previous picture.
 function forget() {
   parts = texts = null;
   makers.clear();

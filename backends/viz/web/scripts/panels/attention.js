@@ -1,4 +1,4 @@
-// The page about attention: masks of every kind, a rolling cache step by step, and how far layers see together.
+// The page about attention: the mask of each kind, a rolling cache step by step, and receptive fields.
 if (DATA.panels?.attention) tab("attention", "Attention", () => {
   const { kinds, reach } = DATA.panels.attention;
   return [...kinds.flatMap((kind) => [head(kind.title), maskOf(kind), kind.rolling ? rollingOf(kind) : null].filter(Boolean)), reach ? [head("Receptive field by layer"), reachOf(reach)] : []].flat();
@@ -17,7 +17,7 @@ function maskOf(kind) {
     asTable("Tokens seen", ["token", "sees"], mask.map((row, r) => [r, runs(row) || "nothing"]))));
 }
 
-// The places of the ones in a row, as ranges.
+// Returns the indices of the ones in a row, as ranges.
 const runs = (row) => [...row.matchAll(/1+/g)].map((m) => (m[0].length > 1 ? `${m.index}–${m.index + m[0].length - 1}` : m.index)).join(", ");
 
 function rollingOf(kind) {

@@ -1,4 +1,4 @@
-// The page about caches: KV cache bytes by text length, for this model and the same with other head counts.
+// The page about caches: KV cache bytes by sequence length, for this model and variants with other head counts.
 const keptBytes = (kept, tokens, dtype = scale.dtype) => kept.reduce((sum, [width, window]) => sum + width * Math.min(window ?? tokens, tokens), 0) * N.dtypes[dtype];
 const stateBytes = ([numbers, bytes], dtype = scale.dtype) => numbers * N.dtypes[dtype] + bytes;
 

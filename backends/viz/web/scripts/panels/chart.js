@@ -1,16 +1,16 @@
-// Charts: axes, lines with labels at their ends, values under the pointer, and the same as a table.
-const STROKES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"]; // a line is told by its dashes too
-const TEXT = 11; // pixels
-const tabRoom = () => (innerWidth <= 760 ? innerWidth : Math.min(640, innerWidth * 0.55)) - 50; // pixels of a wide panel, less what is beside it
+// Line charts with labels at the ends, values under the pointer, and the data as a table.
+const STROKES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"]; // dashes also distinguish the lines
+const TEXT = 11; // font size, pixels
+const tabRoom = () => (innerWidth <= 760 ? innerWidth : Math.min(640, innerWidth * 0.55)) - 50; // width of the content of a wide panel, pixels
 
-// Where a value is on an axis of pixels `from` to `to`: { at, ticks }.
+// Returns an axis from pixel `from` to `to`: { at: value -> pixel, ticks }.
 function axis({ low, high, log, base = 10, format }, from, to) {
   const f = log ? Math.log : (v) => v, [a, b] = [f(low), f(high)];
   const ticks = log ? powers(low, high, base) : evenly(low, high);
   return { at: (v) => from + (to - from) * (f(v) - a) / (b - a || 1), ticks: ticks.map((v) => [v, format(v)]), low, high };
 }
 
-// Powers of a base, at most nine of them.
+// Returns powers of a base, at most nine.
 function powers(low, high, base) {
   const f = (v) => Math.log(v) / Math.log(base), first = Math.ceil(f(low) - 1e-9), final = Math.floor(f(high) + 1e-9);
   const every = Math.ceil((final - first + 1) / 9), found = [];
@@ -25,8 +25,8 @@ function evenly(low, high) {
   return found;
 }
 
-// A chart of `series` [{ name, points: [[x, y], …] }], y null where there is none; all have the same x.
-// x and y: { title, log, base, low, high, format }; lines: [{ x | y, name }]; `titled` says what it shows.
+// Returns a chart of `series` [{ name, points: [[x, y], …] }] with the same x in all; y is null where it is unknown.
+// x and y: { title, log, base, low, high, format }; lines: [{ x | y, name }]; `titled` describes the chart.
 function chart({ titled, x, y, series, lines = [], height = 260 }) {
   const width = tabRoom(), left = 62, right = Math.max(...series.map((s) => s.name.length), 4) * 6.2 + 16, top = 14, bottom = height - 38;
   const across = axis(x, left, width - right), up = axis(y, bottom, top);
@@ -59,7 +59,7 @@ function chart({ titled, x, y, series, lines = [], height = 260 }) {
   return el("figure", {}, svg, value, asTable(titled, [x.title, ...series.map((s) => s.name)], xs.map((v, i) => [x.format(v), ...series.map((s) => (s.points[i][1] === null ? "–" : y.format(s.points[i][1])))])));
 }
 
-// Labels of ends, moved up and down as far as they would touch.
+// Labels at the ends of lines, moved vertically so that they do not overlap.
 function apart(ends, least = 13) {
   const sorted = [...ends].sort((a, b) => a[3] - b[3]);
   for (let round = 0; round < 30; round++) {
@@ -75,14 +75,14 @@ const asTable = (titled, columns, rows) => el("details", {}, el("summary", {}, "
   el("thead", {}, el("tr", {}, columns.map((c) => el("th", { scope: "col" }, c)))),
   el("tbody", {}, rows.map((row) => el("tr", {}, row.map((c, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, c))))))));
 
-// Powers of two from low to high, both of them included.
+// Returns low, 2 · low, 4 · low, … and high.
 function doublings(low, high) {
   const found = [];
   for (let v = low; v < high; v *= 2) found.push(v);
   return [...found, high];
 }
 
-// Little squares: `value(row, column)` gives the class of one, or nothing; `say` what is told of it.
+// Returns a grid of squares: `value(row, column)` is the CSS class of a square, if any; `say(row, column)` its description.
 function squares({ titled, rows, columns, value, say, size = 11, gap = 0 }) {
   const step = size + gap, svg = shapeOf("svg", { class: "squares", width: columns * step, height: rows * step, role: "img", "aria-label": titled, viewBox: `0 0 ${columns * step} ${rows * step}` });
   const paths = new Map();
@@ -100,5 +100,5 @@ function squares({ titled, rows, columns, value, say, size = 11, gap = 0 }) {
   return [svg, told];
 }
 
-let resized = 0; // charts are as wide as the panel
+let resized = 0; // charts are redrawn, because they are as wide as the panel
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { if (tabs.get(open.tab)?.wide) refresh(); }, 120); });

@@ -1,4 +1,4 @@
-// The page about experts: which are chosen for a token, and what stays idle.
+// The page about experts: routing of example tokens, and the number of idle parameters.
 if (DATA.panels?.experts) tab("experts", "Experts", () => DATA.panels.experts.flatMap((rule) => {
   const across = Math.min(32, rule.groups > 1 ? rule.experts / rule.groups : Math.ceil(Math.sqrt(rule.experts * 2))), rows = Math.ceil(rule.experts / across);
   const parts = [head(`${rule.experts} experts: ${rule.where}`), ...rule.sentences.map((text) => el("p", {}, text)),

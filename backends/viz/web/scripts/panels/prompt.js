@@ -2,7 +2,7 @@
 const PROMPT = DATA.prompt;
 const look = { layer: 0, head: -1, token: 0 }; // head −1: the mean of all
 
-// The attention weights of a layer: of a head, or the mean, as a function of query and key.
+// Returns the attention weights of a head, or their mean over heads, as a function of query and key.
 function weightsOf(layer) {
   layer.bytes ??= Uint8Array.from(atob(layer.weights), (c) => c.charCodeAt(0));
   const n = PROMPT.tokens.length, each = layer.causal ? n * (n + 1) / 2 : n * n;
@@ -30,7 +30,7 @@ function attentionOf() {
     tokensOf(at), heatOf(at, layer), el("p", {}, el("small", {}, "Computed in float64 for this prompt; attention weights are stored in steps of 1/255."))];
 }
 
-// A head as a little picture: dark where a token looks.
+// Returns a small picture of a head: the darker, the larger the attention weight.
 function paintHead(pen, at, h, n) {
   const image = pen.createImageData(n, n), ink = dark() ? 235 : 30;
   for (let q = 0; q < n; q++) for (let k = 0; k < n; k++) {
@@ -41,7 +41,7 @@ function paintHead(pen, at, h, n) {
   pen.putImageData(image, 0, 0);
 }
 
-// The text; a click on a token shows how much it looks at the others.
+// The tokens of the prompt; a click on a token shows its attention weights to the others.
 function tokensOf(at) {
   const chips = PROMPT.tokens.map((token, i) => {
     const w = at(look.head, look.token, i);
@@ -78,7 +78,7 @@ function expected() {
     asTable("Predicted next token at every position", ["after", "predicted", "actual"], PROMPT.next.map((at, i) => [`${i} ${spelled(PROMPT.tokens[i])}`, `${spelled(at.likely[0][0])} ${(100 * at.likely[0][1]).toFixed(0)} %`, at.came === undefined ? "" : `${spelled(PROMPT.tokens[i + 1])} ${(100 * at.came).toPrecision(2)} %, number ${at.rank}`]))].filter(Boolean);
 }
 
-// How many tokens of the prompt every expert of every layer is asked for.
+// The number of tokens that are routed to each expert of each layer.
 function loads() {
   const most = Math.max(...PROMPT.experts.flatMap((l) => l.counts)), experts = Math.max(...PROMPT.experts.map((l) => l.counts.length)), size = Math.max(3, Math.min(16, Math.floor((tabRoom() - 60) / experts)));
   const told = el("output", { class: "values" }, ""), svg = shapeOf("svg", { class: "chart heat", width: experts * size, height: PROMPT.experts.length * Math.max(size, 6), role: "img", "aria-label": "Tokens by expert and layer" }), tall = Math.max(size, 6);
