@@ -80,18 +80,18 @@ class FolderFacts:
     """The facts of a compiled folder that the runtime needs before it opens the model."""
 
     folder: Path
-    files: tuple[Path, ...]  # of the model, as its target names them
+    files: tuple[Path, ...]  # the files of the model, named as its target does
     kind: str  # "decoder", "encoder" or "encoder-decoder"
     target: str
     vocab: int
     max_length: int
     eos: frozenset[int] = frozenset()
-    head_dim: int | None = None  # of the caches, if the graph does not fix it
+    head_dim: int | None = None  # features per head of the caches, if the graph does not fix them
     states: tuple[StateRecord, ...] = ()  # states; empty if the folder does not record them
-    rolling: frozenset[int] = frozenset()  # the indices of rolling caches
-    compares: bool = False  # tokens of a call compete with each other, so padding would change results
-    compares_above: int = 0  # tokens of a text above which they compete
-    pooling: str = "mean"  # the pooling that turns an encoder's output into one vector per text
+    rolling: frozenset[int] = frozenset()  # indices of the rolling caches in the manifest's list of caches
+    compares: bool = False  # tokens of a forward pass compete (for experts), so padding would change results
+    compares_above: int = 0  # the number of tokens of a text above which they compete
+    pooling: str = "mean"  # the pooling of an encoder's outputs to one vector per text
     normalize: bool = False  # whether that vector is scaled to unit length
     embedding: Embedding = field(default_factory=Embedding)
     start: int = 0  # the first token of an encoder-decoder's answers
@@ -100,7 +100,7 @@ class FolderFacts:
     forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` for answers
     defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the source, and max_tokens
     outputs: tuple[str, ...] = ()  # the names of a PyTorch model's outputs, in order
-    task: Task | None = None  # of an encoder with a head
+    task: Task | None = None  # the task of an encoder with a head
     keeps_blocks: bool = False  # whether it multiplies by the quantized blocks of its source
 
     @property

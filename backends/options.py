@@ -30,7 +30,7 @@ class Options:
         return {}
 
     @classmethod
-    def listed(cls) -> dict[str, Option]:
+    def list_all(cls) -> dict[str, Option]:
         """Return the options of this target by name."""
         hints = typing.get_type_hints(cls)
         return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in dataclasses.fields(cls)}

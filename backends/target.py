@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
     target: str
     device: str
-    dtype: str | None = None  # the first of the target's
+    dtype: str | None = None  # None: the target's first dtype
 
     def __str__(self) -> str:
         return f"{TARGETS[self.target].runtime} on {'the CPU' if self.device == 'cpu' else 'the GPU'}"
@@ -87,7 +87,7 @@ class Backend(ABC):
     options: ClassVar[type[Options]] = Options
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # libraries whose versions the manifest records
     is_code: ClassVar[bool] = False  # a compiled folder is Python code, which runs when it is opened
-    explains: ClassVar[bool] = False  # its built models have `explain`, which turns the report of passes into lines
+    explains: ClassVar[bool] = False  # its built models have `explain`, which formats the report of passes as lines
     own_code: ClassVar[bool] = False  # its folders contain code that transformers runs
     runs: ClassVar[bool] = True  # weft can run its compiled folders
     trains: ClassVar[bool] = False  # models are for training: parameters stay as the architecture declares them
@@ -112,7 +112,7 @@ class Backend(ABC):
         Raises:
             WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
         """
-        own_options, all_known = self.options.listed(), collect_options()
+        own_options, all_known = self.options.list_all(), collect_options()
         for name, value in given.items():
             if name in MOVED:
                 raise WeftError(f"target {self.name} has no option {name!r} any more: {MOVED[name]}")
@@ -230,7 +230,8 @@ class Backend(ABC):
     def describe(self) -> dict[str, Any]:
         """Return the fields of the target, and its options by name, as plain data for JSON."""
         options = {
-            o.name: {"type": o.type_text, "default": o.default, "help": o.help} for o in self.options.listed().values()
+            o.name: {"type": o.type_text, "default": o.default, "help": o.help}
+            for o in self.options.list_all().values()
         }
         return {**dataclasses.asdict(self), "options": options}
 
@@ -250,7 +251,7 @@ def collect_options() -> dict[str, tuple[Option, list[str]]]:
     definition with the most choices is returned."""
     merged: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
-        for name, option in target.options.listed().items():
+        for name, option in target.options.list_all().items():
             widest_known, names = merged.get(name, (option, []))
             wider = option if len(option.choices) > len(widest_known.choices) else widest_known
             merged[name] = wider, [*names, target.name]

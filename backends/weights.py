@@ -52,7 +52,7 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
     stored_bytes = dict.fromkeys(counts, 0)
     owners = _Owners(graph)
     for name, tensor in tensors.items():
-        owner = owners.of(name)
+        owner = owners.find(name)
         kind = OTHER if owner is None else _name_kind(by_param.get(owner))
         stored_bytes[kind] = stored_bytes.get(kind, 0) + tensor.nbytes
         if owner is not None and kind in LAYERED and (layer := find_layer(owner.name)):
@@ -91,7 +91,7 @@ class _Owners:
                 self._params.setdefault(param.name.removesuffix(".weight"), param)
         self._params |= {param.name: param for param in graph.params.values() if param.uses}
 
-    def of(self, name: str) -> Param | None:
+    def find(self, name: str) -> Param | None:
         """Return the parameter whose name is the longest prefix of `name`; None if there is none."""
         return next((self._params[stem] for stem in _list_prefixes(name) if stem in self._params), None)
 

@@ -96,14 +96,14 @@ class TorchBackend(Backend):
         import_torch()
         from ..torch.decode.lower_step import refusal
 
-        forms = {MODEL: Form(self.model(PythonNames()))}
+        forms = {MODEL: Form(self.model_pipeline(PythonNames()))}
         if refusal(graph) is None:
             quiet = (DropDropout(),) if has_dropout(graph) else ()  # steps do not train
             phases = Phase(FUSE_DECODE.name, (*quiet, *FUSE_DECODE.passes)), Phase(STEP, (Legalize(self.name, STEP),))
             forms[STEP] = Form(Pipeline(phases), of=MODEL)
         return forms
 
-    def model(self, names: PythonNames) -> Pipeline:
+    def model_pipeline(self, names: PythonNames) -> Pipeline:
         """Return the pipeline that prepares a graph for code generation and includes the pass `names`."""
         return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
 

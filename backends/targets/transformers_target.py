@@ -49,7 +49,7 @@ class TransformersBackend(TorchBackend):
         import_torch()
         from ..torch.transformers.lower.lower_base_and_head import OWN, USUAL
 
-        forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}
+        forms = {MODEL: Form(self.model_pipeline(PythonNames(OWN, USUAL)))}
         if graph.meta.get("kind") == "encoder-decoder":
             if any(name in graph.inputs for name in SOUND):
                 raise WeftError(f"target {self.name} supports only text encoders; that of {graph.name} reads sound")

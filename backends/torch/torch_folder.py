@@ -44,7 +44,7 @@ class TorchFolder:
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and passes that need it")
         check_writes(graph)
-        settings = {name: getattr(options, name) for name in options.listed()}
+        settings = {name: getattr(options, name) for name in options.list_all()}
         float8 = settings[CACHE_DTYPE] == "fp8"
         self._built = export.build(forms, float8)
         self._weights = export.weights(self._built, dtypes.parse(dtype))

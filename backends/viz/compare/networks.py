@@ -36,7 +36,7 @@ def compare_networks(before: Network, after: Network) -> Comparison:
     which it shares the most (at least one) neighbours and weights. Weights are compared by recipe
     (`_choose_recipe_text`).
     """
-    pairs = _NetworkMatcher(before, after).pairs()
+    pairs = _NetworkMatcher(before, after).match_all()
     names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
     ours, theirs = ({v.name: v for v in network.vertices} for network in (before, after))
     marks = {a: _mark_operation(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
@@ -114,13 +114,13 @@ class _NetworkMatcher:
         self.matches: dict[str, str] = {}
         self.matched: set[str] = set()
 
-    def pairs(self) -> dict[str, str]:
+    def match_all(self) -> dict[str, str]:
         """Map the names of operations of `before` to the names of the corresponding operations of `after`."""
         theirs = {v.name for v in self.after.vertices}
         # Names as in the corresponding layer first: where layers were removed, a plain name is that of another one.
-        for translate in (self.translate, lambda name, scope: name):
+        for translate in (self.translate_name, lambda name, scope: name):
             for v in self.before.vertices:
-                self.match(v.name, translate(v.name, v.scope), theirs)
+                self.match_pair(v.name, translate(v.name, v.scope), theirs)
         ours, others = _find_neighbours(self.before), _find_neighbours(self.after)
         gone, come = _find_unique(self.before, self.after), _find_unique(self.after, self.before)
         kinds: dict[tuple[str, str], list[Vertex]] = {}
@@ -129,23 +129,23 @@ class _NetworkMatcher:
         for v in gone:
             if v.name not in self.matches:
                 around = {self.matches.get(name, name) for name in ours[v.name]}
-                alike = kinds.get((self.translate(v.scope, v.scope), v.op), ())
+                alike = kinds.get((self.translate_name(v.scope, v.scope), v.op), ())
                 near = {
                     o.name: len(around & others[o.name]) + _count_shared(v, o)
                     for o in alike
                     if o.name not in self.matched
                 }
                 best = max(near, key=near.__getitem__, default="")
-                self.match(v.name, best if near.get(best) else "", theirs)
+                self.match_pair(v.name, best if near.get(best) else "", theirs)
         return self.matches
 
-    def match(self, name: str, other: str, there: Collection[str]) -> None:
+    def match_pair(self, name: str, other: str, there: Collection[str]) -> None:
         """Record that `name` of `before` is `other` of `after`, if `other` is in `there` and both are unmatched."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)
 
-    def translate(self, name: str, scope: str) -> str:
+    def translate_name(self, name: str, scope: str) -> str:
         """Return the operation `name` in `scope` with its layer renamed as in `after`; "" if that layer was removed."""
         layer = find_layer_scope(scope)
         other = self.layers.get(layer, layer)

@@ -133,7 +133,7 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
     """Return the arrangement of `parts` by `wiring`, to which lines that pass LONGEST rows are added as notes."""
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
-    box = arranger.column(frozenset(range(len(parts))))
+    box = arranger.arrange_column(frozenset(range(len(parts))))
     paths = dict(_list_paths(box, ()))
     lines = []
     for (a, b), values in links.items():
@@ -148,7 +148,7 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
     for k, name in enumerate(rails):
         for i in wiring.side[name]:
             lines.append(Line(START, i, (name,), "rail", (k,)))
-            if parts[i].layered:  # other parts keep the note next to the line
+            if parts[i].has_layers:  # other parts keep the note next to the line
                 notes[i].remove(name)
     return Arrangement(parts, box, lines, notes, wiring.unwired_results, len(rails))
 
@@ -209,7 +209,7 @@ class _Arranger:
         self.cut: set[tuple[int, int]] = set()
         self.lanes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
 
-    def column(self, members: frozenset[int]) -> Column:
+    def arrange_column(self, members: frozenset[int]) -> Column:
         """Return the column of the parts `members`: the parts on every path through them, and boxes of the parts
         between. Edges from and to other parts count as edges from START and to END."""
         inner = self.graph.subgraph(members)
@@ -238,19 +238,19 @@ class _Arranger:
                 boxes.append(Item(a))
             between = frozenset(n for n in members if owner[n] == a and n != a)
             if between:
-                boxes.append(self._branch(between, flow, flow.has_edge(a, b), between == members))
+                boxes.append(self._split(between, flow, flow.has_edge(a, b), between == members))
         return Column(tuple(boxes))
 
-    def _branch(
+    def _split(
         self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, is_whole_column: bool
     ) -> Branches | PartRows:
         components = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
         # As a column these members would recurse without end.
         if is_whole_column and not bypass and len(components) == 1:
-            return self._rows(members)
-        return Branches(tuple(self.column(frozenset(branch)) for branch in components), bypass)
+            return self._arrange_rows(members)
+        return Branches(tuple(self.arrange_column(frozenset(branch)) for branch in components), bypass)
 
-    def _rows(self, members: frozenset[int]) -> PartRows:
+    def _arrange_rows(self, members: frozenset[int]) -> PartRows:
         inner = self.graph.subgraph(members)
         rank = {n: i for i, layer in enumerate(nx.topological_generations(inner)) for n in layer}
         # A part without producers is placed directly above its first reader.

@@ -97,11 +97,11 @@ class _Placer:
 
     def place(self, shape: Shape, x: float, y: float) -> PlacedShape:
         """Return `shape` placed with its top left corner at (x, y); if it is open, with everything in it."""
-        shape, size = self.expand(shape), self.size(shape)
+        shape, size = self.expand(shape), self.measure(shape)
         result = PlacedShape(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
         if result.open and shape.arrangement is not None:
             inside = _Inside(shape, shape.arrangement)
-            self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
+            self._place_box(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
             result.inner = [inside.spots[i] for i in sorted(inside.spots)]
             result.wires = list(_route_wires(result, inside))
         return result
@@ -114,67 +114,67 @@ class _Placer:
             self.repeated[id(shape)] = unroll_repeat(shape)
         return self.repeated[id(shape)]
 
-    def size(self, shape: Shape) -> Size:
+    def measure(self, shape: Shape) -> Size:
         """Return the size of `shape`: the size of its contents with borders if it is open, else its closed size."""
         shape = self.expand(shape)
         if shape.arrangement is None or shape.key not in self.opened:
             return shape.closed
-        inner = self._box(shape, shape.arrangement.box)
+        inner = self._measure_box(shape, shape.arrangement.box)
         wide = max(inner.width + 2 * PAD, shape.head) + RAIL * shape.arrangement.rails
         return Size(wide, HEAD + GAP + inner.height + GAP, PAD + inner.axis)
 
-    def _box(self, shape: Shape, box: Box) -> Size:
+    def _measure_box(self, shape: Shape, box: Box) -> Size:
         # By identity: shapes are mutable, hence not hashable, and they outlive the placer.
         key = id(shape), id(box)
         if key not in self.sizes:
-            self.sizes[key] = self._measure(shape, box)
+            self.sizes[key] = self._compute_size(shape, box)
         return self.sizes[key]
 
-    def _measure(self, shape: Shape, box: Box) -> Size:
+    def _compute_size(self, shape: Shape, box: Box) -> Size:
         if isinstance(box, Item):
-            return self.size(shape.inner[box.index])
+            return self.measure(shape.inner[box.index])
         if isinstance(box, LineGap):
             return Size(PASS, 0, PASS / 2)
         if isinstance(box, Column):
-            return _stack_sizes([self._box(shape, b) for b in box.boxes])
+            return _stack_sizes([self._measure_box(shape, b) for b in box.boxes])
         if isinstance(box, Branches):
-            sizes = [self._box(shape, b) for b in box.boxes]
+            sizes = [self._measure_box(shape, b) for b in box.boxes]
             size = _join_sizes(sizes, APART)
             return Size(size.width + LANE, size.height, LANE / 2) if box.bypass else size
-        size = _stack_sizes([_join_sizes([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
+        size = _stack_sizes([_join_sizes([self._measure_box(shape, x) for x in row], APART / 2) for row in box.rows])
         return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)
 
-    def _put(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
+    def _place_box(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
         """Place `box`, whose path is `path`, with its top left corner at (x, y); store its positions in `inside`."""
         shape = inside.shape
         if isinstance(box, Item):
             inside.spots[box.index] = self.place(shape.inner[box.index], x, y)
             return
-        size = self._box(shape, box)
+        size = self._measure_box(shape, box)
         inside.spans[path] = y, y + size.height
         if isinstance(box, Column):
             for i, b in enumerate(box.boxes):
-                inner = self._box(shape, b)
-                self._put(inside, b, x + size.axis - inner.axis, y, (*path, i))
+                inner = self._measure_box(shape, b)
+                self._place_box(inside, b, x + size.axis - inner.axis, y, (*path, i))
                 y += inner.height + GAP
         elif isinstance(box, Branches):
             x += LANE if box.bypass else 0
             for i, b in enumerate(box.boxes):
-                self._put(inside, b, x, y, (*path, i))
-                x += self._box(shape, b).width + APART
+                self._place_box(inside, b, x, y, (*path, i))
+                x += self._measure_box(shape, b).width + APART
         elif not isinstance(box, LineGap):
             tops = inside.tops[path] = []
             for r, row in enumerate(box.rows):
                 y += ACROSS * box.lanes[r]
                 tops.append(y)
-                sizes = [self._box(shape, b) for b in row]
+                sizes = [self._measure_box(shape, b) for b in row]
                 row_size = _join_sizes(sizes, APART / 2)
                 left = x + size.axis - row_size.axis
                 for c, (b, inner) in enumerate(zip(row, sizes, strict=True)):
                     if isinstance(b, LineGap):
                         inside.rooms[b.source, b.target, r] = left + inner.axis
                     else:
-                        self._put(inside, b, left, y, (*path, r, c))
+                        self._place_box(inside, b, left, y, (*path, r, c))
                     left += inner.width + APART / 2
                 y += row_size.height + GAP
             tops.append(y + ACROSS * box.lanes[-1])

@@ -14,12 +14,12 @@ def find_links(placed: PlacedShape) -> list[tuple[str, str]]:
     If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
     """
     closed = [p for p in placed.all() if not p.open]
-    makers = {name: p.shape.key for p in closed for name in p.shape.part.made}
+    makers = {name: p.shape.key for p in closed for name in p.shape.part.results}
     # Values of later rounds of a repeat -> their names in the first round.
     first = {
         later: earlier
         for part in (p.shape.part for p in placed.all() if p.open)
-        for body in part.others
+        for body in part.later_rounds
         for earlier, later in zip(_list_results(part.children), _list_results(body), strict=True)
     }
     edges: dict[tuple[str, str], None] = {}

@@ -74,14 +74,14 @@ def build_scene(network: Network) -> Shape:
 
 def list_default_open(root: Shape) -> set[str]:
     """Return the keys of the shapes that are open by default: `root`, layers and containers of layers."""
-    return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
+    return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.has_layers)}
 
 
 def unroll_repeat(shape: Shape) -> Shape:
     """Return a copy of the repeat `shape` with one inner shape for each of its rounds."""
     part = shape.part
-    rounds = [_wrap_round(part, body) for body in (part.children, *part.others)]
-    later = {name for body in part.others for child in body for name in child.read}
+    rounds = [_wrap_round(part, body) for body in (part.children, *part.later_rounds)]
+    later = {name for body in part.later_rounds for child in body for name in child.read}
     needed = _find_needed(part, ()) if part.parallel else later
     first, last = (build_shape(once, *_find_border_values(once, needed)) for once in (rounds[0], rounds[-1]))
     # Titles have layer numbers, of which the last has most digits: all rounds get the width of the wider end.
@@ -149,7 +149,7 @@ def _copy_for(shape: Shape, part: PicturePart, names: Mapping[str, str]) -> Shap
         part=part,
         label=_label_shape(part, shape.notes),
         notes=rename(shape.notes),
-        layer_outputs=() if part.layered else part.layer_outputs,
+        layer_outputs=() if part.has_layers else part.layer_outputs,
         unwired_results=rename(shape.unwired_results),
         arrangement=around,
         inner=inner,
@@ -168,9 +168,9 @@ def build_shape(
     `entering` are the values that the part reads, `leaving` its results that other parts read. Of these, `notes` and
     `unwired_results` are the values without a line.
     """
-    if part.layered:
+    if part.has_layers:
         notes = tuple(name for name in notes if name not in part.layer_inputs)
-    text, layer_outputs = _label_shape(part, notes), () if part.layered else part.layer_outputs
+    text, layer_outputs = _label_shape(part, notes), () if part.has_layers else part.layer_outputs
     arrangement, inner = None, list[Shape]()
     if part.children:
         arrangement, needed = arrange(part.body.children, entering, leaving), _find_needed(part.body, leaving)
@@ -202,5 +202,5 @@ def _find_needed(parent: PicturePart, leaving: tuple[str, ...]) -> set[str]:
 def _find_border_values(child: PicturePart, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return two tuples: the values that `child` reads, and its results that are in `needed` or that its own later
     rounds read."""
-    later = {name for body in child.others for part in body for name in part.read}
-    return tuple(child.read), tuple(name for name in child.made if name in needed or name in later)
+    later = {name for body in child.later_rounds for part in body for name in part.read}
+    return tuple(child.read), tuple(name for name in child.results if name in needed or name in later)

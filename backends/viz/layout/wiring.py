@@ -45,7 +45,7 @@ def wire_parts(
     scope; if it is given, a part that does not depend on the stream gets a line only to its first reader.
     """
     wiring = Wiring()
-    makes = {name: i for i, part in enumerate(parts) for name in part.made}
+    makes = {name: i for i, part in enumerate(parts) for name in part.results}
     outside: dict[str, list[int]] = {name: [] for name in entering}
     for i, part in enumerate(parts):
         for name in part.read:

@@ -24,7 +24,7 @@ class PicturePart:
 
     A leaf has `vertices`: an operation and the views of its results. A group has `children`. A repeat is a group whose
     children occur in `count` rounds (iterations), in sequence or in parallel.
-    `others`: the children of each round from the second on.
+    `later_rounds`: the children of each round from the second on.
     `reach`: "local" or "global" in a model where only some layers have a window, else "".
     `shared`: values that every round of an enclosing repeat reads.
     """
@@ -34,15 +34,15 @@ class PicturePart:
     vertices: tuple[Vertex, ...] = ()
     children: list[PicturePart] = field(default_factory=list)
     count: int = 1
-    others: list[list[PicturePart]] = field(default_factory=list)
+    later_rounds: list[list[PicturePart]] = field(default_factory=list)
     reach: str = ""
     shared: frozenset[str] = frozenset()
 
     @property
     def parallel(self) -> bool:
         """Return whether the rounds are independent: the second reads no result of the first."""
-        values = {name for part in self.children for name in part.made}
-        return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
+        values = {name for part in self.children for name in part.results}
+        return not any(name in values for part in (self.later_rounds or [[]])[0] for name in part.read)
 
     @property
     def body(self) -> PicturePart:
@@ -57,20 +57,20 @@ class PicturePart:
     def all_vertices(self) -> Iterator[Vertex]:
         """Yield every operation of the part, including all rounds of repeats."""
         yield from self.vertices
-        for part in itertools.chain(self.children, *self.others):
+        for part in itertools.chain(self.children, *self.later_rounds):
             yield from part.all_vertices()
 
     # These properties are cached: a part must not change after their first use.
 
     @cached_property
-    def made(self) -> dict[str, None]:
+    def results(self) -> dict[str, None]:
         """Return the names of the values that operations of the part produce, in order, as keys."""
         return dict.fromkeys(name for v in self.all_vertices() for name in v.makes)
 
     @cached_property
     def read(self) -> dict[str, None]:
         """Return the names of the values that the part reads but does not produce, in order, as keys."""
-        return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.made)
+        return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.results)
 
     @cached_property
     def layer_inputs(self) -> tuple[str, ...]:
@@ -93,9 +93,10 @@ class PicturePart:
         return sum(1 + sum(w.bytes for w in v.weights) for v in self.all_vertices())
 
     @cached_property
-    def layered(self) -> bool:
+    def has_layers(self) -> bool:
         """Return whether the part is a layer or contains layers."""
-        return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
+        is_layer = self.name.isdigit() and bool(self.children)
+        return self.count > 1 or is_layer or any(part.has_layers for part in self.children)
 
     def parts(self) -> Iterator[PicturePart]:
         """Yield this part, then all parts in it; of a repeat only the first round."""
@@ -131,11 +132,11 @@ def _find_reach(v: Vertex) -> str:
 
 def _set_reach(part: PicturePart) -> None:
     """Set `reach` of every layer in `part`, and of every repeat whose layers have the same reach."""
-    for child in itertools.chain(part.children, *part.others):
+    for child in itertools.chain(part.children, *part.later_rounds):
         _set_reach(child)
-    if part.layered:
+    if part.has_layers:
         spans = {_find_reach(v) for v in part.all_vertices()} - {""}
-        inner = {child.reach for child in part.children if child.layered}
+        inner = {child.reach for child in part.children if child.has_layers}
         if len(inner) < 2:
             part.reach = next(iter(inner), "local" if "local" in spans else "global" if spans else "")
 
@@ -261,7 +262,7 @@ def _rename_lone(leaf: PicturePart, scope: str) -> PicturePart:
 
 def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
     """Return sets of keys of `groups` whose parts read each other in a cycle."""
-    home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
+    home = {name: key for key, members in groups.items() for leaf in members for name in leaf.results}
     between = nx.DiGraph()
     for key, members in groups.items():
         for leaf in members:
@@ -333,7 +334,7 @@ def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
     pending = [part for body in rounds for part in body]
     for part in pending:
         part.shared |= first & second
-        pending += itertools.chain(part.children, *part.others)
+        pending += itertools.chain(part.children, *part.later_rounds)
 
 
 def hash_structure(part: PicturePart) -> str:

@@ -19,7 +19,7 @@ class PartCosts:
     `work`, `step`: the work of a prefill and of a decode step.
     `cache`: window (None: all tokens) → cached elements per token.
     `state`: the size of recurrent states: (elements in the model's dtype, bytes in other dtypes).
-    `known`: the costs of all operations are known; an unknown cost counts as 0.
+    `complete`: the costs of all operations are known; an unknown cost counts as 0.
     """
 
     parameters: int
@@ -27,7 +27,7 @@ class PartCosts:
     step: Work
     cache: dict[int | None, int]
     state: tuple[int, int]
-    known: bool
+    complete: bool
 
     @property
     def flops(self) -> Size:
@@ -85,7 +85,7 @@ def convert_costs(facts: PartCosts) -> dict[str, Any]:
         "step": _to_list(facts.step),
         "cache": [[width, window] for window, width in facts.cache.items()],
         "state": list(facts.state) if any(facts.state) else None,
-        "unknown": not facts.known,
+        "unknown": not facts.complete,
     }
     return {name: value for name, value in plain.items() if value}
 

@@ -32,7 +32,7 @@ class Observer:
 
     `weights`: attention weights [heads, queries, keys].
     `choices`: expert weights [tokens, experts], 0 for an expert that is not chosen.
-    `kept`: the inputs of attentions and mixtures, from which the observations are computed.
+    `arrays`: the inputs of attentions and mixtures, from which the observations are computed.
     `step`: called with the number of nodes done and in total.
     """
 
@@ -40,14 +40,14 @@ class Observer:
     step: Step
     weights: dict[Node, Array] = field(default_factory=dict)
     choices: dict[Node, Array] = field(default_factory=dict)
-    kept: dict[Value, Array] = field(default_factory=dict)
+    arrays: dict[Value, Array] = field(default_factory=dict)
     done: int = 0
 
     def watch(self, node: Node, outputs: tuple[Array, ...]) -> None:
         """Record the observations of `node` and report progress; the interpreter calls this after every node."""
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_is_observed(user) for user in value.users):
-                self.kept[value] = array
+                self.arrays[value] = array
         if _is_full_attention(node):
             self.weights[node] = compute_attention_weights(node, self._operands(node))
         elif node.op is ops.moe:
@@ -65,7 +65,7 @@ class Observer:
     def _value(self, value: Value | None) -> Array | None:
         if isinstance(value, Param):
             return widen(np.asarray(value.recipe.evaluate(self.graph.reader)))
-        return None if value is None else self.kept[value]
+        return None if value is None else self.arrays[value]
 
 
 def _is_observed(node: Node) -> bool:
@@ -111,7 +111,7 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
     feeds["token_type_ids"] = np.zeros_like(row)
     inputs = {name: feeds[name] for name in graph.inputs}
     observer = Observer(graph, step)
-    observer.kept = {value: inputs[name] for name, value in graph.inputs.items()}
+    observer.arrays = {value: inputs[name] for name, value in graph.inputs.items()}
     outputs = interpret(graph, inputs, watch=observer.watch)
     logits = outputs.get("logits")
     return {

@@ -58,7 +58,7 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
         path=at(part.path),
         vertices=tuple(map(prefix_vertex, part.vertices)),
         children=[_add_prefix(p, side) for p in part.children],
-        others=[[_add_prefix(p, side) for p in children] for children in part.others],
+        later_rounds=[[_add_prefix(p, side) for p in children] for children in part.later_rounds],
     )
 
 

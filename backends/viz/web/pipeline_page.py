@@ -39,7 +39,7 @@ def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> 
     counted = compute_totals(start, tokens)
     for step in steps:
         comparison, now = compare_networks(before, step.after), compute_totals(step.after, tokens)
-        views = [pool.view(side) for side in (comparison.before, comparison.after)]
+        views = [pool.add_view(side) for side in (comparison.before, comparison.after)]
         records.append(_convert_record(step.record) | convert_totals(comparison, counted, now) | {"views": views})
         before, counted = step.after, now
     passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": records}
@@ -73,24 +73,24 @@ class _Pool:
         self.views: list[tuple[int, list[str]]] = []
         self.view_ids: dict[str, int] = {}
 
-    def view(self, network: Network) -> int:
+    def add_view(self, network: Network) -> int:
         """Return the index in `views` of (root, open shapes) of `network`, adding it if it is not there."""
         # Keyed by repr, because its mappings are not hashable.
         key = repr(network)
         if key not in self.view_ids:
             root = build_scene(network)
             self.view_ids[key] = len(self.views)
-            self.views.append((self.number(plain.convert_shape(root)), sorted(select_open_parts(root))))
+            self.views.append((self.add_shape(plain.convert_shape(root)), sorted(select_open_parts(root))))
         return self.view_ids[key]
 
-    def number(self, shape: dict[str, Any]) -> int:
+    def add_shape(self, shape: dict[str, Any]) -> int:
         """Return the index of a shape in the pool, adding it if it is not there."""
         once = shape.get("repeat", {}).get("once", {})
-        compact = self.number_inner(shape)
+        compact = self.add_inner(shape)
         if "inner" in once:
-            compact = compact | {"repeat": shape["repeat"] | {"once": self.number_inner(once)}}
+            compact = compact | {"repeat": shape["repeat"] | {"once": self.add_inner(once)}}
         return self.shapes.setdefault(json.dumps(compact, separators=(",", ":")), len(self.shapes))
 
-    def number_inner(self, shape: dict[str, Any]) -> dict[str, Any]:
+    def add_inner(self, shape: dict[str, Any]) -> dict[str, Any]:
         """Return a shape with its inner shapes replaced by their numbers."""
-        return shape | {"inner": [self.number(s) for s in shape["inner"]]} if "inner" in shape else shape
+        return shape | {"inner": [self.add_shape(s) for s in shape["inner"]]} if "inner" in shape else shape

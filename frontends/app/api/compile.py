@@ -176,7 +176,7 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
         raise make_no_effect_error(f"--weights {weights}", reason)
     if cache_reason := first.get(selected.passes().get(CACHE_DTYPE, "").partition("{")[0]):
         idle = {**idle, CACHE_DTYPE: cache_reason}
-    for name, option in selected.listed().items():
+    for name, option in selected.list_all().items():
         if name in idle and (value := getattr(selected, name)) != option.default:
             raise make_no_effect_error(f"{option.flag} {value}", idle[name])
 

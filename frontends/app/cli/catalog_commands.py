@@ -137,7 +137,7 @@ def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     elif name is None:
         rows = []
         for target in selected:
-            flags = ", ".join(option.flag for option in target.options.listed().values())
+            flags = ", ".join(option.flag for option in target.options.list_all().values())
             rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), target.doc, flags))
         table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
     else:
@@ -180,7 +180,7 @@ def _show_target(target: Backend) -> None:
     for key, value in facts.items():
         if value:
             echo(f"{key}: {value}")
-    if options := target.options.listed().values():
+    if options := target.options.list_all().values():
         echo()
         rows = [(o.flag, o.type_text, spell(o.default) if o.default else "", o.help) for o in options]
         table(("option", "type", "default", "what it does"), rows)

@@ -23,7 +23,9 @@ def drawn(preset: str, pipeline: str = "") -> Shape:
 def test_caches_add_no_boxes(preset: str) -> None:
     with_caches, without = drawn(preset, "kv-cache"), drawn(preset)
     assert {s.key for s in with_caches.inner} - {s.key for s in without.inner} <= {"attention_mask", "position_ids"}
-    assert {s.key for s in with_caches.inner if s.part.layered} == {s.key for s in without.inner if s.part.layered}
+    assert {s.key for s in with_caches.inner if s.part.has_layers} == {
+        s.key for s in without.inner if s.part.has_layers
+    }
 
 
 def test_caches_are_told_where_they_are_read_and_made() -> None:

@@ -36,7 +36,7 @@ def outlined(preset: str) -> PicturePart:
 def test_the_whole_is_what_inspect_tells(preset: str) -> None:
     told, found = inspect(model_of(preset), 64), sum_costs(outlined(preset))
     binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}
-    assert found.known
+    assert found.complete
     assert found.parameters == told.parameters == PUBLISHED.get(preset, told.parameters)
     assert sizes.evaluate(found.flops, binding) == told.flops_prefill
     if told.cache_per_token is not None and told.state_bytes is not None:

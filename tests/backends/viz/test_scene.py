@@ -25,7 +25,7 @@ def test_only_the_last_layer_of_a_period_goes_on_to_the_next() -> None:
 def test_layers_are_local_or_global_where_there_are_both() -> None:
     def titles(source: str) -> list[str]:
         root = build_scene(build_network(load_source(source).graph))
-        return [shape.label.title for shape in root.all() if shape.part.layered and shape.part.path]
+        return [shape.label.title for shape in root.all() if shape.part.has_layers and shape.part.path]
 
     mixed = ["layers 0-23", "layers 0-4 · local · window 512", "layer 5 · global"]
     assert titles(str(EXAMPLES / "local_global.py")) == mixed

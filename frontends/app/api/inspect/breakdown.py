@@ -50,7 +50,7 @@ def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, in
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count
-            if child.layered:
+            if child.has_layers:
                 yield from _list_parts(child, times * child.count)
 
 

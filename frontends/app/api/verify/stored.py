@@ -119,7 +119,7 @@ def _expected_tensors(
 ) -> tuple[Mapping[str, StoredTensor], TensorReader]:
     """Return the tensors that the folder's target stores for `graph` after the passes `rest`, and their reader."""
     backend = TARGETS.lookup(manifest.text("target"))
-    options_of_target = backend.options.listed()
+    options_of_target = backend.options.list_all()
     recorded: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
     if "blocks" in manifest and "arithmetic" not in manifest:
         recorded["arithmetic"] = "f32"

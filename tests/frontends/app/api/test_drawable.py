@@ -48,7 +48,7 @@ def test_an_onnx_folder_looks_like_its_source(arch: Path) -> None:
         "attention_mask",
         "out.logits",
     ]
-    layers = [s for s in root.inner if s.part.layered]
+    layers = [s for s in root.inner if s.part.has_layers]
     assert sum(s.part.count for s in layers) == 3
     for kind in ("attention", "feed-forward"):
         (wanted,) = {s.label.title for s in source.all() if s.label.kind == kind and s.arrangement is not None}
