@@ -1,6 +1,6 @@
 """An architecture nobody has named: three Mamba layers to one of attention, and every second block has experts."""
 
-from weft import ALiBi, Attention, Block, Decoder, GatedMLP, Mamba, MoE, RMSNorm
+from weft import ALiBi, Attention, Block, Decoder, GatedMLP, Mamba, MoE, RMSNorm, Router
 
 DIM, LAYERS = 128, 8
 
@@ -10,7 +10,9 @@ wide = Attention(heads=8, kv_heads=2, bias=ALiBi())
 mixers = [mamba, mamba, mamba, local, mamba, mamba, mamba, wide] * (LAYERS // 8)
 
 dense = GatedMLP(2 * DIM)
-experts = MoE(8, hidden=DIM, k=2, choice="expert")  # each of the 8 takes the 2/8 of the tokens it likes best
+experts = MoE(
+    8, hidden=DIM, k=2, router=Router(choice="expert")
+)  # each of the 8 takes the 2/8 of the tokens it likes best
 
 model = Decoder(
     vocab=1000,

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir import ops
 
-from .attention import Attention, BlockSparse, LightningIndex
+from .attention import Attention, BlockSparse, Gate, LightningIndex, Mask, QKNorm
 from .blocks import AdaptedBlock, Block, Initialized, MixtureOfDepths, Repeat, ShortcutBlock
 from .build import (
     building,
@@ -29,7 +29,7 @@ from .build import (
 )
 from .delta_rule import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
-from .ffn import MLP, XIELU, GatedMLP, MoE
+from .ffn import MLP, XIELU, GatedMLP, MoE, Router
 from .heads import HeadTransform, TaskHead
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
@@ -96,6 +96,7 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",
+    "Gate",
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
@@ -111,6 +112,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "Mask",
     "MaskScaling",
     "MemoryBlock",
     "MixtureOfAttention",
@@ -121,6 +123,7 @@ __all__ = [
     "PerLayerEmbedding",
     "PerLayerInput",
     "PositionalConvolution",
+    "QKNorm",
     "RMSNorm",
     "RWKV6TimeMix",
     "RWKV7TimeMix",
@@ -130,6 +133,7 @@ __all__ = [
     "RelativeTable",
     "Repeat",
     "RoPE",
+    "Router",
     "ScoredKeysAttention",
     "SentencePooling",
     "ShortConv",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
@@ -11,7 +14,7 @@ from weft.ir.ops.elementwise import fill_like
 from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
-from .build import Layer, fill, keep, kept, module, named, param, provided, shared_attrs
+from .build import Layer, Renamed, fill, keep, kept, module, named, param, provided, shared_attrs, spell
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import LayerNorm, Norm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
@@ -22,7 +25,7 @@ _HIDDEN = -1e3  # the score of a hidden key, which softmax maps to 0
 
 @module(leaf=True)
 class BlockSparse:
-    """Block-sparse attention with blocks of `block` tokens: a field `sparse` of the `Attention` of encoders.
+    """Block-sparse attention with blocks of `block` tokens: the `mask` of an `Attention` in an encoder.
 
     Visible to a block are itself, `sides` blocks on each side, and the `first` first and `last` last blocks, whose own
     queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times, and
@@ -88,26 +91,98 @@ class LightningIndex:
         return ops.lightning_index(q, k, weights, heads=self.heads, top_k=self.top_k, causal=True, name="chosen")
 
 
-@module
+@dataclass(frozen=True, repr=False)
+class QKNorm:
+    """The norm of queries and keys.
+
+    `norm` normalizes every head with the same weights (`over` "head") or with weights of its own ("each"), or all heads
+    of a token together ("full"); before RoPE, or after it with `after_rope`.
+    """
+
+    norm: Norm
+    over: str = "head"
+    after_rope: bool = False
+    __repr__ = spell
+
+    def __post_init__(self) -> None:
+        need_modules(self, "norm")
+        need_one_of(self, "over", ("head", "each", "full"))
+
+
+@dataclass(frozen=True, repr=False)
+class Gate:
+    """A gate of attention: its output is multiplied by act(x W) before the output projection, with act `activation`.
+
+    The gate has a value per feature, or one per head with `by_head`.
+    """
+
+    activation: str = "sigmoid"
+    by_head: bool = False
+    __repr__ = spell
+
+    def __post_init__(self) -> None:
+        need_one_of(self, "activation", tuple(GATES))
+
+
+@dataclass(frozen=True, repr=False)
+class Mask:
+    """The keys that an attention sees besides its window, as the attributes of the op `attention`."""
+
+    keep_first: int = 0
+    pattern: str = "dense"
+    stride: int = 1
+    summary: int = 1
+    __repr__ = spell
+
+    def __post_init__(self) -> None:
+        need_whole(self, "stride", "summary")
+        need_whole(self, "keep_first", least=0)
+        need_one_of(self, "pattern", PATTERNS)
+        fits = self.pattern != "fixed" or self.summary <= self.stride
+        need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
+
+
+def _qk_norm(norm: Any, old: Mapping[str, Any]) -> Any:
+    if norm is None or not any(old.values()):
+        return norm
+    over = next((over for over in ("full", "each") if old.get(f"qk_norm_{over}")), "head")
+    return QKNorm(norm, over, bool(old.get("qk_norm_last")))
+
+
+def _gate(gate: Any, old: Mapping[str, Any]) -> Gate | bool:
+    return Gate(**{name.removeprefix("gate_"): value for name, value in old.items()}) if gate else False
+
+
+RENAMED: Renamed = {
+    "qk_norm": (("qk_norm_full", "qk_norm_each", "qk_norm_last"), _qk_norm),
+    "gate": (("gate_activation", "gate_by_head"), _gate),
+    "mask": (
+        ("keep_first", "pattern", "stride", "summary", "sparse"),
+        lambda mask, old: old.get("sparse") or Mask(**{k: v for k, v in old.items() if k != "sparse"}),
+    ),
+}
+
+
+@module(renamed=RENAMED)
 class Attention:
     """Multi-head, multi-query or grouped-query attention (Vaswani 2017; Shazeer 2019; Ainslie 2023).
 
-    `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None follows the model (a decoder is causal,
-    an encoder is not). At most `window` keys are visible; `keep_first`, `pattern` and `stride` as in the op
-    `attention`. `qk_norm` normalizes each head (`qk_norm_each`: with separate weights per head), or the full width with
-    `qk_norm_full`, before `rope`, or after it with `qk_norm_last`. `temperature` multiplies the queries by a factor
-    that grows with their position. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults
-    to 1/√head_dim, `softcap` limits scores, `sinks` learns one extra logit per head, `gate` multiplies by σ(x W) before
-    the output projection (`gate_activation`: softplus instead of σ; `gate_by_head`: one gate per head), and `sub_norm`
-    normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`. `bias`
-    (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; None uses the model's `position_bias`.
-    `sparse` selects the visible blocks of keys, in encoders. `value_conv` adds a convolution of the values over time
-    with that number of taps and one kernel per head (Xiong 2021, Nyströmformer), in encoders.
-
-    `keep_kv` stores keys and values under a name, and `share_kv` attends to those of an earlier layer (Brandon 2024,
-    cross-layer attention; YOCO): without a window, both share one cache. `keys_as_values` uses the projected keys,
-    before norm and rotation, as values, and `v_norm` normalizes values per head (Gemma 4). `out_dim` is the width of
-    the output, by default that of x.
+    - heads, kv_heads, head_dim: `kv_heads` defaults to `heads`, `head_dim` to width / heads; `v_head_dim` is the width
+      of a head's values, by default `head_dim`, and `out_dim` the width of the output, by default that of x.
+    - rope, temperature, bias: rotary positions; a factor of the queries that grows with their position; a term of the
+      scores (ALiBi, T5Bias, or a module of x, heads and causal), by default the model's `position_bias`.
+    - window, causal, mask: at most `window` keys are visible; `causal` None follows the model (a decoder is causal, an
+      encoder is not); `mask` is a further pattern, or a `BlockSparse` in encoders.
+    - qkv_bias, out_bias: biases of the projections. `clip` limits projected queries, keys and values to ±clip (OLMo).
+    - scale, softcap, sinks: `scale` of the scores, by default 1/√head_dim, their cap, and a learned logit per head.
+    - qk_norm, v_norm, sub_norm: norms of queries and keys, by a norm per head or a `QKNorm`; of values per head
+      (Gemma 4); of the input of the output projection (Wang 2022, Magneto).
+    - gate: a `Gate`, or True for its defaults.
+    - keep_kv, share_kv: `keep_kv` stores keys and values under a name, `share_kv` attends to those of an earlier layer
+      (Brandon 2024, cross-layer attention; YOCO): without a window, both share one cache.
+    - keys_as_values: the projected keys, before norm and rotation, are the values (Gemma 4).
+    - value_conv: in encoders, adds a convolution of the values over time with that number of taps and one kernel per
+      head (Xiong 2021, Nyströmformer).
     """
 
     heads: int
@@ -115,26 +190,18 @@ class Attention:
     head_dim: int | None = None
     rope: RoPE | None = None
     window: int | None = None
-    keep_first: int = 0
     causal: bool | None = None
+    mask: Mask | BlockSparse | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Norm | None = None
-    qk_norm_full: bool = False
-    qk_norm_each: bool = False
-    qk_norm_last: bool = False
+    qk_norm: Norm | QKNorm | None = None
     temperature: Temperature | None = None
     clip: float | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
-    gate: bool = False
-    gate_activation: str = "sigmoid"
-    gate_by_head: bool = False
+    gate: Gate | bool = False
     sub_norm: Norm | None = None
-    pattern: str = "dense"
-    stride: int = 1
-    summary: int = 1
     bias: Layer | None = None
     v_norm: Norm | None = None
     keys_as_values: bool = False
@@ -142,36 +209,29 @@ class Attention:
     share_kv: str | None = None
     out_dim: int | None = None
     v_head_dim: int | None = None
-    sparse: BlockSparse | None = None
     value_conv: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim", "v_head_dim")
-        need_whole(self, "keep_first", least=0)
+        need_whole(self, "heads", "kv_heads", "head_dim", "window", "out_dim", "v_head_dim")
         need_few(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
-        need_one_of(self, "gate_activation", tuple(GATES))
-        need(self, self.gate or not self.gate_by_head, "gate_by_head needs gate=True")
         need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values excludes v_head_dim")
         need_kind(self, "rope", RoPE)
         need_kind(self, "temperature", Temperature)
-        need_modules(self, "qk_norm", "sub_norm", "v_norm", "bias")
-        need_one_of(self, "pattern", PATTERNS)
-        fits = self.pattern != "fixed" or self.summary <= self.stride
-        need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
-        norm_options = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
-        need(self, len(norm_options) < 2, "qk_norm_full and qk_norm_each exclude each other")
-        need(self, not norm_options or self.qk_norm is not None, f"{''.join(norm_options)} needs a qk_norm")
+        need_kind(self, "mask", Mask, BlockSparse)
+        need_kind(self, "gate", Gate, bool)
+        if not isinstance(self.qk_norm, QKNorm):
+            need_modules(self, "qk_norm")
+        need_modules(self, "sub_norm", "v_norm", "bias")
         need_whole(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
         need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
         need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
-        need_kind(self, "sparse", BlockSparse)
-        conflicts = [name for name in ("window", "softcap", "bias", "causal") if getattr(self, name)]
-        conflicts += ["sinks"] * self.sinks + ["pattern"] * (self.pattern != "dense")
-        need(self, self.sparse is None or not conflicts, f"sparse and {''.join(conflicts[:1])} exclude each other")
+        conflicts = [name for name in ("window", "softcap", "bias", "causal", "sinks") if getattr(self, name)]
+        sparse = isinstance(self.mask, BlockSparse)
+        need(self, not sparse or not conflicts, f"mask=BlockSparse and {''.join(conflicts[:1])} exclude each other")
         if self.rope is not None and self.head_dim is not None:
             self.rope.recipe(self.head_dim)
 
@@ -184,11 +244,9 @@ class Attention:
         """Map x [batch, seq, dim] to [batch, seq, out_dim]; keys and values come from `memory` [batch, keys, width], if
         given, else from x."""
         source = x if memory is None else memory
-        self_only = [s is not None for s in (self.bias, self.rope, self.window, self.sparse, self.value_conv)]
-        if memory is not None and (any(self_only) or self.pattern != "dense"):
-            raise WeftError(
-                "bias, rope, window, sparse, pattern and value_conv are for self-attention: cross-attention has none"
-            )
+        self_only = (self.bias, self.rope, self.window, self.mask, self.value_conv)
+        if memory is not None and any(option is not None for option in self_only):
+            raise WeftError("bias, rope, window, mask and value_conv are for self-attention: cross-attention has none")
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
             raise WeftError("keep_kv and share_kv do not work inside mixture of depths, which selects tokens")
         d = self.head_dim or divide_width(x, self.heads, "heads")
@@ -199,26 +257,28 @@ class Attention:
         if self.value_conv is not None:
             y = ops.add(y, self._convolve(v, self.value_conv), name="with_neighbours")
         if self.gate:
-            y = self._apply_gate(y, x)
+            y = self._apply_gate(y, x, self.gate if isinstance(self.gate, Gate) else Gate())
         if self.sub_norm is not None:
             y = self.sub_norm(y)
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
     def _attend(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
         """Emit the attention op: map q, k and v [batch, seq or keys, heads·d] to [batch, seq, heads·d]."""
-        if self.sparse is not None:
+        if isinstance(self.mask, BlockSparse):
             if provided("position_bias") is not None or provided("chosen") is not None:
                 raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
-            return self.sparse(q, k, v, self.heads, self.groups, self.scale)
+            return self.mask(q, k, v, self.heads, self.groups, self.scale)
         causal = is_causal(self.causal) and memory is None
         mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
         if memory is None and provided("chosen") is not None and self.softcap is None:
             mask, scale = None, 1 / math.sqrt(q.width // self.heads) if scale is None else scale
             q, k = _append_marks(q, k, self.heads, self.groups, _HIDDEN / scale)
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
+        attrs = shared_attrs(self, ops.attention) | shared_attrs(self.mask or Mask(), ops.attention)
+        attrs |= {"kv_heads": self.groups, "causal": causal, "scale": scale}
         return ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            **shared_attrs(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
+            **attrs,
         )
 
     def _convolve(self, v: Value, taps: int) -> Value:
@@ -230,10 +290,10 @@ class Attention:
         weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")
         return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
-    def _apply_gate(self, y: Value, x: Value) -> Value:
+    def _apply_gate(self, y: Value, x: Value, kind: Gate) -> Value:
         """Multiply y [batch, seq, heads·d] by the gates computed from x."""
-        gate = GATES[self.gate_activation](linear(x, self.heads if self.gate_by_head else y.width, "gate"))
-        if not self.gate_by_head:
+        gate = GATES[kind.activation](linear(x, self.heads if kind.by_head else y.width, "gate"))
+        if not kind.by_head:
             return ops.mul(y, gate, name="gated")
         split = ops.reshape(y, shape=(*y.shape[:2], self.heads, y.width // self.heads), name="heads_apart")
         return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
@@ -250,13 +310,14 @@ class Attention:
             projected["k"] = self._project(source, kv * d, "k")
             v = projected["k"] if self.keys_as_values else self._project(source, kv * (self.v_head_dim or d), "v")
             v = v if self.v_norm is None else self._normalize_heads(self.v_norm, v, kv, "v_norm")
-        for step in ("rope", "norm") if self.qk_norm_last else ("norm", "rope"):
+        norm = self.qk_norm if isinstance(self.qk_norm, QKNorm | None) else QKNorm(self.qk_norm)
+        for step in ("rope", "norm") if norm is not None and norm.after_rope else ("norm", "rope"):
             for name, value in projected.items():
                 heads = self.heads if name == "q" else kv
                 if step == "rope" and self.rope is not None:
                     projected[name] = self.rope(value, heads, f"{name}_rope")
-                elif step == "norm" and self.qk_norm is not None:
-                    projected[name] = self._normalize(self.qk_norm, value, heads, f"{name}_norm")
+                elif step == "norm" and norm is not None:
+                    projected[name] = self._normalize(norm, value, heads, f"{name}_norm")
         q = projected["q"] if self.temperature is None else self.temperature(projected["q"])
         k, v = (projected["k"], v) if has_own_kv else kept(self.share_kv or "")
         return q, k, v
@@ -265,12 +326,12 @@ class Attention:
         y = linear(x, width, name, self.qkv_bias)
         return y if self.clip is None else ops.clip(y, low=-self.clip, high=self.clip, name=f"{name}_clipped")
 
-    def _normalize(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
-        if self.qk_norm_full:
-            return named(norm, name)(x)
-        if not self.qk_norm_each:
-            return self._normalize_heads(norm, x, heads, name)
-        joined = self._normalize_heads(norm.plain(), x, heads, name)
+    def _normalize(self, kind: QKNorm, x: Value, heads: int, name: str) -> Value:
+        if kind.over == "full":
+            return named(kind.norm, name)(x)
+        if kind.over == "head":
+            return self._normalize_heads(kind.norm, x, heads, name)
+        joined = self._normalize_heads(kind.norm.plain(), x, heads, name)
         return ops.mul(joined, param(f"{name}.weight", (x.width,), fill(1.0)), name=f"{name}_scaled")
 
     def _normalize_heads(self, norm: Norm, x: Value, heads: int, name: str) -> Value:

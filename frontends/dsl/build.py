@@ -10,13 +10,14 @@ import contextlib
 import copy
 import functools
 import itertools
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
 from weft.ir import ops
@@ -31,7 +32,9 @@ from weft.ir.types import TensorType, dtypes
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+_log = logging.getLogger("weft")
 _HERE = str(Path(__file__).parent.parent)  # weft.frontends
+Renamed = Mapping[str, tuple[tuple[str, ...], Callable[[Any, dict[str, Any]], Any]]]
 Layer = Callable[..., Value]  # a module that maps x [batch, seq, dim], and maybe more operands, to the same shape
 Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
 STD = 0.02  # default of `normal`
@@ -116,10 +119,15 @@ def is_module(value: object) -> bool:
 @overload
 def module(cls: type[T]) -> type[T]: ...
 @overload
-def module(*, leaf: bool) -> Callable[[type[T]], type[T]]: ...
+def module(*, leaf: bool = False, renamed: Renamed = ...) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True)
-def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
+def module(
+    cls: type[T] | None = None, *, leaf: bool = False, renamed: Renamed = MappingProxyType({})
+) -> type[T] | Callable[[type[T]], type[T]]:
     """Convert a class to a module: a frozen dataclass whose ``__call__`` emits ops in its own scope.
+
+    `renamed` maps a field to the arguments of earlier versions that it replaces, and to a function that returns its
+    value, given the value of the field itself (or None) and those arguments by name.
 
     A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
     the same field twice shares them. A `leaf`, such as `linear`, emits in the scope of its caller and uses its own name
@@ -130,11 +138,12 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
         wrapped: Any = dataclass(frozen=True, repr=False)(c)
         if not any("__call__" in vars(base) for base in wrapped.__mro__):
             raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
+        wrapped.__weft_renamed__ = {**getattr(c, "__weft_renamed__", {}), **renamed}
         original = wrapped.__init__
 
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
+            original(self, *args, **_rename_arguments(c.__name__, kwargs, wrapped.__weft_renamed__))
             for f in fields(self):
                 object.__setattr__(self, f.name, _copy_modules(getattr(self, f.name)))
             object.__setattr__(self, "__weft_made__", _creation_site(sys._getframe(1)))
@@ -146,6 +155,17 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
         return result
 
     return declare if cls is None else declare(cls)
+
+
+def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -> dict[str, Any]:
+    """Return the arguments of a module with those of earlier versions replaced; log a note about the replacements."""
+    for target, (names, convert) in renamed.items():
+        old = {name: arguments.pop(name) for name in names if name in arguments}
+        if old:
+            arguments[target] = convert(arguments.get(target), old)
+            spelled = ", ".join(f"{name}={value!r}" for name, value in old.items())
+            _log.warning("%s(%s) is now %s(%s=%r)", owner, spelled, owner, target, arguments[target])
+    return arguments
 
 
 def _creation_site(frame: FrameType | None) -> tuple[str, int] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any
 
@@ -12,13 +13,13 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import emit_hierarchical_routing, emit_noisy_logits, emit_sparse_mixer
 
-from .build import Layer, contribute, current, fill, module, param, shared_attrs
+from .build import Layer, contribute, current, fill, module, param, shared_attrs, spell
 from .checks import (
     need,
     need_activation,
-    need_divides,
     need_few,
     need_finite,
+    need_kind,
     need_modules,
     need_one_of,
     need_positive,
@@ -133,99 +134,124 @@ class XIELU:
         return ops.add(bent, ops.mul(x, beta), name="xielu")
 
 
-@module
-class MoE:
-    """A mixture of experts Σ_e g_e(x) E_e(x): a few of `experts` feed-forwards process each token (Shazeer 2017).
-
-    The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
-    `glu`), or plain ones if not `gated`. Parameters: ``router.weight`` [experts, dim], ``experts.gate`` and
-    ``experts.up`` [experts, hidden, dim], ``experts.down`` [experts, dim, hidden], with `bias` ``experts.gate_bias``,
-    ``experts.up_bias`` [experts, hidden] and ``experts.down_bias`` [experts, dim].
+@dataclass(frozen=True, repr=False)
+class Router:
+    """The router of a mixture of experts: how tokens and experts are assigned to each other.
 
     `choice` is the routing scheme:
 
     - token: each token selects its best `k` experts, by `scoring` softmax or sigmoid; `renormalize`, `scale`, `groups`,
-      `top_groups` and `group_score` as in the op `route`. `router_bias` adds ``router.bias`` to the logits,
-      `correction` adds ``router.correction`` to the scores for the selection only (DeepSeek-V3); both [experts].
-      `noisy` adds noise · softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy
-      router, the graph input ``router_noise.{i}`` [batch, seq, experts] of standard normal noise. An expert accepts the
-      first tokens of a row up to `capacity`: an integer count, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021).
+      `top_groups` and `group_score` as in the op `route`. `bias` adds ``router.bias`` to the logits, `correction` adds
+      ``router.correction`` to the scores for the selection only (DeepSeek-V3); both [experts]. `noisy` adds
+      noise · softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the
+      graph input ``router_noise.{i}`` [batch, seq, experts] of standard normal noise. An expert accepts the first
+      tokens of a row up to `capacity`: an integer count, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021).
     - expert: each expert selects its best `capacity` tokens of a row, by default k per token on average (Zhou 2022).
     - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
       best `k` experts of each by ``router.weight`` (Shazeer 2017, appendix B).
     - sparsemixer: each token selects two experts, weighted by `emit_sparse_mixer` with `jitter` (Liu 2024: Phi-3.5).
 
-    If `batched`, the tokens of all rows compete for the experts together, instead of within each row.
-
-    With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
-    [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).
-
-    `shared` is a module for all tokens, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
-    `zero_experts` additional experts, the last ones of the router, return tokens unchanged (Meituan 2025,
-    LongCat-Flash). `weigh_input` multiplies the input of the single expert, not its output, by its weight (Llama 4).
-    `out_bias` adds ``out_bias`` [dim] to the mixture.
-    `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
+    If `batched`, the tokens of all rows compete for the experts together, instead of within each row. `zero_experts`
+    additional experts, the last ones of the router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ
+    adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
     """
 
-    experts: int
-    hidden: int
-    k: int
-    activation: str = "silu"
-    gated: bool = True
-    bias: bool = False
+    choice: str = "token"
     scoring: str = "softmax"
     renormalize: bool = True
     scale: float = 1.0
-    router_bias: bool = False
+    bias: bool = False
     correction: bool = False
     groups: int = 1
     top_groups: int = 1
     group_score: str = "top2"
     noisy: bool = False
     capacity: int | float | None = None
-    choice: str = "token"
-    shared: Layer | None = None
-    shared_gate: bool = False
-    aux_loss: float = 0.0
-    limit: float | None = None
-    shift: float = 0.0
     batched: bool = False
     jitter: float = 0.01
     zero_experts: int = 0
+    aux_loss: float = 0.0
+    __repr__ = spell
+
+    def __post_init__(self) -> None:
+        need_whole(self, "groups", "top_groups")
+        need_whole(self, "zero_experts", least=0)
+        need_few(self, "zero_experts")
+        need_positive(self, "scale", "capacity")
+        need_one_of(self, "choice", CHOICES)
+        need_one_of(self, "scoring", ("softmax", "sigmoid"))
+        need_one_of(self, "group_score", ("max", "top2"))
+        need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
+        for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
+            default = next(f.default for f in fields(Router) if f.name == name)
+            need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
+        need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
+        need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
+        has_capacity = self.choice == "expert" or self.capacity is not None
+        need(self, has_capacity or not self.batched, "batched is for choice='expert' or a capacity")
+        need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
+
+
+def _router(router: None, old: Mapping[str, Any]) -> Router:
+    return Router(**{name.removeprefix("router_"): value for name, value in old.items()})
+
+
+OLD = ("router_bias", *(f.name for f in fields(Router) if f.name != "bias"))
+
+
+@module(renamed={"router": (OLD, _router)})
+class MoE:
+    """A mixture of experts Σ_e g_e(x) E_e(x): a few of `experts` feed-forwards process each token (Shazeer 2017).
+
+    The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
+    `glu`), or plain ones if not `gated`. Each token uses `k` of them, by the rules of `router`. Parameters:
+    ``router.weight`` [experts, dim], ``experts.gate`` and ``experts.up`` [experts, hidden, dim], ``experts.down``
+    [experts, dim, hidden], with `bias` ``experts.gate_bias``, ``experts.up_bias`` [experts, hidden] and
+    ``experts.down_bias`` [experts, dim].
+
+    With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
+    [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).
+
+    `shared` is a module for all tokens, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
+    `weigh_input` multiplies the input of the single expert, not its output, by its weight (Llama 4). `out_bias` adds
+    ``out_bias`` [dim] to the mixture.
+    """
+
+    experts: int
+    hidden: int
+    k: int
+    activation: str = "silu"
+    router: Router = Router()
+    gated: bool = True
+    bias: bool = False
+    shared: Layer | None = None
+    shared_gate: bool = False
+    limit: float | None = None
+    shift: float = 0.0
     weigh_input: bool = False
     out_bias: bool = False
     latent: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "experts", "hidden", "k", "groups", "top_groups", "latent")
-        need_whole(self, "zero_experts", least=0)
-        need_few(self, "experts", "zero_experts")
+        need_whole(self, "experts", "hidden", "k", "latent")
+        need_few(self, "experts")
         need_activation(self, self.activation)
-        need_positive(self, "scale", "capacity", "limit")
-        need_one_of(self, "choice", CHOICES)
-        need_one_of(self, "scoring", ("softmax", "sigmoid"))
-        need_one_of(self, "group_score", ("max", "top2"))
-        need_divides(self, "groups", "experts")
-        need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
-        members = self.experts // self.groups
-        too_few = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
-        need(self, not too_few, f"group_score='top2' needs two experts in each of groups={self.groups}")
-        choices = members * (1 if self.choice == "hierarchical" else self.top_groups)
-        among = f" in top_groups={self.top_groups} of groups={self.groups}" if self.groups > 1 else ""
+        need_positive(self, "limit")
+        need_kind(self, "router", Router)
+        router = self.router
+        divides = self.experts % router.groups == 0
+        need(self, divides, f"groups={router.groups} does not divide experts={self.experts}")
+        members = self.experts // router.groups
+        too_few = router.choice == "token" and router.groups > 1 and router.group_score == "top2" and members < 2
+        need(self, not too_few, f"group_score='top2' needs two experts in each of groups={router.groups}")
+        choices = members * (1 if router.choice == "hierarchical" else router.top_groups)
+        among = f" in top_groups={router.top_groups} of groups={router.groups}" if router.groups > 1 else ""
         need(self, self.k <= choices, f"k={self.k} exceeds the {choices} experts to choose from{among}")
-        for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
-            default = next(f.default for f in fields(MoE) if f.name == name)
-            need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
-        need(self, self.choice != "sparsemixer" or self.k == 2, f"k={self.k} must be 2 for choice='sparsemixer'")
+        need(self, router.choice != "sparsemixer" or self.k == 2, f"k={self.k} must be 2 for choice='sparsemixer'")
         need(self, self.k == 1 or not self.weigh_input, f"weigh_input needs k=1, not k={self.k}")
-        need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
-        need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
-        has_capacity = self.choice == "expert" or self.capacity is not None
-        need(self, has_capacity or not self.batched, "batched is for choice='expert' or a capacity")
         need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
-        need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` if given, else x."""
@@ -251,39 +277,41 @@ class MoE:
         if self.weigh_input:
             weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
             return self._mix(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
-        if not self.zero_experts:
+        if not self.router.zero_experts:
             return self._mix(x, combine)
         routed, zero = ops.split.emit(
-            combine, sizes=(self.experts, self.zero_experts), name=("combine", "combine_zero")
+            combine, sizes=(self.experts, self.router.zero_experts), name=("combine", "combine_zero")
         )
         identity = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
         return ops.add(self._mix(x, routed), identity, name="with_zero_experts")
 
     def _combine(self, x: Value) -> Value:
         """Return the weight of every expert per token, [batch, seq, experts + zero_experts], zero experts last."""
-        logits = linear(x, self.experts + self.zero_experts, "router", self.router_bias)
-        if self.noisy:
+        router = self.router
+        logits = linear(x, self.experts + router.zero_experts, "router", router.bias)
+        if router.noisy:
             noise = _noise_input(logits)
             logits = emit_noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
         combine = self._choose(x, logits)
-        if self.aux_loss:
+        if router.aux_loss:
             loss = ops.load_balance_loss(logits, combine)
-            contribute("aux_loss", ops.affine(loss, by=self.aux_loss, name="weighted_loss"))
-        if self.choice != "expert" and self.capacity is not None:
-            combine = ops.limit_capacity(combine, batched=self.batched, **_limit(self.capacity))
+            contribute("aux_loss", ops.affine(loss, by=router.aux_loss, name="weighted_loss"))
+        if router.choice != "expert" and router.capacity is not None:
+            combine = ops.limit_capacity(combine, batched=router.batched, **_limit(router.capacity))
         return combine
 
     def _choose(self, x: Value, logits: Value) -> Value:
-        if self.choice == "expert":
-            capacity = float(self.k) if self.capacity is None else self.capacity
-            return ops.expert_choice(logits, batched=self.batched, **_limit(capacity))
-        if self.choice == "hierarchical":
-            by_group = linear(x, self.groups, "group_router")
-            return emit_hierarchical_routing(by_group, logits, top_groups=self.top_groups, k=self.k)
-        if self.choice == "sparsemixer":
-            return emit_sparse_mixer(logits, jitter=self.jitter)
-        correction = param("router.correction", (logits.width,), fill(0.0)) if self.correction else None
-        return ops.route(logits, correction, **shared_attrs(self, ops.route))
+        router = self.router
+        if router.choice == "expert":
+            capacity = float(self.k) if router.capacity is None else router.capacity
+            return ops.expert_choice(logits, batched=router.batched, **_limit(capacity))
+        if router.choice == "hierarchical":
+            by_group = linear(x, router.groups, "group_router")
+            return emit_hierarchical_routing(by_group, logits, top_groups=router.top_groups, k=self.k)
+        if router.choice == "sparsemixer":
+            return emit_sparse_mixer(logits, jitter=router.jitter)
+        correction = param("router.correction", (logits.width,), fill(0.0)) if router.correction else None
+        return ops.route(logits, correction, k=self.k, **shared_attrs(router, ops.route))
 
     def _mix(self, x: Value, combine: Value) -> Value:
         wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)
@@ -293,7 +321,8 @@ class MoE:
         if self.bias:
             names = ("up", "down", *(["gate"] if self.gated else []))
             biases = [param(f"experts.{n}_bias", (narrow if n == "down" else wide)[:2], fill(0.0)) for n in names]
-        active = {"token": self.k, "sparsemixer": 2, "hierarchical": self.k * self.top_groups}.get(self.choice)
+        active_by_choice = {"token": self.k, "sparsemixer": 2, "hierarchical": self.k * self.router.top_groups}
+        active = active_by_choice.get(self.router.choice)
         return moe(
             *(x, combine, up, down, gate, *biases),
             activation=self.activation,

@@ -14,7 +14,7 @@ from weft.ir.ops.activation import ACTIVATIONS
 from weft.passes.analysis.projections import Projections, find_projections
 from weft.passes.analysis.rotary import get_frequencies
 
-from ..dsl import GatedMLP, MoE, RoPE
+from ..dsl import GatedMLP, MoE, RoPE, Router
 from ..model import Model
 from ..models.families import Settings
 
@@ -184,7 +184,7 @@ def _infer_mixture(node: Node) -> MoE:
     if route is None or route.op is not ops.route or up is None:
         raise WeftError(f"the experts %{node.output.name} have a router that no config describes")
     experts, hidden = (int(size) for size in up.shape[:2])
-    routing: dict[str, Any] = {name: route.attrs[name] for name in ("k", "renormalize", "scoring", "scale")}
+    router = Router(**{name: route.attrs[name] for name in ("renormalize", "scoring", "scale")})
     activation = node.attrs["activation"]
     sum_ = _find_reader(node.output, ops.add)
     shared = None if sum_ is None else next((v for v in sum_.inputs if v is not None and v is not node.output), None)
@@ -192,7 +192,8 @@ def _infer_mixture(node: Node) -> MoE:
     options: dict[str, Any] = (
         {} if inner is None else {"shared": GatedMLP(inner.output.width, activation), "shared_gate": True}
     )
-    return MoE(experts, hidden, activation=activation, gated=node.operand("gate") is not None, **routing, **options)
+    gated = node.operand("gate") is not None
+    return MoE(experts, hidden, route.attrs["k"], activation, router, gated, **options)
 
 
 def _find_shared_expert(value: Value | None) -> Node | None:

@@ -23,6 +23,7 @@ from ..dsl import (
     MoE,
     RMSNorm,
     RoPE,
+    Router,
     Sinusoidal,
     T5Bias,
 )
@@ -103,8 +104,8 @@ def _deepseek_v3() -> Decoder:
     rope = RoPE(10_000, interleaved=True, scaling="yarn", factor=40, original=4096)
     temperature = (0.1 * math.log(40) + 1) ** 2
     attn = MLA(128, 512, 128, 64, 128, rope, q_rank=1536, scale=temperature / math.sqrt(192))
-    routing: dict[str, Any] = {"scoring": "sigmoid", "correction": True, "groups": 8, "top_groups": 4, "scale": 2.5}
-    experts = MoE(256, 2048, 8, shared=GatedMLP(2048), **routing)
+    router = Router(scoring="sigmoid", correction=True, groups=8, top_groups=4, scale=2.5)
+    experts = MoE(256, 2048, 8, router=router, shared=GatedMLP(2048))
     layers = [Block(attn, GatedMLP(18_432))] * 3 + [Block(attn, experts)] * 58
     return Decoder(129_280, 7168, layers, context=163_840)
 
@@ -115,7 +116,7 @@ def _mamba(dim: int, layers: int) -> Decoder:
 
 LLAMA31 = RoPE(500_000, scaling="llama3", factor=8, original=8192, low_freq=1, high_freq=4)
 RELU = MLP(3072, "relu")
-SWITCH = MoE(8, 3072, 1, "relu", gated=False, renormalize=False, capacity=64)
+SWITCH = MoE(8, 3072, 1, "relu", gated=False, router=Router(renormalize=False, capacity=64))
 
 PRESETS: dict[str, Preset] = {
     "transformer-base": Preset(

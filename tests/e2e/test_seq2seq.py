@@ -23,7 +23,7 @@ import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
 from weft.frontends import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
-from weft.frontends.dsl import MoE
+from weft.frontends.dsl import MoE, Router
 from weft.ir import WeftError, interpret
 
 from ..backends.onnx.cuda_placement import cuda_problems
@@ -279,7 +279,7 @@ def test_sources_are_as_long_as_the_encoder_can_read(
 
 def test_losses_are_left_out(tmp_path: Path) -> None:
     """They sum over encoder and decoder, which run apart; nothing of them is computed."""
-    sparse = MoE(4, 32, 1, "relu", gated=False, renormalize=False, capacity=8, aux_loss=0.01)
+    sparse = MoE(4, 32, 1, "relu", gated=False, router=Router(renormalize=False, capacity=8, aux_loss=0.01))
     attn, norm = Attention(4), RMSNorm()
     model = EncoderDecoder(
         Encoder(96, 32, 2, Block(attn, sparse, norm), final_norm=norm),

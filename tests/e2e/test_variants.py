@@ -35,6 +35,7 @@ from weft import (
     Repeat,
     RMSNorm,
     RoPE,
+    Router,
     RWKV6TimeMix,
     RWKV7TimeMix,
     Sinusoidal,
@@ -107,14 +108,22 @@ DECODERS = {
     "llama3": scaled("llama3"),
     "longrope": scaled("longrope", factors=(1.0,) * 4, long_factors=(1.0, 2.0, 3.0, 4.0)),
     "top-k": feeds(MoE(4, 16, 2)),
-    "Switch": feeds(MoE(4, 16, 1, "relu", gated=False, renormalize=False)),
-    "noisy top-k, without noise": feeds(MoE(4, 16, 2, noisy=True)),
-    "load-balance loss": feeds(MoE(4, 16, 2, aux_loss=0.01)),
-    "hierarchical": feeds(MoE(8, 16, 2, choice="hierarchical", groups=4, top_groups=2)),
+    "Switch": feeds(MoE(4, 16, 1, "relu", gated=False, router=Router(renormalize=False))),
+    "noisy top-k, without noise": feeds(MoE(4, 16, 2, router=Router(noisy=True))),
+    "load-balance loss": feeds(MoE(4, 16, 2, router=Router(aux_loss=0.01))),
+    "hierarchical": feeds(MoE(8, 16, 2, router=Router(choice="hierarchical", groups=4, top_groups=2))),
     "groups, correction, shared": feeds(
-        MoE(8, 16, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5, shared=GatedMLP(16))
+        MoE(
+            8,
+            16,
+            3,
+            shared=GatedMLP(16),
+            router=Router(scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5),
+        )
     ),
-    "experts with biases": feeds(MoE(4, 16, 2, "swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0)),
+    "experts with biases": feeds(
+        MoE(4, 16, 2, "swish(1.702)", bias=True, limit=7.0, shift=1.0, router=Router(bias=True))
+    ),
     "gated shared expert": feeds(MoE(4, 16, 2, shared=GatedMLP(16), shared_gate=True)),
     "Mamba": mixes(Mamba(48)),
     "Mamba with norms": mixes(Mamba(48, norms=RMSNorm())),
@@ -132,11 +141,11 @@ NEWER = {
 }
 DECODERS |= {name: Decoder(VOCAB, DIM, layers, context=LENGTH) for name, layers in NEWER.items()}
 IN_ONE_CALL = {  # they compare the tokens of a call
-    "capacity, a share": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25)),
-    "capacity, a number": feeds(MoE(4, 16, 1, renormalize=False, capacity=2)),
-    "expert choice": feeds(MoE(4, 16, 2, choice="expert")),
-    "capacity, of the batch": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25, batched=True)),
-    "expert choice, of the batch": feeds(MoE(4, 16, 2, choice="expert", batched=True)),
+    "capacity, a share": feeds(MoE(4, 16, 1, router=Router(renormalize=False, capacity=1.25))),
+    "capacity, a number": feeds(MoE(4, 16, 1, router=Router(renormalize=False, capacity=2))),
+    "expert choice": feeds(MoE(4, 16, 2, router=Router(choice="expert"))),
+    "capacity, of the batch": feeds(MoE(4, 16, 1, router=Router(renormalize=False, capacity=1.25, batched=True))),
+    "expert choice, of the batch": feeds(MoE(4, 16, 2, router=Router(choice="expert", batched=True))),
 }
 ENCODERS = {
     "ALiBi": Block(Attention(4, bias=ALiBi()), MLP(24)),
@@ -176,7 +185,7 @@ def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generat
 @pytest.mark.parametrize("target", TARGETS)
 def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """A graph as for training: seeded noise goes in, the load-balance loss comes out."""
-    graph = drawn(feeds(MoE(4, 16, 2, noisy=True, aux_loss=0.01)).graph())
+    graph = drawn(feeds(MoE(4, 16, 2, router=Router(noisy=True, aux_loss=0.01))).graph())
     weft.compile(graph, tmp_path / "out", target=target, passes="dce, cse", max_length=LENGTH)
     session = ort.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
     ids, at = rng.integers(0, VOCAB, (2, LENGTH)), np.broadcast_to(np.arange(LENGTH), (2, LENGTH))

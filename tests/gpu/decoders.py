@@ -17,6 +17,7 @@ from weft.frontends.dsl import (
     LightningAttention,
     MoE,
     RMSNorm,
+    Router,
     RWKV7TimeMix,
 )
 from weft.frontends.dsl import RoPE as Rope
@@ -43,7 +44,9 @@ DECODERS = {
     "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),  # the standard operator, not GroupQueryAttention
     # Every token asks all experts: which two are best, 16 bits may see otherwise.
     "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8)),
-    "experts by sigmoid": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, scoring="sigmoid", shared=GatedMLP(64))),
+    "experts by sigmoid": decoder(
+        Attention(4, 2, rope=ROPE), MoE(8, 128, 8, shared=GatedMLP(64), router=Router(scoring="sigmoid"))
+    ),
     "experts with limits": decoder(
         Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "swish(1.702)", bias=True, limit=7.0, shift=1.0)
     ),

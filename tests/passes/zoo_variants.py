@@ -37,6 +37,7 @@ from weft import (
     Repeat,
     RMSNorm,
     RoPE,
+    Router,
     RWKV6TimeMix,
     RWKV7TimeMix,
     RWKVChannelMix,
@@ -291,17 +292,21 @@ VARIANTS: dict[str, Model] = {
     "bilinear": feeds(GatedMLP(HIDDEN, "identity")),
     "clamped gate": feeds(GatedMLP(HIDDEN, limit=1.5)),
     "experts": feeds(MoE(4, 7, 2)),
-    "experts, biases": feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0)),
+    "experts, biases": feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, limit=7.0, shift=1.0, router=Router(bias=True))),
     "experts on a latent": feeds(MoE(4, 7, 2, "relu2", gated=False, shared=MLP(5), latent=11)),
-    "experts, shared": feeds(MoE(4, 7, 2, shared=GatedMLP(5), renormalize=False, scale=1.5)),
+    "experts, shared": feeds(MoE(4, 7, 2, shared=GatedMLP(5), router=Router(renormalize=False, scale=1.5))),
     "experts, shared and gated": feeds(MoE(4, 7, 2, shared=GatedMLP(5), shared_gate=True)),
     "experts, two shared": feeds(MoE(4, 7, 2, shared=SideBySide(GatedMLP(5), GatedMLP(3)))),
     "experts, hand-written router": feeds(HandWrittenRouter(4, 7, 2)),
-    "experts in groups": feeds(MoE(8, 7, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5)),
-    "experts in a hierarchy": feeds(MoE(8, 7, 2, choice="hierarchical", groups=4, top_groups=2)),
-    "experts that choose": feeds(MoE(4, 7, 2, choice="expert")),
-    "experts of limited capacity": feeds(MoE(4, 7, 1, "relu", gated=False, renormalize=False, capacity=2)),
-    "experts with noise and a loss": feeds(MoE(4, 7, 2, noisy=True, aux_loss=0.01)),
+    "experts in groups": feeds(
+        MoE(8, 7, 3, router=Router(scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5))
+    ),
+    "experts in a hierarchy": feeds(MoE(8, 7, 2, router=Router(choice="hierarchical", groups=4, top_groups=2))),
+    "experts that choose": feeds(MoE(4, 7, 2, router=Router(choice="expert"))),
+    "experts of limited capacity": feeds(
+        MoE(4, 7, 1, "relu", gated=False, router=Router(renormalize=False, capacity=2))
+    ),
+    "experts with noise and a loss": feeds(MoE(4, 7, 2, router=Router(noisy=True, aux_loss=0.01))),
     # recurrences
     "linear attention": decoder(LinearAttention(3, bias=True)),
     "linear attention, rope": decoder(LinearAttention(3, ROPE)),
@@ -335,7 +340,7 @@ VARIANTS: dict[str, Model] = {
     "encoder, pre-norm": replace(encoder(Attention(3, rope=ROPE), arrangement="pre"), final_norm=LayerNorm()),
     "encoder, ALiBi": encoder(Attention(3, bias=ALiBi()), norm=RMSNorm(), arrangement="pre"),
     "encoder, T5 bias": encoder(Attention(3, bias=T5Bias(8, 20))),
-    "encoder, blocks": encoder(Attention(6, 2, 4, ROPE, sparse=BlockSparse(3, first_weight=2, dense=4), **BIASED)),
+    "encoder, blocks": encoder(Attention(6, 2, 4, ROPE, mask=BlockSparse(3, first_weight=2, dense=4), **BIASED)),
     "encoder, narrow embedding": replace(encoder(Attention(3)), embed_dim=11, token_types=2, pooler=True),
     "encoder-decoder": EncoderDecoder(
         Encoder(VOCAB, DIM, 1, Block(Attention(3), FEED, RMSNorm()), Sinusoidal(LENGTH), final_norm=RMSNorm()),

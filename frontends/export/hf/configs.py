@@ -161,7 +161,7 @@ def _list_expert_keys(s: Settings) -> dict[str, Any]:
         **_repeat_value("num_experts num_local_experts", moe.experts),
         "num_experts_per_tok": moe.k,
         "mlp_only_layers": [i for i, layer in enumerate(s.each("moe")) if layer is None],
-        "norm_topk_prob": moe.renormalize,
+        "norm_topk_prob": moe.router.renormalize,
         "moe_intermediate_size": moe.hidden,
         "intermediate_size": s.ffn or moe.hidden,
         "shared_expert_intermediate_size": moe.shared.hidden if moe.shared is not None else None,

@@ -14,7 +14,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
-from ...dsl import GatedMLP, MoE, RoPE
+from ...dsl import GatedMLP, MoE, RoPE, Router
 from .family import Config, Fetch, GGUFArchitecture, Lookup, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
@@ -183,7 +183,7 @@ def shaped(name: str, *dims: int) -> Template:
     return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
-def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rule:
+def experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
     """Return the rule for `moe` of an architecture whose files state the number and width of experts."""
 
     def make(config: Config) -> MoE:
@@ -191,13 +191,13 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
         count, k = required(config, "expert_count", "expert_used_count")
         hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
         shared = GatedMLP(shared_width) if shared_width else None
-        return MoE(count, hidden, k, renormalize=renormalize, shared=shared, shared_gate=shared_gate, **options)
+        return MoE(count, hidden, k, router=router, shared=shared, shared_gate=shared_gate, **options)
 
     return per_layer(make, SPARSE)
 
 
-def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str, Any]:
-    """Return the arguments of `MoE` for the scores and weights of experts, with llama.cpp's defaults.
+def routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
+    """Return the router for the scores and weights of experts, with llama.cpp's defaults.
 
     Routers with sigmoid scores always have a correction.
     """
@@ -205,25 +205,28 @@ def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
     sigmoid, groups = _GATING[gating] == "sigmoid", config.get("expert_group_count") or 1
-    return {
-        "scoring": _GATING[gating],
-        "correction": sigmoid,
-        "renormalize": config.get("expert_weights_norm", renormalize),
-        "scale": config.get("expert_weights_scale") or 1.0,
-        "groups": groups,
-        "top_groups": config.get("expert_group_used_count") or 1,
-        "group_score": "max" if groups > 1 and not sigmoid else "top2",
-    }
+    return Router(
+        scoring=_GATING[gating],
+        correction=sigmoid,
+        renormalize=config.get("expert_weights_norm", renormalize),
+        scale=config.get("expert_weights_scale") or 1.0,
+        groups=groups,
+        top_groups=config.get("expert_group_used_count") or 1,
+        group_score="max" if groups > 1 and not sigmoid else "top2",
+    )
 
 
 def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` of an architecture whose files also state how experts are scored; see `routing`."""
+    """Return the rule for `moe` of an architecture whose files also state how experts are scored; see `routing`.
+
+    `options` replace fields of the router.
+    """
 
     def make(config: Config) -> MoE:
         count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
         shared_width = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
         shared = GatedMLP(shared_width) if shared_width else None
-        return MoE(count, hidden, k, **{**routing(config, scoring, renormalize), "shared": shared, **options})
+        return MoE(count, hidden, k, router=replace(routing(config, scoring, renormalize), **options), shared=shared)
 
     return per_layer(make, SPARSE)
 

@@ -19,13 +19,16 @@ from ...dsl import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    Gate,
     GatedMLP,
     HeadTransform,
     ImageEncoder,
     LayerNorm,
     LearnedPositions,
+    Mask,
     MaskScaling,
     PerLayerEmbedding,
+    QKNorm,
     RelativeTable,
     Repeat,
     RMSNorm,
@@ -105,14 +108,10 @@ class Settings:
     softcap: float | None = None
     causal: bool | None = None  # None: as the kind of model
     sinks: bool | tuple[bool, ...] = False
-    gate: bool = False
-    gate_activation: str = "sigmoid"
-    gate_by_head: bool = False
+    gate: Gate | bool = False
     v_head_dim: int | None = None
     sub_norm: bool = False  # before the last linear layer of both sublayers
-    pattern: str | tuple[str, ...] = "dense"
-    stride: int = 1
-    sparse: BlockSparse | None = None
+    mask: Mask | BlockSparse | tuple[Mask | None, ...] | None = None
     value_conv: int | None = None
     mixer: Any = None
     # feed-forward
@@ -295,7 +294,7 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """Return the block of a layer's settings; `cross`: it also attends to an encoder."""
     # Positions of the source differ from those of the target sequence.
-    cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
+    cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, mask=None, value_conv=None)
     memory = _attention(cross_settings, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
     mixer = s.mixer or _attention(s, norm)
@@ -305,9 +304,10 @@ def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
 def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
     if s.heads is None:
         return None
-    norms: dict[str, Any] = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
-    norms["qk_norm"] = None if s.qk_norm == "none" else norm if s.qk_norm_weight else norm.plain()
-    return kind(**_shared_fields(kind, s) | norms | {"sub_norm": norm if s.sub_norm else None})
+    each = norm if s.qk_norm_weight else norm.plain()
+    norms: dict[str, Any] = {"sub_norm": norm if s.sub_norm else None}
+    norms["qk_norm"] = None if s.qk_norm == "none" else QKNorm(each, s.qk_norm, s.qk_norm_last)
+    return kind(**_shared_fields(kind, s) | norms)
 
 
 def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:

@@ -25,9 +25,11 @@ from weft.frontends.dsl import (
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    Mask,
     MoE,
     RMSNorm,
     RoPE,
+    Router,
 )
 from weft.ir import OPS, Graph, Op, TensorType, ops
 from weft.ir.testing import build_node_graph
@@ -73,11 +75,13 @@ MODELS: dict[str, Decoder | Encoder] = {
     "window-softcap": decoder(Attention(4, 2, rope=ROPE, window=8, softcap=30.0), logit_softcap=20.0),
     "sinks-limit": decoder(Attention(4, 2, rope=ROPE, sinks=True), GatedMLP(96, "swish(1.702)", limit=7.0)),
     "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),
-    "chunked": decoder(Attention(4, 2, rope=ROPE, pattern="chunked", stride=8)),
+    "chunked": decoder(Attention(4, 2, rope=ROPE, mask=Mask(pattern="chunked", stride=8))),
     "learned-positions": decoder(Attention(4), MLP(128, "gelu_tanh", bias=True), positions=LearnedPositions(64)),
     "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2)),
-    "experts-shared": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, scoring="sigmoid", shared=GatedMLP(32))),
-    "experts-geglu": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, "gelu", noisy=True)),
+    "experts-shared": decoder(
+        Attention(4, 2, rope=ROPE), MoE(8, 32, 2, shared=GatedMLP(32), router=Router(scoring="sigmoid"))
+    ),
+    "experts-geglu": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, "gelu", router=Router(noisy=True))),
     "encoder": Encoder(100, 64, 2, POST, LearnedPositions(64), token_types=2, embed_norm=LayerNorm(), pooler=True),
 }
 

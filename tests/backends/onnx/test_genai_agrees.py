@@ -14,7 +14,7 @@ import onnxruntime_genai as og
 import pytest
 
 import weft
-from weft import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, RMSNorm, RoPE
+from weft import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, Mask, RMSNorm, RoPE
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends.dsl import ALiBi, MoE
 
@@ -98,7 +98,7 @@ def test_beams(name: str, folder: Path, tmp_path: Path) -> None:
 
 def test_rolling_caches_that_keep_the_first_keys(tmp_path: Path) -> None:
     """Standard operators keep them: GroupQueryAttention rolls all."""
-    model = stack(Attention(**GROUPED, rope=ROPE, window=6, keep_first=2))
+    model = stack(Attention(**GROUPED, rope=ROPE, window=6, mask=Mask(keep_first=2)))
     weft.compile(model, tmp_path / "out", seed=5, max_length=LONGEST)
     wanted = ours(tmp_path / "out", PROMPTS, 30)
     assert genai(tmp_path / "out", PROMPTS, 30) == wanted

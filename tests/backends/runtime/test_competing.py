@@ -77,7 +77,7 @@ def test_sources(choice: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dense", [0, 8])
 def test_blocks_counted_from_the_end_of_a_text(dense: int, target: str, tmp_path: Path) -> None:
     """Padding would move the last block; texts of at most `dense` tokens see all keys, and run together."""
-    block = Block(Attention(heads=4, sparse=BlockSparse(4, dense=dense)), GatedMLP(24), NORM)
+    block = Block(Attention(heads=4, mask=BlockSparse(4, dense=dense)), GatedMLP(24), NORM)
     weft.compile(Encoder(*SHAPE, block, context=64), tmp_path / "out", seed=5, target=target)
     model, texts = weft.load(tmp_path / "out", device="cpu", trust=True), [*TEXTS, list(range(3, 22))]
     alone = np.concatenate([model.encode([text]) for text in texts])

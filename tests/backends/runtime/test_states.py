@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import Attention, Block, Decoder, GatedMLP, Mask, RMSNorm, RoPE
 from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generation import Generator
@@ -36,7 +36,7 @@ def block(mixer: Any) -> Block:
 
 ROPED = {"heads": 4, "kv_heads": 2, "rope": RoPE(100.0)}
 LOCAL, WIDE = block(Attention(**ROPED, window=8)), block(Attention(**ROPED))
-KEEPING = block(Attention(**ROPED, window=6, keep_first=2))
+KEEPING = block(Attention(**ROPED, window=6, mask=Mask(keep_first=2)))
 SCAN, LINEAR = block(Mamba(64, state=4)), block(LinearAttention(heads=4))
 DUAL = block(Mamba2(64, heads=4, state=8))
 LATENT = block(MLA(heads=4, rank=16, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(100.0)))

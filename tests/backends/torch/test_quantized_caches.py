@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import weft
-from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import MLA, Attention, Block, Decoder, GatedMLP, Mask, RMSNorm, RoPE
 from weft.backends.runtime.torch import module_caches as caches
 from weft.backends.torch.lib.cache_codes import dequantize_heads, quantize_heads
 from weft.ir import Graph, interpret
@@ -32,7 +32,9 @@ def model(attention: Any) -> Decoder:
 MODELS = {
     "grouped": model(Attention(heads=4, kv_heads=2, rope=RoPE())),
     "window": model(Attention(heads=4, kv_heads=2, rope=RoPE(), window=4)),
-    "first keys, sinks, cap": model(Attention(heads=4, kv_heads=1, window=4, keep_first=1, sinks=True, softcap=2.0)),
+    "first keys, sinks, cap": model(
+        Attention(heads=4, kv_heads=1, window=4, sinks=True, softcap=2.0, mask=Mask(keep_first=1))
+    ),
     "latent": model(MLA(heads=2, rank=8, head_dim=8, rope_dim=4, v_head_dim=8, rope=RoPE())),
 }
 

@@ -34,6 +34,7 @@ from weft import (
     MoE,
     RMSNorm,
     RoPE,
+    Router,
     RWKV6TimeMix,
     RWKV7TimeMix,
     RWKVTimeMix,
@@ -66,7 +67,7 @@ MODELS = {  # and the kernels of each
         "norm_route moe_decode norm_glu linear_residual",
     ),
     "groups of experts": (
-        feeds(MoE(6, 7, 3, scoring="sigmoid", correction=True, groups=3, top_groups=2, scale=2.5)),
+        feeds(MoE(6, 7, 3, router=Router(scoring="sigmoid", correction=True, groups=3, top_groups=2, scale=2.5))),
         "norm_route moe_decode",
     ),
     "limited gate": (feeds(GatedMLP(HIDDEN, "swish(1.702)", bias=True, limit=0.5)), "norm_glu"),

@@ -15,7 +15,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from weft import MLA, ALiBi, GatedDeltaNet, GatedMLP, LayerNorm, LightningAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft import (
+    MLA,
+    ALiBi,
+    GatedDeltaNet,
+    GatedMLP,
+    LayerNorm,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RMSNorm,
+    RoPE,
+    Router,
+)
 from weft.backends.runtime.core.sampler import Sampling
 from weft.backends.runtime.torch.device_sampling import DeviceSampler
 from weft.backends.torch.decode.step_source import LAUNCHERS
@@ -34,7 +47,10 @@ MODELS: dict[str, tuple[Decoder, int]] = {  # and what a layer launches at most
     "window, sinks": (attends(window=3, keep_first=1, sinks=True), 5),
     "ALiBi": (attends(rope=None, bias=ALiBi()), 5),
     "experts": (feeds(MoE(8, HIDDEN, 2)), 6),
-    "experts in groups": (feeds(MoE(6, 7, 3, scoring="sigmoid", correction=True, groups=3, top_groups=2)), 6),
+    "experts in groups": (
+        feeds(MoE(6, 7, 3, router=Router(scoring="sigmoid", correction=True, groups=3, top_groups=2))),
+        6,
+    ),
     "shared expert": (feeds(MoE(8, HIDDEN, 2, shared=GatedMLP(5))), 8),
     "latent": (decoder(LATENT, GatedMLP(HIDDEN)), 7),  # five of them the attention's
     "Mamba": (decoder(Mamba(21, 5), None), 5),

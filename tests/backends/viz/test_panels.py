@@ -99,7 +99,7 @@ def test_encoders_sources_and_sinks() -> None:
     ("sparse", "scaled"), [(BlockSparse(2), False), (BlockSparse(64, sides=3, first_weight=4, dense=704), True)]
 )
 def test_blocks(sparse: BlockSparse, scaled: bool) -> None:
-    graph = load_source(Encoder(50, 32, 2, Block(Attention(4, sparse=sparse), MLP(48)))).graph
+    graph = load_source(Encoder(50, 32, 2, Block(Attention(4, mask=sparse), MLP(48)))).graph
     (found,) = told(graph)["attention"]["kinds"]
     n, block = attention.TOKENS, np.arange(attention.TOKENS) // 2
     sides, last = min(sparse.sides, 2), (n - 1) // 2

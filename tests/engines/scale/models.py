@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
+from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE, Router
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
 
@@ -23,7 +23,7 @@ NORMED = Attention(8, 4, head_dim=8, rope=RoPE(), qk_norm=RMSNorm(), qkv_bias=Tr
 GATED = Attention(8, 4, head_dim=4, rope=RoPE(), gate=True, out_bias=True)
 LOCAL = Block(Attention(8, 4, head_dim=4, rope=RoPE(), window=5), GatedMLP(48, "gelu_tanh"), RMSNorm())
 SHARING = MoE(8, 16, 2, shared=GatedMLP(24), shared_gate=True)
-LATENT = Block(MLA(4, 8, 6, 4, 6, RoPE()), MoE(8, 16, 2, scoring="sigmoid", correction=True), RMSNorm())
+LATENT = Block(MLA(4, 8, 6, 4, 6, RoPE()), MoE(8, 16, 2, router=Router(scoring="sigmoid", correction=True)), RMSNorm())
 OPTIONS: dict[str, Any] = {"context": LENGTH}
 MODELS = {
     "llama": Decoder(VOCAB, DIM, [PLAIN] * LAYERS, **OPTIONS),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import Attention, Block, Decoder, GatedMLP, QKNorm, RMSNorm, RoPE
 from weft.backends.torch.transformers.engines.refusals import list_limits
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
@@ -145,7 +145,7 @@ def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
 
 def test_attention_that_stays_whole_is_explained() -> None:
     """Engines divide the heads of every attention: with one that is not divided they run on one device."""
-    block = Block(Attention(8, 4, rope=RoPE(), qk_norm=RMSNorm(), qk_norm_full=True), GatedMLP(48), RMSNorm())
+    block = Block(Attention(8, 4, rope=RoPE(), qk_norm=QKNorm(RMSNorm(), over="full")), GatedMLP(48), RMSNorm())
     graph = lowered(Decoder(64, 32, [block] * 2, context=32).graph(name="normed"))
     built = TransformersFolder(forms(graph, "transformers"), "f32", 64, "Tiny", [])
     assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explain(Report())

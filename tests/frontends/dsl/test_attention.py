@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import Attention, RMSNorm, RoPE, module, trace
+from weft.frontends import dsl
+from weft.frontends.dsl import Attention, QKNorm, RMSNorm, RoPE, module, trace
 from weft.ir import TensorType, Value, ops, verify
 from weft.ir.types import dtypes, sizes
 
@@ -56,7 +57,7 @@ def test_attention_pattern(name: str, causal: bool, runner: str) -> None:
 
 
 def test_qk_norm_over_the_full_width() -> None:
-    params = trace_checked(Attention(4, kv_heads=2, qk_norm=RMSNorm(), qk_norm_full=True)).params
+    params = trace_checked(Attention(4, kv_heads=2, qk_norm=QKNorm(RMSNorm(), over="full"))).params
     assert (params["q_norm.weight"].shape, params["k_norm.weight"].shape) == ((16,), (8,))
 
 
@@ -74,3 +75,29 @@ def test_attention_to_memory_is_bidirectional() -> None:
     assert graph.params["attn.k.weight"].shape == (16, 8)
     (node,) = [n for n in graph.nodes if n.op is ops.attention]
     assert not node.attrs["causal"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"qk_norm": dsl.RMSNorm(), "qk_norm_full": True, "qk_norm_last": True},
+            {"qk_norm": dsl.QKNorm(dsl.RMSNorm(), "full", after_rope=True)},
+        ),
+        ({"qk_norm": dsl.RMSNorm(), "qk_norm_each": False}, {"qk_norm": dsl.RMSNorm()}),
+        (
+            {"gate": True, "gate_activation": "softplus", "gate_by_head": True},
+            {"gate": dsl.Gate("softplus", by_head=True)},
+        ),
+        ({"gate_by_head": True}, {}),
+        ({"pattern": "fixed", "stride": 4, "summary": 2}, {"mask": dsl.Mask(pattern="fixed", stride=4, summary=2)}),
+        ({"sparse": dsl.BlockSparse(4)}, {"mask": dsl.BlockSparse(4)}),
+    ],
+)
+def test_arguments_of_earlier_versions_become_records_with_a_note(
+    old: dict[str, Any], new: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert dsl.Attention(8, **old) == dsl.Attention(8, **new)
+    assert "is now Attention(" in caplog.text and len(caplog.records) == 1
+    cross = dsl.CrossAttention(8, **old)
+    assert cross == dsl.CrossAttention(8, **new)

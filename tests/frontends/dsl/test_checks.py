@@ -26,9 +26,10 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
         (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number that 64 bits hold"),
         (lambda: dsl.Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
-        (lambda: dsl.Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
-        (lambda: dsl.Attention(8, pattern="dilated", stride=0), "Attention: stride=0 must be"),
-        (lambda: dsl.Attention(8, pattern="fixed", stride=2, summary=3), "Attention: summary=3 exceeds stride=2"),
+        (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='zigzag')), "Mask: unknown pattern='zigzag'; known are dense"),
+        (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='dilated', stride=0)), "Mask: stride=0 must be"),
+        (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='fixed', stride=2, summary=3)),
+         "Mask: summary=3 exceeds stride=2"),
         (lambda: dsl.Attention(8, softcap=0.0), "Attention: softcap=0.0 must be a positive number"),
         (lambda: dsl.Attention(8, softcap=INF), "Attention: softcap=inf must be a positive number"),
         (lambda: dsl.Attention(8, scale=NAN), "Attention: scale=nan must be a finite number"),
@@ -36,7 +37,11 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Attention(8, qk_norm=3), "Attention: qk_norm=3 is not a module"),
         (lambda: dsl.Attention(8, bias=3), "Attention: bias=3 is not a module"),
         (lambda: dsl.Attention(8, bias=dsl.ALiBi), "Attention: bias=<class .*ALiBi'> is not a module: call it"),
-        (lambda: dsl.Attention(8, qk_norm_full=True), "Attention: qk_norm_full needs a qk_norm"),
+        (lambda: dsl.Attention(8, qk_norm=dsl.QKNorm(dsl.RMSNorm(),
+         "all")), "QKNorm: unknown over='all'; known are head"),
+        (lambda: dsl.Attention(8, gate=dsl.Gate("relu")),
+         "Gate: unknown activation='relu'; known are sigmoid, softplus"),
+        (lambda: dsl.MoE(4, 8, 2, router=3), "MoE: router=3 must be Router"),
         (lambda: dsl.Attention(8, head_dim=6, rope=dsl.RoPE(fraction=0.5)),
          "RoPE: dim=3 must be even and at most head_dim=6"),
         (lambda: dsl.BlockSparse(0), "BlockSparse: block=0 must be a whole number of at least 1"),
@@ -44,11 +49,11 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
         (lambda: dsl.Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
         (lambda: dsl.Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
-        (lambda: dsl.Attention(8, sparse=4), "Attention: sparse=4 must be BlockSparse"),
-        (lambda: dsl.Attention(8, sparse=dsl.BlockSparse(4), window=3),
-         "Attention: sparse and window exclude each other"),
-        (lambda: dsl.Attention(8, sparse=dsl.BlockSparse(4), sinks=True),
-         "Attention: sparse and sinks exclude each other"),
+        (lambda: dsl.Attention(8, mask=4), "Attention: mask=4 must be Mask or BlockSparse"),
+        (lambda: dsl.Attention(8, mask=dsl.BlockSparse(4), window=3),
+         "Attention: mask=BlockSparse and window exclude each other"),
+        (lambda: dsl.Attention(8, mask=dsl.BlockSparse(4), sinks=True),
+         "Attention: mask=BlockSparse and sinks exclude each other"),
         (lambda: dsl.RoPE(dim=5), "RoPE: dim=5 must be even"),
         (lambda: dsl.RoPE(dim=0), "RoPE: dim=0 must be a whole number of at least 2"),
         (lambda: dsl.RoPE(-1.0), "RoPE: theta=-1.0 must be a positive number"),
@@ -91,22 +96,28 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
         (lambda: dsl.MoE(4, 8, 5), "MoE: k=5 exceeds the 4 experts to choose from"),
         (lambda: dsl.MoE(4, 8, 0), "MoE: k=0 must be"),
-        (lambda: dsl.MoE(8, 8, 5, groups=4, top_groups=2),
+        (lambda: dsl.MoE(8, 8, 5, router=dsl.Router(groups=4, top_groups=2)),
          "MoE: k=5 exceeds the 4 experts to choose from in top_groups=2 of groups=4"),
-        (lambda: dsl.MoE(8, 8, 2, groups=3), "MoE: groups=3 does not divide experts=8"),
-        (lambda: dsl.MoE(8, 8, 2, groups=4, top_groups=5), "MoE: top_groups=5 exceeds groups=4"),
-        (lambda: dsl.MoE(4, 8, 1, groups=4), "MoE: group_score='top2' needs two experts in each of groups=4"),
-        (lambda: dsl.MoE(6, 8, 4, choice="hierarchical", groups=2), "MoE: k=4 exceeds the 3 experts to choose from"),
-        (lambda: dsl.MoE(4, 8, 2, choice="router"),
-         "MoE: unknown choice='router'; known are token, expert, hierarchical"),
-        (lambda: dsl.MoE(4, 8, 2, scoring="relu"), "MoE: unknown scoring='relu'; known are softmax, sigmoid"),
-        (lambda: dsl.MoE(4, 8, 2, choice="expert", scoring="sigmoid"), "MoE: scoring is not for choice='expert'"),
-        (lambda: dsl.MoE(4, 8, 2, choice="expert", groups=2), "MoE: groups are not for choice='expert'"),
-        (lambda: dsl.MoE(4, 8, 2, batched=True), "MoE: batched is for choice='expert' or a capacity"),
-        (lambda: dsl.MoE(4, 8, 2, capacity=0), "MoE: capacity=0 must be a positive number"),
+        (lambda: dsl.MoE(8, 8, 2, router=dsl.Router(groups=3)), "MoE: groups=3 does not divide experts=8"),
+        (lambda: dsl.MoE(8, 8, 2, router=dsl.Router(groups=4, top_groups=5)), "Router: top_groups=5 exceeds groups=4"),
+        (lambda: dsl.MoE(4, 8, 1, router=dsl.Router(groups=4)),
+         "MoE: group_score='top2' needs two experts in each of groups=4"),
+        (lambda: dsl.MoE(6, 8, 4, router=dsl.Router(choice='hierarchical', groups=2)),
+         "MoE: k=4 exceeds the 3 experts to choose from"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(choice='router')),
+         "Router: unknown choice='router'; known are token, expert, hierarchical"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(scoring='relu')),
+         "Router: unknown scoring='relu'; known are softmax, sigmoid"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(choice='expert', scoring='sigmoid')),
+         "Router: scoring is not for choice='expert'"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(choice='expert', groups=2)),
+         "Router: groups are not for choice='expert'"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(batched=True)),
+         "Router: batched is for choice='expert' or a capacity"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(capacity=0)), "Router: capacity=0 must be a positive number"),
         (lambda: dsl.MoE(4, 8, 2, gated=False, limit=7.0), "MoE: limit and shift need gated=True"),
         (lambda: dsl.MoE(4, 8, 2, shared_gate=True), "MoE: shared_gate needs a shared module"),
-        (lambda: dsl.MoE(4, 8, 2, aux_loss=-0.1), "MoE: aux_loss=-0.1 must not be negative"),
+        (lambda: dsl.MoE(4, 8, 2, router=dsl.Router(aux_loss=-0.1)), "Router: aux_loss=-0.1 must not be negative"),
         (lambda: dsl.Mamba(0), "Mamba: inner=0 must be"),
         (lambda: dsl.Mamba(8, state=0), "Mamba: state=0 must be"),
         (lambda: dsl.Mamba(8, conv=1), "Mamba: conv=1 must be a whole number of at least 2"),
@@ -221,8 +232,8 @@ class Clash:
         (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
         (dsl.Block(dsl.Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
         (
-            dsl.Block(dsl.Attention(2, sparse=dsl.BlockSparse(4))),
-            r"layers.0.attn.sparse \(BlockSparse\): block-sparse attention sees what follows",
+            dsl.Block(dsl.Attention(2, mask=dsl.BlockSparse(4))),
+            r"layers.0.attn.mask \(BlockSparse\): block-sparse attention sees what follows",
         ),
         (
             dsl.Block(dsl.Attention(2, bias=dsl.T5Bias(heads=3))),
@@ -256,8 +267,8 @@ COMPARING = [
     {"rope": ROPE},
     {"bias": dsl.ALiBi()},
     {"window": 4},
-    {"pattern": "strided", "stride": 2},
-    {"sparse": dsl.BlockSparse(4)},
+    {"mask": dsl.Mask(pattern="strided", stride=2)},
+    {"mask": dsl.BlockSparse(4)},
     {"value_conv": 3},
 ]
 
@@ -265,14 +276,12 @@ COMPARING = [
 @pytest.mark.parametrize("settings", COMPARING, ids=str)
 def test_cross_attention_rejects_relative_positions(settings: dict[str, Any]) -> None:
     reads, writes = dsl.Block(dsl.Attention(2)), dsl.Block(dsl.Attention(2), cross=dsl.CrossAttention(2, **settings))
-    with pytest.raises(
-        WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse, pattern"
-    ):
+    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, mask"):
         dsl.EncoderDecoder(dsl.Encoder(10, 8, 1, reads), dsl.Decoder(10, 8, 1, writes)).graph()
 
 
 def test_block_sparse_attention_rejects_a_position_bias() -> None:
-    block = dsl.Block(dsl.Attention(2, sparse=dsl.BlockSparse(4)))
+    block = dsl.Block(dsl.Attention(2, mask=dsl.BlockSparse(4)))
     with pytest.raises(WeftError, match=r"layers.0.attn \(Attention\): block-sparse attention has no position bias"):
         dsl.Encoder(10, 8, 1, block, position_bias=dsl.T5Bias(heads=2)).graph()
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import MLP, Block, Decoder, GatedMLP, MoE, trace
+from weft.frontends.dsl import MLP, Block, Decoder, GatedMLP, MoE, Router, trace
 from weft.ir import TensorType, ops, verify
 from weft.ir.graph.analysis import sum_node_costs
 from weft.ir.types import dtypes, sizes
 
 from .formulas.elementary import ACTIVATIONS, in_scope, linear, rms_norm, sigmoid, softmax
 from .formulas.feed_forward import (
-    Router,
+    Combine,
     expert_choice,
     feed_forward,
     group_limited,
@@ -55,41 +55,56 @@ def test_matched_gated_mlp_has_the_parameter_count_of_an_mlp(wide: int, multiple
 # -- mixtures of experts
 
 
-def row(module: MoE, router: Router, **settings: Any) -> Row:
+def row(module: MoE, router: Combine, **settings: Any) -> Row:
     return Row(module, mixture(module, router), **settings)
 
 
 ROWS = {
-    "top-k": row(MoE(8, 10, 2, scale=1.5), top_k(2, scale=1.5)),
-    "top-k, plain weights": row(MoE(8, 10, 3, renormalize=False, scale=1.5), top_k(3, False, scale=1.5)),
+    "top-k": row(MoE(8, 10, 2, router=Router(scale=1.5)), top_k(2, scale=1.5)),
+    "top-k, plain weights": row(MoE(8, 10, 3, router=Router(renormalize=False, scale=1.5)), top_k(3, False, scale=1.5)),
     "all experts": row(MoE(8, 10, 8), top_k(8)),
-    "sigmoid": row(MoE(8, 10, 2, scoring="sigmoid"), top_k(2, scores=sigmoid)),
+    "sigmoid": row(MoE(8, 10, 2, router=Router(scoring="sigmoid")), top_k(2, scores=sigmoid)),
     "biased, ungated": row(MoE(8, 10, 2, "relu", gated=False, bias=True), top_k(2)),
     "biased, GEGLU": row(MoE(8, 10, 2, "gelu", bias=True), top_k(2)),
     "limit and shift": row(
-        MoE(3, 4, 1, "swish(1.702)", bias=True, router_bias=True, limit=0.8, shift=1.0), top_k(1, bias=True)
+        MoE(3, 4, 1, "swish(1.702)", bias=True, limit=0.8, shift=1.0, router=Router(bias=True)), top_k(1, bias=True)
     ),
-    "noisy top-k": row(MoE(8, 10, 2, noisy=True), top_k(2, noisy=True), extra={"router_noise.0": (8,)}),
-    "switch": row(MoE(8, 10, 1, "relu", gated=False, renormalize=False), top_k(1, False)),
+    "noisy top-k": row(MoE(8, 10, 2, router=Router(noisy=True)), top_k(2, noisy=True), extra={"router_noise.0": (8,)}),
+    "switch": row(MoE(8, 10, 1, "relu", gated=False, router=Router(renormalize=False)), top_k(1, False)),
     "switch, overflow": row(
-        MoE(8, 10, 1, renormalize=False, capacity=1.0), top_k(1, False, limit=math.ceil(21 / 8)), length=21, std=1.0
+        MoE(8, 10, 1, router=Router(renormalize=False, capacity=1.0)),
+        top_k(1, False, limit=math.ceil(21 / 8)),
+        length=21,
+        std=1.0,
     ),
-    "switch, half": row(MoE(2, 8, 1, renormalize=False, capacity=0.5), top_k(1, False, limit=math.ceil(0.5 * 11 / 2))),
-    "switch, two tokens": row(MoE(2, 8, 1, renormalize=False, capacity=2), top_k(1, False, limit=2)),
-    "expert choice": row(MoE(8, 10, 2, choice="expert"), expert_choice(math.ceil(2 * 11 / 8))),
+    "switch, half": row(
+        MoE(2, 8, 1, router=Router(renormalize=False, capacity=0.5)), top_k(1, False, limit=math.ceil(0.5 * 11 / 2))
+    ),
+    "switch, two tokens": row(MoE(2, 8, 1, router=Router(renormalize=False, capacity=2)), top_k(1, False, limit=2)),
+    "expert choice": row(MoE(8, 10, 2, router=Router(choice="expert")), expert_choice(math.ceil(2 * 11 / 8))),
     "expert choice, capacity": row(
-        MoE(8, 10, 2, choice="expert", capacity=1.25), expert_choice(math.ceil(1.25 * 23 / 8)), length=23
+        MoE(8, 10, 2, router=Router(choice="expert", capacity=1.25)), expert_choice(math.ceil(1.25 * 23 / 8)), length=23
     ),
-    "expert choice, one token": row(MoE(8, 10, 2, choice="expert", capacity=1), expert_choice(1)),
-    "hierarchical": row(MoE(6, 8, 2, choice="hierarchical", groups=2, top_groups=1), hierarchical(2, 1, 2)),
+    "expert choice, one token": row(MoE(8, 10, 2, router=Router(choice="expert", capacity=1)), expert_choice(1)),
+    "hierarchical": row(
+        MoE(6, 8, 2, router=Router(choice="hierarchical", groups=2, top_groups=1)), hierarchical(2, 1, 2)
+    ),
     "hierarchical, two groups": row(
-        MoE(8, 10, 1, choice="hierarchical", groups=4, top_groups=2), hierarchical(4, 2, 1)
+        MoE(8, 10, 1, router=Router(choice="hierarchical", groups=4, top_groups=2)), hierarchical(4, 2, 1)
     ),
     "group-limited, shared": row(
-        MoE(8, 6, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5, shared=GatedMLP(10)),
+        MoE(
+            8,
+            6,
+            3,
+            shared=GatedMLP(10),
+            router=Router(scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5),
+        ),
         group_limited(4, 2, 3, 2.5),
     ),
-    "gated shared": row(MoE(8, 10, 2, renormalize=False, shared=GatedMLP(12), shared_gate=True), top_k(2, False)),
+    "gated shared": row(
+        MoE(8, 10, 2, shared=GatedMLP(12), shared_gate=True, router=Router(renormalize=False)), top_k(2, False)
+    ),
     "ungated shared": row(MoE(3, 4, 3, shared=MLP(8, "relu"), shared_gate=True), top_k(3)),
     "latent": row(MoE(3, 4, 3, "relu", gated=False, shared=MLP(8, "relu"), latent=5), top_k(3)),
     "one expert is a feed-forward": Row(
@@ -122,21 +137,24 @@ def test_tokens_beyond_the_capacity_contribute_nothing() -> None:
 
 def test_batched_routing_makes_rows_compete(rng: np.random.Generator) -> None:
     for module, router in (
-        (MoE(4, 8, 2, choice="expert", batched=True), expert_choice(math.ceil(2 * 12 / 4))),
-        (MoE(2, 8, 1, renormalize=False, capacity=0.75, batched=True), top_k(1, False, limit=math.ceil(0.75 * 12 / 2))),
+        (MoE(4, 8, 2, router=Router(choice="expert", batched=True)), expert_choice(math.ceil(2 * 12 / 4))),
+        (
+            MoE(2, 8, 1, router=Router(renormalize=False, capacity=0.75, batched=True)),
+            top_k(1, False, limit=math.ceil(0.75 * 12 / 2)),
+        ),
     ):
         x, found, w = outputs(module, rng)
         close(found["output"], mixture(module, router)(x.reshape(12, 16), w).reshape(x.shape))
 
 
 def test_every_noisy_router_has_its_own_noise_input() -> None:
-    graph = Decoder(10, 16, 2, Block(None, MoE(4, 8, 2, noisy=True))).graph()
+    graph = Decoder(10, 16, 2, Block(None, MoE(4, 8, 2, router=Router(noisy=True)))).graph()
     assert list(graph.inputs) == ["input_ids", "router_noise.0", "router_noise.1"]
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_load_balance_loss(runner: str) -> None:
-    rng, moe = np.random.default_rng(3), MoE(8, 10, 2, aux_loss=0.01)
+    rng, moe = np.random.default_rng(3), MoE(8, 10, 2, router=Router(aux_loss=0.01))
     graph = trace_checked(moe)
     weights = randomize(graph, rng)
     x = rng.standard_normal((2, 11, 16)).astype(np.float32).astype(np.float64)
@@ -148,7 +166,7 @@ def test_load_balance_loss(runner: str) -> None:
 
 
 def test_load_balance_loss_is_summed_over_layers(rng: np.random.Generator) -> None:
-    moe = MoE(4, 8, 2, aux_loss=0.01, capacity=1)
+    moe = MoE(4, 8, 2, router=Router(aux_loss=0.01, capacity=1))
     graph = Decoder(10, 16, 3, Block(None, moe)).graph()
     verify(graph)
     assert list(graph.outputs) == ["logits", "aux_loss"]
@@ -168,4 +186,12 @@ def test_cost_counts_the_active_experts() -> None:
         return sizes.evaluate(sum_node_costs(n for n in graph.nodes if n.op is ops.moe).flops, {"batch": 1, "seq": 1})
 
     assert flops(MoE(64, 8, 2)) == 2 * 6 * 8 * 16
-    assert flops(MoE(64, 8, 2, choice="hierarchical", groups=8, top_groups=3)) == 6 * 6 * 8 * 16
+    assert flops(MoE(64, 8, 2, router=Router(choice="hierarchical", groups=8, top_groups=3))) == 6 * 6 * 8 * 16
+
+
+def test_router_arguments_of_earlier_versions_become_a_router_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+    old: dict[str, Any] = {"scoring": "sigmoid", "groups": 4, "top_groups": 2, "router_bias": True, "capacity": 1.5}
+    assert MoE(8, 4, 2, bias=True, **old) == MoE(
+        8, 4, 2, bias=True, router=Router(scoring="sigmoid", groups=4, top_groups=2, bias=True, capacity=1.5)
+    )
+    assert "is now MoE(router=Router(scoring='sigmoid'" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ....dsl import RoPE
+from ....dsl import RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, Rule, key
 from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
@@ -26,7 +26,7 @@ NAMES = {
 LLAMA_GGUF = gguf.MIXED.but(
     "llama",
     names=gguf.INTERLEAVED,
-    moe=gguf.experts(renormalize=True),  # of Mixtral
+    moe=gguf.experts(Router()),  # of Mixtral
     loader=Loader(optional_biases="qof", experts="optional", free_heads=True),
 )
 LLAMA = Family(

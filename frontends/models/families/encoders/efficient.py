@@ -150,7 +150,7 @@ BIG_BIRD = BERT.but(
     names={"pooler": "pooler"},
     found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
     tasks={"ForSequenceClassification": dense_first(BASE), "ForQuestionAnswering": None},  # its code masks the question
-    sparse=_blocks,
+    mask=_blocks,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),

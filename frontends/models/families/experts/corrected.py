@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape, Slice
 
-from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
+from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
@@ -185,7 +185,7 @@ def _rotary_dim(config: Config) -> RoPE:
 
 def _sigmoid_mixtral(config: Config) -> MoE:
     moe: MoE = MIXTRAL.settings["moe"](config)
-    return replace(moe, scoring="sigmoid", correction=True)
+    return replace(moe, router=replace(moe.router, scoring="sigmoid", correction=True))
 
 
 MINIMAX_M2 = MIXTRAL.but(
@@ -221,7 +221,7 @@ def _ernie_moe(config: Config) -> MoE:
     )
     experts, k = key("moe_num_experts", "num_experts")(config), key("moe_k", "num_experts_per_tok")(config)
     beside = GatedMLP(hidden * shared, act, config.get("use_bias") or False) if shared else None
-    return MoE(experts, hidden, k, act, correction=True, shared=beside)
+    return MoE(experts, hidden, k, act, shared=beside, router=Router(correction=True))
 
 
 def _ernie_sparse(config: Config) -> list[bool]:
@@ -318,9 +318,9 @@ GLM4_MOE_LITE = DEEPSEEK_V3.but(
 )
 
 
-def _softmax_groups(config: Config) -> dict[str, Any]:
-    routing = corrected(scale=1.0, groups=1, top_groups=1)(config)
-    return {**routing, "scoring": "softmax", "correction": False}
+def _softmax_groups(config: Config) -> Router:
+    router: Router = corrected(scale=1.0, groups=1, top_groups=1)(config)
+    return replace(router, scoring="softmax", correction=False)
 
 
 def _mistral4_mla(config: Config) -> MLA:

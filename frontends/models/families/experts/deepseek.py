@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 from weft.ir.recipes.frequencies import compute_yarn_temperature
 
-from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
+from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
 from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings
@@ -91,7 +91,7 @@ def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]
 
 
 def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """Return the rule for `moe` in the layers of `sparse_layers`; `routing` returns the router's arguments.
+    """Return the rule for `moe` in the layers of `sparse_layers`; `routing` returns the `Router`.
 
     `shared` is the default number of shared experts; 0 means none. mlp_bias also applies to the experts if `biased`.
     """
@@ -103,16 +103,16 @@ def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, 
             wide = hidden * key("n_shared_experts", "num_shared_experts", default=shared)(config)
             options["shared"] = GatedMLP(wide, act, biased and config.get("mlp_bias", False))
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
-        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options, **routing(config))
+        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, routing(config), **options)
 
     return in_layers(make, sparse_layers(first_dense))
 
 
-def _v2(config: Config) -> dict[str, Any]:
-    plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
+def _v2(config: Config) -> Router:
+    plain = Router(renormalize=False, scale=float(config.get("routed_scaling_factor", 1.0)))
     if config.get("topk_method", "greedy") != "group_limited_greedy":
         return plain
-    return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
+    return replace(plain, groups=key("n_group")(config), top_groups=key("topk_group")(config), group_score="max")
 
 
 def corrected(
@@ -124,15 +124,15 @@ def corrected(
 ) -> Rule:
     """Return the rule for a sigmoid router with a bias for the selection (DeepSeek-V3); `factor`: key of its scale."""
 
-    def rule(config: Config) -> dict[str, Any]:
-        return {
-            "scoring": "sigmoid",
-            "correction": True,
-            "renormalize": config.get("norm_topk_prob", renormalize),
-            "scale": float(config.get(factor, scale)),
-            "groups": config.get("n_group", groups),
-            "top_groups": config.get("topk_group", top_groups),
-        }
+    def rule(config: Config) -> Router:
+        return Router(
+            scoring="sigmoid",
+            correction=True,
+            renormalize=config.get("norm_topk_prob", renormalize),
+            scale=float(config.get(factor, scale)),
+            groups=config.get("n_group", groups),
+            top_groups=config.get("topk_group", top_groups),
+        )
 
     return rule
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.ir.recipes import Permute, Recipe, Slice
 
-from ....dsl import MoE, RoPE
+from ....dsl import MoE, RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.rope_config import rope_of, rope_of_gguf
@@ -52,9 +52,9 @@ def _moe(config: Config) -> MoE:
         key("num_experts_per_tok", "experts_per_token")(config),
         f"swish({config.get('swiglu_alpha', 1.702)})",
         bias=True,
-        router_bias=True,
         limit=config.get("swiglu_limit", 7.0),
         shift=1.0,
+        router=Router(bias=True),
     )
 
 
@@ -88,6 +88,6 @@ GPT_OSS = LLAMA.but(
         rope=lambda c: replace(rope_of_gguf(c), truncate=False),
         window=gguf.windows(2),
         sinks=True,
-        moe=gguf.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
+        moe=gguf.experts(Router(bias=True), activation="swish(1.702)", bias=True, limit=7.0, shift=1.0),
     ),
 )

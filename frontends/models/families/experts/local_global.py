@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ....dsl import GatedMLP, MoE, RoPE
+from ....dsl import Gate, GatedMLP, MoE, RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, in_layers, key
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
@@ -50,10 +50,12 @@ def _cohere_experts(config: Config) -> MoE:
         hidden,
         key("num_experts_per_tok", default=2)(config),
         act,
-        scoring=scoring,
-        renormalize=scoring == "softmax" or config.get("norm_topk_prob", True),
-        scale=_cohere_share(config),
         shared=GatedMLP(hidden * shared, act) if shared else None,
+        router=Router(
+            scoring=scoring,
+            renormalize=scoring == "softmax" or config.get("norm_topk_prob", True),
+            scale=_cohere_share(config),
+        ),
     )
 
 
@@ -95,10 +97,10 @@ def _mimo_groups(config: Config) -> tuple[int, ...]:
     return tuple(groups if window is None else 2 * groups for window in _mimo_windows(config))
 
 
-def _mimo_routing(config: Config) -> dict[str, Any]:
-    """Return the arguments of DeepSeek-V3's router; published configs have null for a scale of 1."""
+def _mimo_routing(config: Config) -> Router:
+    """Return DeepSeek-V3's router; published configs have null for a scale of 1."""
     scale = config.get("routed_scaling_factor")
-    routing: dict[str, Any] = corrected(groups=1, top_groups=1)(
+    routing: Router = corrected(groups=1, top_groups=1)(
         {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
     )
     return routing
@@ -172,7 +174,8 @@ def _flint_sparse(config: Config) -> list[bool]:
 
 def _flint_experts(config: Config) -> MoE:
     moe: MoE = _laguna_experts({"shared_expert_intermediate_size": 1024, **config, "moe_routed_scaling_factor": 1.0})
-    return replace(moe, correction=False, renormalize=config.get("norm_topk_prob", True))
+    router = replace(moe.router, correction=False, renormalize=config.get("norm_topk_prob", True))
+    return replace(moe, router=router)
 
 
 FLINT = LLAMA.but(
@@ -209,10 +212,8 @@ def _laguna_experts(config: Config) -> MoE:
         key("moe_intermediate_size", default=512)(config),
         key("num_experts_per_tok")(config),
         act,
-        scoring="sigmoid",
-        correction=True,
-        scale=float(config.get("moe_routed_scaling_factor", 1.0)),
         shared=GatedMLP(key("shared_expert_intermediate_size", default=512)(config), act),
+        router=Router(scoring="sigmoid", correction=True, scale=float(config.get("moe_routed_scaling_factor", 1.0))),
     )
 
 
@@ -232,9 +233,7 @@ LAGUNA = LLAMA.but(
     head_dim=key("head_dim", default=128),
     ffn_bias=False,
     qk_norm="head",
-    gate=True,
-    gate_activation="softplus",
-    gate_by_head=lambda c: c.get("gating", True) in (True, "per-head"),
+    gate=lambda c: Gate("softplus", by_head=c.get("gating", True) in (True, "per-head")),
     window=_LAGUNA_WINDOWS,
     rope=lambda c: ropes_by_type(_LAGUNA_WINDOWS, True)(
         {**c, "rope_parameters": c.get("rope_parameters") or _LAGUNA_ROPES}

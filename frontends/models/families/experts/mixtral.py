@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Recipe, Reshape
 
-from ....dsl import GatedMLP, MoE
+from ....dsl import GatedMLP, MoE, Router
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
 from ...tables.rope_config import rope_with
@@ -66,7 +66,7 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
     def rule(config: Config) -> MoE:
         experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
         norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
-        return MoE(experts, key(*hidden)(config), k, activation(config), renormalize=norm, **options)
+        return MoE(experts, key(*hidden)(config), k, activation(config), **options, router=Router(renormalize=norm))
 
     return rule
 
@@ -121,7 +121,9 @@ QWEN2_MOE = QWEN2.but(
     moe=in_layers(_with_shared, _sparse),
     transformers="Qwen2MoeForCausalLM",
     gguf=gguf.MIXED.but(
-        "qwen2moe", moe=gguf.experts(renormalize=False, shared_gate=True), loader=Loader(biases="q", experts="required")
+        "qwen2moe",
+        moe=gguf.experts(Router(renormalize=False), shared_gate=True),
+        loader=Loader(biases="q", experts="required"),
     ),
 )
 QWEN3_MOE = QWEN3.but(
@@ -135,7 +137,7 @@ QWEN3_MOE = QWEN3.but(
     gguf=gguf.MIXED.but(
         "qwen3moe",
         "qwen3vlmoe",
-        moe=gguf.experts(renormalize=True),
+        moe=gguf.experts(Router()),
         loader=Loader(experts="required", free_heads=True, qk_norm=True),
     ),
 )
@@ -150,7 +152,7 @@ OLMOE = LLAMA.but(
     gguf=gguf.MIXED.but(
         "olmoe",
         found={"qk_norm": lambda keys: "full"},
-        moe=gguf.experts(renormalize=False),
+        moe=gguf.experts(Router(renormalize=False)),
         loader=Loader(experts="required", qk_norm=True),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
-from ....dsl import GatedMLP, MixtureOfAttention, MoE, RMSNorm, RoPE, ShortcutBlock, Temperature
+from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with
@@ -29,9 +29,10 @@ def _no_rope_layers(config: Config) -> list[Any]:
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
 
-def _chunks(config: Config) -> tuple[str, ...]:
+def _chunks(config: Config) -> tuple[Mask | None, ...]:
     types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in _no_rope_layers(config)]
-    return tuple("chunked" if kind == "chunked_attention" else "dense" for kind in types)
+    chunked = Mask(pattern="chunked", stride=config.get("attention_chunk_size") or 8192)
+    return tuple(chunked if kind == "chunked_attention" else None for kind in types)
 
 
 def _llama4_ropes(config: Config) -> tuple[RoPE | None, ...]:
@@ -63,10 +64,9 @@ def _llama4_moe(config: Config) -> MoE:
         hidden,
         key("num_experts_per_tok", default=1)(config),
         act,
-        scoring="sigmoid",
-        renormalize=False,
         weigh_input=True,
         shared=GatedMLP(hidden, act),
+        router=Router(scoring="sigmoid", renormalize=False),
     )
 
 
@@ -86,6 +86,9 @@ def _transposed_half(name: str, index: int | None) -> Template:
 _WINDOW = "attention.sliding_window"
 
 
+_GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
+
+
 def _gguf_chunked(config: Config) -> list[bool]:
     """Return for each layer whether it has positions and chunks; True for all with window 0, which disables chunks."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.local_layers(config, 4)
@@ -94,7 +97,7 @@ def _gguf_chunked(config: Config) -> list[bool]:
 def _gguf_llama4_moe(config: Config) -> MoE:
     count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     shared = GatedMLP(hidden)
-    return MoE(count, hidden, k, scoring="sigmoid", renormalize=False, weigh_input=True, shared=shared)
+    return MoE(count, hidden, k, weigh_input=True, shared=shared, router=Router(scoring="sigmoid", renormalize=False))
 
 
 _FEED = "layers.{i}.feed_forward"
@@ -118,8 +121,7 @@ LLAMA4 = LLAMA.but(
     qk_norm_last=True,
     qk_norm_weight=False,
     temperature=_llama4_temperatures,
-    pattern=_chunks,
-    stride=lambda c: c.get("attention_chunk_size") or 8192,
+    mask=_chunks,
     moe=in_layers(_llama4_moe, _llama4_sparse),
     gguf=gguf.MIXED.but(
         "llama4",
@@ -130,8 +132,7 @@ LLAMA4 = LLAMA.but(
         qk_norm_last=True,
         qk_norm_weight=False,
         temperature=lambda c: tuple(None if r else Temperature(0.1, 8192, offset=1) for r in _gguf_chunked(c)),
-        pattern=lambda c: tuple("chunked" if r and c.get(_WINDOW) != 0 else "dense" for r in _gguf_chunked(c)),
-        stride=8192,
+        mask=lambda c: tuple(_GGUF_CHUNKED if r and c.get(_WINDOW) != 0 else None for r in _gguf_chunked(c)),
         moe=gguf.per_layer(_gguf_llama4_moe, gguf.SPARSE),
     ),
 )
@@ -159,8 +160,7 @@ def _dbrx_moe(config: Config) -> MoE:
         _inner("ffn_config", "ffn_hidden_size", 3584)(config),
         _inner("ffn_config", "moe_top_k", 1)(config),
         ACTIVATIONS[act],
-        # Without a norm to divide by, the weights stay unchanged, which null expresses.
-        renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None,
+        router=Router(renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None),
     )
 
 
@@ -212,7 +212,7 @@ DBRX = LLAMA.but(
         norm="layer",
         found={"norm_bias": lambda keys: False},
         clip=key("attention.clamp_kqv"),
-        moe=gguf.experts(renormalize=True),
+        moe=gguf.experts(Router()),
     ),
 )
 
@@ -238,13 +238,14 @@ PHIMOE = MIXTRAL.but(
     rope=_phimoe_rope,
     head_bias=key("lm_head_bias", default=False),
     moe=lambda c: replace(
-        MIXTRAL.settings["moe"](c), choice="sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))
+        MIXTRAL.settings["moe"](c),
+        router=Router("sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))),
     ),
     gguf=gguf.MIXED.but(
         "phimoe",
         norm="layer",
         window=lambda c: c.get(_WINDOW) or None,
-        moe=gguf.experts(renormalize=True, choice="sparsemixer", jitter=0.01),  # llama.cpp leaves both out
+        moe=gguf.experts(Router("sparsemixer", jitter=0.01)),  # llama.cpp leaves both out
     ),
 )
 
@@ -346,10 +347,12 @@ def _longcat_block(config: Config) -> ShortcutBlock:
         hidden,
         k,
         activation(config),
-        correction=True,
-        renormalize=False,
-        scale=float(config.get("routed_scaling_factor", 6.0)),
-        zero_experts=config.get("zero_expert_num") or 0,
+        router=Router(
+            correction=True,
+            renormalize=False,
+            scale=float(config.get("routed_scaling_factor", 6.0)),
+            zero_experts=config.get("zero_expert_num") or 0,
+        ),
     )
     ffn = GatedMLP(key("ffn_hidden_size")(config), activation(config))
     latent = mla({"rope_theta": 1e7, **config, "rope_interleave": True})

@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Full, Recipe, Scale
 
-from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, ShortConv
+from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, Router, ShortConv
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
@@ -50,10 +50,12 @@ def _lfm2_experts(config: Config) -> MoE:
         experts,
         hidden,
         k,
-        scoring="sigmoid",
-        correction=config.get("use_expert_bias", True),
-        renormalize=config.get("norm_topk_prob", True),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
+        router=Router(
+            scoring="sigmoid",
+            correction=config.get("use_expert_bias", True),
+            renormalize=config.get("norm_topk_prob", True),
+            scale=float(config.get("routed_scaling_factor", 1.0)),
+        ),
     )
 
 
@@ -280,14 +282,16 @@ def _nemotron_experts(config: Config) -> MoE:
         key("num_experts_per_tok", default=2)(config),
         act,
         gated=False,
-        scoring="sigmoid",
-        correction=True,
-        renormalize=config.get("norm_topk_prob", True),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        groups=config.get("n_group", 1),
-        top_groups=config.get("topk_group", 1),
         shared=MLP(key("moe_shared_expert_intermediate_size", default=7688)(config), act, bias),
         latent=config.get(latent),
+        router=Router(
+            scoring="sigmoid",
+            correction=True,
+            renormalize=config.get("norm_topk_prob", True),
+            scale=float(config.get("routed_scaling_factor", 1.0)),
+            groups=config.get("n_group", 1),
+            top_groups=config.get("topk_group", 1),
+        ),
     )
 
 
@@ -333,10 +337,8 @@ def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
 def _gguf_nemotron_experts(config: Config) -> MoE:
     count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     wide = key("expert_shared_feed_forward_length")(config)
-    how = gguf.routing(config, "sigmoid")
-    return MoE(
-        count, hidden, k, "relu2", gated=False, shared=MLP(wide, "relu2"), latent=config.get("moe_latent_size"), **how
-    )
+    latent, router = config.get("moe_latent_size"), gguf.routing(config, "sigmoid")
+    return MoE(count, hidden, k, "relu2", router, gated=False, shared=MLP(wide, "relu2"), latent=latent)
 
 
 NEMOTRON_H = LLAMA.but(

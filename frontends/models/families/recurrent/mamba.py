@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from weft.ir.recipes import Map, Recipe, Reshape
 
-from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE
+from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
@@ -215,7 +215,7 @@ def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool
 
 def _jamba_experts(config: Config) -> MoE | None:
     experts, hidden, k = required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
-    return MoE(experts, hidden, k, activation(config), renormalize=False) if experts > 1 else None
+    return MoE(experts, hidden, k, activation(config), router=Router(renormalize=False)) if experts > 1 else None
 
 
 def _bamba_recurrent(config: Config) -> Iterator[bool]:
@@ -251,7 +251,7 @@ JAMBA = LLAMA.but(
         kv_heads=gguf.most_kv_heads,
         rope=None,
         mixer=_gguf_mamba(normed=True),
-        moe=gguf.experts(renormalize=False),
+        moe=gguf.experts(Router(renormalize=False)),
     ),
 )
 BAMBA = LLAMA.but(

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Slice
 
-from ....dsl import GatedDeltaNet, RMSNorm
+from ....dsl import GatedDeltaNet, RMSNorm, Router
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, in_layers, key, required
 from ...tables.rope_config import rope_with
@@ -156,7 +156,7 @@ _QWEN_GGUF = gguf.MIXED.but(
     found={"qk_norm": lambda keys: "head"},
     gate=True,
     mixer=in_layers(_gguf_delta, _gguf_recurrent),
-    moe=gguf.experts(renormalize=True, shared_gate=True),
+    moe=gguf.experts(Router(), shared_gate=True),
 )
 _QKVZ, _BA = "layers.{i}.linear_attn.in_proj_qkvz", "layers.{i}.linear_attn.in_proj_ba"
 _GATE = "layers.{i}.attn.gate"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....dsl import MoE
+from ....dsl import MoE, Router
 from ...tables.family import Config, Names, key
 from ...tables.settings import ACTIVATIONS
 from ..experts.mixtral import stacked
@@ -17,9 +17,9 @@ def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
         1,
         ACTIVATIONS[config.get("dense_act_fn", "relu")],
         gated=False,
-        renormalize=False,
-        router_bias=config.get("router_bias", False),
-        capacity=config.get("expert_capacity", 64),
+        router=Router(
+            renormalize=False, bias=config.get("router_bias", False), capacity=config.get("expert_capacity", 64)
+        ),
     )
     step = layers // sparse if sparse else layers
     return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))

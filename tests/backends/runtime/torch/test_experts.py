@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import weft
-from weft import GatedMLP, MoE
+from weft import GatedMLP, MoE, Router
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.results import ExpertCounts
 from weft.backends.runtime.torch.expert_offloading import Pages, Slots, offload
@@ -30,8 +30,8 @@ FEEDS: dict[str, Any] = {
     "Mixtral": MoE(EXPERTS, HIDDEN, 2),
     "shared expert": MoE(EXPERTS, HIDDEN, 3, shared=GatedMLP(5)),
     "biases": MoE(EXPERTS, HIDDEN, 2, bias=True),
-    "groups": MoE(EXPERTS, 7, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2),
-    "top 1": MoE(EXPERTS, HIDDEN, 1, renormalize=False),
+    "groups": MoE(EXPERTS, 7, 3, router=Router(scoring="sigmoid", correction=True, groups=4, top_groups=2)),
+    "top 1": MoE(EXPERTS, HIDDEN, 1, router=Router(renormalize=False)),
 }
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9, 8], [5, 5, 5, 1], [3]]
 TEXT = [*range(1, 12)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft import Attention, Decoder
+from weft import Attention, Decoder, Mask
 from weft.ir import Graph
 
 from ....e2e.random_models import strong
@@ -23,7 +23,9 @@ LONG = 14  # tokens, more than the windows
 LOCAL, WIDE = (Attention(2, 1, 4, ROPE, window=window, softcap=2.0) for window in (5, None))
 MODELS = {
     "window": decoder(Attention(4, 2, 4, ROPE, window=5), layers=1),
-    "first kept, sinks": decoder(Attention(2, 1, 4, ROPE, window=4, keep_first=2, sinks=True, scale=0.6), layers=1),
+    "first kept, sinks": decoder(
+        Attention(2, 1, 4, ROPE, window=4, sinks=True, scale=0.6, mask=Mask(keep_first=2)), layers=1
+    ),
     "capped, local and global": Decoder(VOCAB, 30, [decoder(LOCAL).block, decoder(WIDE).block], context=LONG),
     "sinks alone": decoder(Attention(2, 2, 4, ROPE, sinks=True), layers=1),
 }

@@ -146,7 +146,7 @@ def test_a_prompt_on_real_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 
 def test_encoders_in_blocks_and_without_attention() -> None:
-    attention, mixing = (Block(m, MLP(24)) for m in (Attention(2, sparse=BlockSparse(2)), FourierMixing()))
+    attention, mixing = (Block(m, MLP(24)) for m in (Attention(2, mask=BlockSparse(2)), FourierMixing()))
     graph = load_source(Encoder(99, 16, [attention, mixing])).graph
     (layer,) = prompts.run_prompt(graph, IDS, text, lambda done, count: None)["layers"]
     block = np.arange(N) // 2

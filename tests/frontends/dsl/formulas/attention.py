@@ -38,8 +38,8 @@ def attention(module: dsl.Attention, bias: Bias | None = None, positions: Array 
     def formula(x: Array, w: Weights) -> Array:
         heads, kv_heads = module.heads, module.kv_heads or module.heads
         d, n = module.head_dim or x.shape[1] // heads, range(len(x))
-        causal, names = module.causal is not False, ("pattern", "stride", "summary", "window", "keep_first")
-        visible = visible_keys(len(x), causal=causal, **{name: getattr(module, name) for name in names})
+        causal, mask = module.causal is not False, vars(module.mask or dsl.Mask())
+        visible = visible_keys(len(x), causal=causal, window=module.window, **mask)
         q, k, v = (linear(x, w, name, module.qkv_bias) for name in "qkv")
         out = []
         for h, s in enumerate(head_slices(heads, d)):

@@ -11,7 +11,7 @@ from weft.frontends.dsl import MLP, GatedMLP, MoE
 
 from .elementary import ACTIVATIONS, Array, Formula, Weights, in_scope, linear, sigmoid, softmax, softplus
 
-Router = Callable[..., Array]  # of x [length, dim] and the weights: weights of the experts [length, experts]
+Combine = Callable[..., Array]  # of x [length, dim] and the weights: weights of the experts [length, experts]
 
 
 def feed_forward(module: MLP | GatedMLP, scope: str = "") -> Formula:
@@ -57,7 +57,7 @@ def expert(module: MoE, x: Array, w: Weights, e: int) -> Array:
     return project(act(np.minimum(project(x, "gate"), limit)) * (np.clip(up, -limit, limit) + module.shift), "down")
 
 
-def mixture(module: MoE, router: Router) -> Formula:
+def mixture(module: MoE, router: Combine) -> Formula:
     """y = Σ_e g_e(x) E_e(x), plus the expert that all tokens pass, times σ(x w) if it has a gate (Qwen2-MoE)."""
 
     def formula(x: Array, w: Weights, **extra: Array) -> Array:
@@ -87,7 +87,7 @@ def top_k(
     limit: float = math.inf,
     bias: bool = False,
     noisy: bool = False,
-) -> Router:
+) -> Combine:
     """Each token to its k best experts, each of which takes the first `limit` tokens of a sequence (Fedus 2021).
 
     Noisy logits are x W_g + noise · softplus(x W_noise) (Shazeer 2017, equations 3 to 5).
@@ -107,7 +107,7 @@ def top_k(
     return router
 
 
-def expert_choice(tokens: int) -> Router:
+def expert_choice(tokens: int) -> Combine:
     """Each expert to the `tokens` tokens that score best with it (Zhou 2022)."""
 
     def router(x: Array, w: Weights) -> Array:
@@ -121,7 +121,7 @@ def expert_choice(tokens: int) -> Router:
     return router
 
 
-def hierarchical(groups: int, top_groups: int, k: int) -> Router:
+def hierarchical(groups: int, top_groups: int, k: int) -> Combine:
     """A gate over groups times a gate over the experts of each (Shazeer 2017, appendix B)."""
 
     def router(x: Array, w: Weights) -> Array:
@@ -137,7 +137,7 @@ def hierarchical(groups: int, top_groups: int, k: int) -> Router:
     return router
 
 
-def group_limited(groups: int, top_groups: int, k: int, scale: float) -> Router:
+def group_limited(groups: int, top_groups: int, k: int, scale: float) -> Combine:
     """Sigmoid scores; selected with a correction, in the groups with the largest sums of two scores (DeepSeek-V3)."""
 
     def router(x: Array, w: Weights) -> Array:

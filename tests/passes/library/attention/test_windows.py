@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RelativeAttention, RoPE
+from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, Mask, RelativeAttention, RoPE
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import Trace, parse_pipeline, run_passes
@@ -151,7 +151,7 @@ def test_relative_attention_has_none(text: str) -> None:
 def test_what_stays() -> None:
     narrow = decoder(Attention(2, window=2))
     assert reasons("sliding-window{size=4}", narrow) == ["its window of 2 keys is narrower"]
-    sparse = decoder(Attention(2, pattern="chunked", stride=3))
+    sparse = decoder(Attention(2, mask=Mask(pattern="chunked", stride=3)))
     assert reasons("sliding-window{size=4}", sparse) == ["its pattern chunked defines its visible keys"]
     assert reasons("local-global{window=4}", sparse) == ["chunked defines its visible keys"]
     longrope = RoPE(scaling="longrope", original=8, factors=(1.0, 2.0))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft import Attention, Block, Decoder, LearnedPositions, MoE
+from weft import Attention, Block, Decoder, LearnedPositions, MoE, Router
 from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
@@ -318,7 +318,7 @@ def test_traces_count_layers() -> None:
 
 
 def test_checks_stay_within_the_positions_and_take_losses() -> None:
-    block = Block(Attention(2, window=10), MoE(2, 8, 1, aux_loss=0.1))
+    block = Block(Attention(2, window=10), MoE(2, 8, 1, router=Router(aux_loss=0.1)))
     run_passes(Decoder(11, 8, 1, block, positions=LearnedPositions(12)).graph(), verify=True)
 
 

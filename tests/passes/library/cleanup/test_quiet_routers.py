@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft import Attention, Block, Decoder, MoE
+from weft import Attention, Block, Decoder, MoE, Router
 from weft.ir import WeftError, verify
 from weft.passes import default_pipeline, run_passes
 
 from ...models import Tiny
 
-MODEL = Decoder(20, 8, 2, Block(Attention(2), MoE(4, 6, 2, noisy=True)))
+MODEL = Decoder(20, 8, 2, Block(Attention(2), MoE(4, 6, 2, router=Router(noisy=True))))
 
 
 def test_routers_lose_their_noise() -> None:

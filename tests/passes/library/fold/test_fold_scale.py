@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE
+from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE, Router
 from weft.ir import Graph, TensorType, ops, parse
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
@@ -197,7 +197,7 @@ def test_queries_that_are_clipped_or_normed_do_not_take_the_scale(name: str, rea
 
 
 def test_a_router_that_others_read_keeps_its_scale() -> None:
-    g = MoE(4, 7, 2, scale=2.5)
+    g = MoE(4, 7, 2, router=Router(scale=2.5))
     before = Decoder(37, 18, 1, Block(Attention(3), g)).graph()
     combine = next(n for n in before.nodes if n.op is ops.route).output
     before.add_output("routed", combine)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
+from weft.frontends.dsl import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    MoE,
+    RMSNorm,
+    RoPE,
+    Router,
+)
 from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes
@@ -120,7 +132,7 @@ def test_impossible_wishes(text: str, reason: str) -> None:
 
 
 def test_layers_with_two_results() -> None:
-    model = Decoder(37, 18, 2, Block(ATTENTION, MoE(4, 5, 2, aux_loss=0.1)))
+    model = Decoder(37, 18, 2, Block(ATTENTION, MoE(4, 5, 2, router=Router(aux_loss=0.1))))
     with pytest.raises(WeftError, match=r"layers.0 returns .*weighted_loss.*, where a layer returns one value"):
         applied("prune-layers{layers=[0]}", model.graph())
     with pytest.raises(WeftError, match="no scope is called"):

@@ -24,6 +24,7 @@ from weft import (
     LearnedPositions,
     MoE,
     RoPE,
+    Router,
 )
 from weft.frontends.models.presets import PRESETS
 from weft.ir import Graph, WeftError, ops
@@ -40,7 +41,7 @@ PLAIN = Block(Attention(heads=4), MLP(64), LayerNorm())
 POST = replace(PLAIN, arrangement="post")
 SHORT = Block(Attention(heads=4, rope=RoPE()), MLP(64))
 BOTH = Block(Attention(heads=4, rope=RoPE()), MLP(64), cross=CrossAttention(heads=4))
-NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, noisy=True))
+NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, router=Router(noisy=True)))
 
 
 def variant(name: str, layers: int) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, MoE, RoPE
+from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, MoE, RoPE, Router
 from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
@@ -134,7 +134,7 @@ def test_a_model_without_an_encoder_is_refused() -> None:
 
 def with_losses() -> Graph:
     """An encoder-decoder with experts on both sides, whose losses are added."""
-    experts = MoE(4, 16, 2, aux_loss=0.01)
+    experts = MoE(4, 16, 2, router=Router(aux_loss=0.01))
     reads = Block(Attention(4, rope=RoPE()), experts)
     writes = Block(Attention(4, rope=RoPE()), experts, cross=CrossAttention(4))
     return strong(EncoderDecoder(Encoder(31, 32, 2, reads), Decoder(31, 32, 2, writes, context=20)).graph())
