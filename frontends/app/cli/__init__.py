@@ -56,7 +56,7 @@ def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) ->
     is_eager=True,
     callback=_import,
     metavar="MODULE",
-    help="Import a module that adds ops, passes, families, targets.",
+    help="Import a module that registers ops, passes, families or targets.",
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -72,9 +72,9 @@ def cli(ctx: click.Context) -> None:
       weft serve out/                           answer requests of OpenAI's API
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
       weft viz model.gguf -o model.html         a picture to click through
-      weft gallery                              all presets side by side
+      weft gallery                              a page with all presets
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
-      weft heal q4/ --against model.gguf -o healed/           refit the scales of a quantized model
+      weft heal q4/ --against model.gguf -o healed/           train the scales of a quantized model
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality

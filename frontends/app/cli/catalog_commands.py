@@ -22,7 +22,7 @@ SHOWN = "smollm2-135m"  # the preset whose pipelines are printed
 @click.command("ops", short_help="List the ops.")
 @click.argument("name", required=False, shell_complete=complete_ops)
 def ops_command(name: str | None) -> None:
-    """List the operations a graph is made of, or show one of them in full.
+    """List the ops that a graph consists of, or describe one of them.
 
     \b
     Examples:
@@ -111,18 +111,18 @@ def _narrow(array: Any) -> Any:
 
 @click.command("targets", short_help="List the targets of compile.")
 @click.argument("name", required=False, shell_complete=complete_targets)
-@click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="Print all properties and options as JSON.")
 @click.option(
-    "--pipeline", is_flag=True, help=f"The passes of the target for the preset {SHOWN}, and the forms it builds."
+    "--pipeline", is_flag=True, help=f"List the passes that the target runs for the preset {SHOWN}, graph by graph."
 )
 def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
-    """List the targets of `weft compile`, or show one of them with its facts and options.
+    """List the targets of `weft compile`, or describe one of them with its properties and options.
 
     \b
     Examples:
       weft targets
-      weft targets ort-cpu                     its facts, and the effect of each of its options
-      weft targets torch --pipeline            the passes of each form of a model that it is built from
+      weft targets ort-cpu                     its properties, and the effect of each of its options
+      weft targets torch --pipeline            the passes that it runs, and the graphs that they compute
       weft targets --json | jq '.[].name'
     """
     from weft.backends.target import TARGETS
@@ -189,7 +189,7 @@ def _show_target(target: Backend) -> None:
 @click.command("presets", short_help="List published architectures.")
 @click.argument("name", required=False, shell_complete=complete_presets)
 def presets_command(name: str | None) -> None:
-    """List the architectures that can be named as a SOURCE, or show one with its parameters.
+    """List the presets, published architectures that every command accepts as a SOURCE, or show one of them.
 
     A preset has no checkpoint: its weights get their declared random initialization.
 
@@ -234,12 +234,15 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 @click.command("families", short_help="List supported checkpoint families.")
 @click.argument("name", required=False, shell_complete=complete_families)
-def families_command(name: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type) and the libraries that load them.
+@click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
+def families_command(name: str | None, write_docs: str | None) -> None:
+    """List the families of Hugging Face folders (their model_type) with export formats and errors.
 
-    With a NAME, show its GGUF architecture and the formats for export.
+    With a NAME, show the errors of this family by target and mode, its GGUF architecture, and the export formats.
 
-    docs/supported.md lists the errors of weft's own families against transformers.
+    An error is the largest difference from transformers, relative to the largest value. It is measured in f32 on tiny
+    models with random parameters: as one full pass, in chunks, and token by token with a KV cache. Families of plugins
+    have no errors.
 
     \b
     Examples:

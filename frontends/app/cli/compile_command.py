@@ -68,19 +68,21 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
 @passes_option(
-    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that contains it.",
+    'The pipeline of passes, such as "default, -pack-qkv" (`-name` removes a pass), or @FILE that contains it.',
     default="default",
     show_default=True,
 )
 @click.option(
     "--weights",
     metavar="int4 | int8 | …",
-    help="Store weights in fewer bits; short for passes, see `weft passes quantize`.",
+    help="Quantize the weights; see `weft passes quantize`. Default: not quantized.",
 )
 @click.option(
-    "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
+    "--max-length",
+    type=int,
+    help="Maximum tokens of prompt and answer together; default: the model's context, or 4096.",
 )
-@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option("--dump-ir", type=FOLDER, help="Write the graph before and after every pass into this folder, as text.")
 @click.option(
     "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name the pass that fails."
 )
@@ -92,19 +94,20 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
     multiple=True,
     type=click.Path(),
     metavar="DIR",
-    help="A LoRA adapter to store next to the model, for ONNX Runtime or genai to select at run time; may be repeated.",
+    help="A LoRA adapter to store next to the model, which ONNX Runtime or onnxruntime-genai selects at run time; may "
+    "be repeated.",
 )
 @click.option(
-    "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
+    "--trace", is_flag=True, help="Report on stderr: the rewrites of each pass, and refused lowerings with reasons."
 )
 @without_option
 @seed_option
 def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, **options: Any) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
-    An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
-    files) get their declared random weights. With --as, the result is then compared with transformers, if that is
-    installed and knows the type.
+    An older folder is replaced only when the new one is complete. An architecture without a checkpoint (a preset or
+    a file) gets its declared random weights. With --as, weft compares the result with transformers, if transformers
+    is installed and knows the type.
 
     \b
     Examples:

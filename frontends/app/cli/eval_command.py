@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
 @click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
-@click.option("--against", required=True, shell_complete=complete_sources, help="The original to compare with.")
-@click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
+@click.option("--against", required=True, shell_complete=complete_sources, help="The original SOURCE to compare with.")
+@click.option("--text", required=True, type=click.Path(), help="The text file, in UTF-8; encoders embed each line.")
 @passes_option(
-    "NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
+    "NAME=PIPELINE, or a pipeline: also score the original rewritten by this pipeline; may be repeated.",
     "pipelines",
     multiple=True,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--weights",
     multiple=True,
     metavar="WEIGHTS",
-    help='Also score the original with weights in fewer bits: int4, "int4{group=64}"; may be given several times.',
+    help='Also score the original with quantized weights: int4, "int4{group=64}"; may be repeated.',
 )
 @click.option(
     "--adapter",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(),
     metavar="DIR",
-    help="Also score the original with this PEFT adapter merged; may be given several times.",
+    help="Also score the original with this PEFT adapter merged; may be repeated.",
 )
 @click.option(
     "--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Maximum number of tokens to predict."
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Window length in tokens; default: 512, or the models' context if shorter.",
 )
-@click.option("--layers", is_flag=True, help="Also show the distance of each layer's output from the original's.")
+@click.option("--layers", is_flag=True, help="Also print the relative error of each layer's output.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Also draw quality against size, and errors and bits by layer: .svg, .png or .pdf.",
+    help="Also draw quality against size, and the error and bits of each layer: .svg, .png or .pdf.",
 )
 @click.option(
     "--theme",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 )
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
-@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 def eval_command(
     models: tuple[str, ...],
     pipelines: tuple[str, ...],
@@ -75,11 +75,11 @@ def eval_command(
     wants_json: bool,
     **options: Any,
 ) -> None:
-    """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
+    """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, one row per model.
 
-    Decoders: the negative log-likelihood (NLL) per token in nats, perplexity, KL divergence from the original, the
-    share of positions with the same most likely token. Encoders: the cosine between embeddings of the same lines. All:
-    the time per token, bytes of the weights and bits per value of linear layers, parameters, cache bytes per token.
+    Decoders: negative log-likelihood (NLL) per token in nats, perplexity, KL divergence from the original, share of
+    positions with the same most likely token. Encoders: cosine between embeddings of the same lines. All models: time
+    per token, bytes of the weights, bits per weight of linear layers, parameters, cache bytes per token.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from .terminal import note, progress
     help="The format; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
-@passes_option("A pipeline to rewrite it by, or @FILE that contains one.", default="")
+@passes_option("A pipeline of passes to run first, or @FILE that contains it; default: none.", default="")
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
@@ -29,17 +29,17 @@ from .terminal import note, progress
     metavar="auto|codes|float",
     default="auto",
     show_default=True,
-    help="Quantized weights: as codes, as floats, or as codes if the format supports all that a pass quantized.",
+    help="Write quantized weights as codes, as floats, or (auto) as codes if the format supports all of them.",
 )
 @adapter_option
-@click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
+@click.option("--trace", is_flag=True, help="Report on stderr: the rewrites and skipped places of each pass.")
 @without_option
 @seed_option
 def export_command(source: str, out: str, passes: str, trace: bool, **options: Any) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
 
-    hf: a folder for transformers' AutoModelForCausalLM; gguf: a file for llama.cpp. Both need a family with the same
-    graph; the graphs are compared to find it. safetensors: the parameters of any graph, by their names in it.
+    hf: a folder for transformers. gguf: a file for llama.cpp. For both, weft searches for a family with the same graph,
+    and fails if there is none. safetensors: the parameters of any graph, under their names in the graph.
 
     \b
     Examples:

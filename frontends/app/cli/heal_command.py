@@ -15,32 +15,32 @@ from .options import device_option
 from .terminal import echo, progress
 
 
-@click.command("heal", short_help="Refit the scales of a quantized model to the original.")
+@click.command("heal", short_help="Train the scales of a quantized model against the original.")
 @click.argument("model", shell_complete=complete_sources)
 @click.option("--against", required=True, shell_complete=complete_sources, help="The original, before quantization.")
 @click.option(
     "--text",
     type=click.Path(),
-    help="A text in UTF-8, or token ids (.npy, .json); default: a mixture of prose, code and languages.",
+    help="Training text in UTF-8, or token ids (.npy, .json); default: a mixture of prose, code and languages.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder for the healed model.")
-@click.option("--tokens", type=click.IntRange(1), help="Tokens to train on, with repetitions; default: 32768.")
+@click.option("--tokens", type=click.IntRange(1), help="Tokens to train on, counting repetitions; default: 32768.")
 @click.option(
-    "--samples", type=click.IntRange(0), help="Tokens of more sequences, sampled by the original; default: 0."
+    "--samples", type=click.IntRange(0), help="Additional training tokens that the original samples; default: 0."
 )
 @click.option("--seconds", type=float, help="Time limit of the training; default: no limit.")
 @click.option("--rate", type=float, help="Relative size of the first steps of Adam; default: 0.0005.")
 @click.option("--batch", type=click.IntRange(1), help="Windows per step; default: 4.")
 @click.option("--context", type=click.IntRange(2), help="Tokens per window; default: 256.")
-@click.option("--bf16", is_flag=True, help="Train with products in bf16: faster where the CPU or GPU has them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of windows, and of samples.")
+@click.option("--bf16", is_flag=True, help="Train with matrix products in bf16, which some CPUs and GPUs speed up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of windows and of samples.")
 @device_option
 def heal_command(model: str, out: str, **options: Any) -> None:
-    """Refit scales, norms and biases of the quantized MODEL to the original by distillation; codes stay as they are.
+    """Train the scales, norms and biases of the quantized MODEL by distillation from the original. Codes do not change.
 
-    MODEL is what `weft opt -p quantize -o FOLDER` writes, or any other SOURCE that is quantized. The training needs
-    PyTorch; on a CPU it takes minutes for a model of 100 million weights. The result is validated on parts of the text
-    that are not trained on: if it is not closer to the original there, nothing is written.
+    MODEL is a folder from `weft opt -p quantize -o FOLDER`, or any other SOURCE that is quantized. Training needs
+    PyTorch. On a CPU it takes minutes for a model of 100 million parameters. weft validates the result on held-out
+    text, and writes nothing if it is not closer to the original there.
 
     \b
     Examples:

@@ -27,7 +27,9 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 
 @click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context.")
+@click.option(
+    "--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context if shorter."
+)
 @click.option("--parts", is_flag=True, help="Add one line per part: FLOPs and bytes of a prefill and of a decode step.")
 @click.option(
     "--dtype",
@@ -39,7 +41,7 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 @click.option(
     "--weights",
     metavar="WEIGHTS",
-    help='The size of a folder with weights in fewer bits: int4, "int4{group=64}", as `weft compile` takes them.',
+    help='Add the size of the weights after `weft compile --weights WEIGHTS`: int4, "int4{group=64}", …',
 )
 @click.option(
     "--target",
@@ -52,7 +54,7 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 @click.option(
     "--parallel",
     metavar="DEGREES",
-    help="Memory and messages of devices that share the model: tp=8,ep=8,pp=2; microbatches=8 for a pipeline.",
+    help="Add memory and traffic of devices that share the model: tp=8,ep=8,pp=2; with pp also microbatches=8.",
 )
 @adapter_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, including parts.")
@@ -72,9 +74,9 @@ def inspect_command(
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
-    Also print one line per distinct block, and parts of the source that are left out. --weights adds the bytes of the
-    weights in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model like
-    folders of --target transformers: tp devices share linear layers, ep experts, pp layers.
+    Also print one line per distinct block, and the parts of the source that are left out. With --weights, the default
+    dtype is the target's first. --parallel divides the model as folders of target transformers do: tp devices share
+    each linear layer, ep devices share the experts, and pp devices share the layers.
 
     \b
     Examples:

@@ -35,26 +35,26 @@ def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 
 @click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
 @click.argument("source", shell_complete=complete_sources)
-@passes_option("The pipeline, or @FILE that contains it; without one the graph is unchanged.", default="")
+@passes_option("The pipeline of passes, or @FILE that contains it; default: none, the graph is unchanged.", default="")
 @click.option(
     "-o",
     "--out",
     default="-",
     show_default=True,
     type=click.Path(),
-    help="A .weft file gets the graph's text, other paths become folders with text, weights, tokenizer; - is stdout.",
+    help="Where to write: a .weft file for the text of the graph, - for the text on stdout, or a folder for a model.",
 )
-@click.option("--dtype", help="The dtype of weights in a folder: f32, f16 or bf16; default: without rounding.")
+@click.option("--dtype", help="dtype of the weights in a folder: f32, f16 or bf16; default: no rounding.")
 @adapter_option
 @without_option
-@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option("--dump-ir", type=FOLDER, help="Write the graph before and after every pass into this folder, as text.")
 @click.option(
     "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
 )
 @click.option(
     "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and report each check."
 )
-@click.option("--trace", is_flag=True, help="Report on stderr: rewrites, skipped places, FLOPs, bytes, time.")
+@click.option("--trace", is_flag=True, help="Report on stderr for each pass: rewrites, skipped places, costs, time.")
 @click.option(
     "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
 )
@@ -70,9 +70,10 @@ def opt_command(
     verify: bool,
     trace: bool,
 ) -> None:
-    """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
+    """Run a pipeline of passes on the graph of SOURCE, and write the result. With SOURCE -, read a graph from stdin.
 
-    A folder is a separate model, which every command accepts as a SOURCE. Text refers to the checkpoint of its source.
+    A folder is a complete model, which every command accepts as a SOURCE. A .weft file has no weights; it refers to the
+    checkpoint of SOURCE.
 
     \b
     Examples:

@@ -23,7 +23,11 @@ class TargetOption(click.Option):
 
 
 device_option = click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="The device to run on; auto: a GPU if the model and the runtime can use one, else the CPU.",
 )
 seed_option = click.option(
     "--seed", type=int, help="Seed of the random weights of a model without a checkpoint; default: 0."
@@ -34,7 +38,7 @@ adapter_option = click.option(
     multiple=True,
     type=click.Path(),
     metavar="DIR",
-    help="A PEFT adapter (LoRA, DoRA) to merge into SOURCE; given several times, they are merged in that order.",
+    help="A PEFT adapter (LoRA, DoRA) to merge into SOURCE; repeat it to merge several, in this order.",
 )
 family_option = click.option(
     "--as",
@@ -47,7 +51,7 @@ without_option = click.option(
     "--without",
     multiple=True,
     metavar="NAME",
-    help="Leave out a part of SOURCE although that changes the model's outputs; the error names it.",
+    help="Leave out a part of SOURCE although this changes the outputs; the error without it gives NAME.",
 )
 
 
@@ -72,7 +76,7 @@ def loading_options(command: T) -> T:
             "--target",
             cls=TargetOption,
             shell_complete=complete_targets,
-            help="Target of a SOURCE: {targets}; default: ONNX Runtime, if it is available.",
+            help="Target for a SOURCE that is not compiled: {targets}; default: ONNX Runtime, if it is available.",
         ),
     )
     for option in reversed(options):  # decorators apply from the bottom up

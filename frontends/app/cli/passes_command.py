@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=complete_passes)
 @click.option("--write-docs", type=click.Path(file_okay=False), help="Write a page for every pass into this folder.")
 def passes_command(name: str | None, write_docs: str | None) -> None:
-    """List the passes and the default pipelines, or show one pass in full.
+    """List the passes and the default pipelines, or describe one pass.
 
-    A pass is exact (same outputs), conditional (same outputs under a condition that it names), lossy, or changing.
+    A pass is exact (equal outputs), conditional (equal outputs under a condition that it names), lossy (nearly equal
+    outputs) or changing (different outputs).
 
     \b
     Examples:
       weft passes                          all of them, by purpose
       weft passes kv-cache                 effect, condition, arguments, reference, example
-      weft passes --write-docs pages/      the same for all, with the example before and after
+      weft passes --write-docs pages/      one page per pass, with the example before and after
     """
     if write_docs is not None:
         from ..api.pass_pages import write_pages

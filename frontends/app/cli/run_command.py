@@ -47,33 +47,35 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
 @click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
-@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; the answer is also ids.")
+@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; prints token ids.")
 @click.option(
     "--sound",
     callback=_load_sound,
     metavar="FILE.npy",
     help="The input of a model that reads sound: a waveform [samples], or a spectrogram [bins, frames].",
 )
-@click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation without a prompt.")
+@click.option("--chat", is_flag=True, help="Use the model's chat template; without --prompt, start a conversation.")
 @click.option("--system", help="System message (with --chat).")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per answer.")
-@click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 if a filter is given.")
-@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
-@click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this total probability.")
+@click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 with --top-k, --top-p or --min-p.")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens; default: all.")
+@click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this probability; default: 1.")
 @click.option(
-    "--min-p", type=float, help="Sample from tokens with at least this probability relative to the most likely one."
+    "--min-p",
+    type=float,
+    help="Sample from tokens with at least this probability relative to the most likely one; default: 0.",
 )
-@click.option("--repetition-penalty", type=float, help="Above 1: lower the probability of tokens that occurred before.")
-@click.option("--beams", type=click.IntRange(1), default=1, help="Beam search with this many beams.")
-@click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option("--repetition-penalty", type=float, help="Above 1: make earlier tokens less likely; default: 1.")
+@click.option("--beams", type=click.IntRange(1), default=1, help="Beams of a beam search; default: 1, no beam search.")
+@click.option("--seed", type=int, help="Seed of the sampling; default: a random one.")
 @click.option(
     "--prompt-lookup",
     "prompt_lookup_num_tokens",
     type=click.IntRange(1),
-    help="Draft up to this many tokens at a time from the text so far, and verify them in one call.",
+    help="Draft up to this number of tokens at a time from the text so far, and verify them in one call; default: off.",
 )
-@click.option("--assistant", help="A compiled folder of a smaller model that drafts tokens.")
-@click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
+@click.option("--assistant", help="A compiled folder of a smaller model that drafts tokens; default: no drafts.")
+@click.option("--stop", multiple=True, help="End the answer before this text; may be repeated.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls", "max", "last", "weighted"]),
@@ -83,16 +85,25 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
     "--pair",
     "pairs",
     multiple=True,
-    help="A second text for a model with a head: the context of a question, a text to rank, a choice (several times).",
+    help="A second text for a model with a head: the context of a question, a text to rank, a choice; may be repeated.",
 )
-@click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's embedding to unit length or not.")
-@click.option("--prompt-name", help="Put an encoder's prompt of this name before the text; default: the model's own.")
-@click.option("--truncate-dim", type=click.IntRange(1), help="Truncate an encoder's embedding to this many features.")
+@click.option(
+    "--normalize/--no-normalize",
+    default=None,
+    help="Scale an encoder's embedding to unit length or not; default: as the model states.",
+)
+@click.option("--prompt-name", help="The prompt of an encoder to put before the text; default: the model's own.")
+@click.option(
+    "--truncate-dim",
+    type=click.IntRange(1),
+    help="Truncate an encoder's embedding to this number of features; default: as the model states, or all.",
+)
 @device_option
 @click.option(
     "--experts-on-device",
     type=click.IntRange(1),
-    help="Keep this many experts of each mixture on the device, the others on the host (with target torch).",
+    help="Experts of each MoE layer to keep on the device, with the others on the host (target torch only); default: "
+    "all.",
 )
 @loading_options
 def run_command(
@@ -119,12 +130,11 @@ def run_command(
     without: tuple[str, ...],
     **generation: Any,
 ) -> None:
-    """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
+    """Run a compiled folder, or any SOURCE, which is compiled into a temporary folder first.
 
-    The answer streams to stdout, timings go to stderr. An encoder-decoder reads the prompt as its source text, or the
-    array of --sound (transformers' WhisperProcessor computes Whisper's spectrograms). An encoder prints the embedding
-    of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens for
-    masks, one per line.
+    The answer streams to stdout, and timings go to stderr. The input of an encoder-decoder is the prompt, or the array
+    of --sound (transformers' WhisperProcessor computes Whisper's spectrograms). An encoder prints the embedding of the
+    prompt as JSON. An encoder with a head prints one label, tagged token, answer span or mask token per line.
 
     \b
     Examples:

@@ -19,15 +19,17 @@ KEY = "WEFT_API_KEY"
 
 @click.command("serve", short_help="Serve a model over HTTP, with OpenAI's API.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free port.")
 @click.option("--model-name", help="Name of the model in requests; default: the name of SOURCE.")
-@click.option("--api-key", help=f"Key that requests must carry; better set it as {KEY}, which other users cannot see.")
+@click.option("--api-key", help=f"Key that requests must send; {KEY} in the environment hides it from other users.")
 @click.option(
-    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Answers decoded at the same time."
+    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Maximum answers in one batch."
 )
-@click.option("--max-queue", type=click.IntRange(1), default=256, show_default=True, help="Answers that may wait.")
-@click.option("--max-body", type=click.IntRange(1), default=4, show_default=True, help="MiB of a request.")
+@click.option("--max-queue", type=click.IntRange(1), default=256, show_default=True, help="Maximum waiting answers.")
+@click.option(
+    "--max-body", type=click.IntRange(1), default=4, show_default=True, help="Maximum size of a request, in MiB."
+)
 @click.option(
     "--client-timeout",
     type=click.FloatRange(0.1),
@@ -65,8 +67,8 @@ def serve_command(
 ) -> None:
     """Serve a compiled folder, or any SOURCE, with OpenAI's HTTP API: chats, completions, embeddings.
 
-    Prints the address once it answers requests. Ctrl-C or SIGTERM lets running answers finish, for --drain seconds; a
-    second one ends them.
+    The server prints its address when it is ready. After Ctrl-C or SIGTERM, running answers have --drain seconds to
+    finish; a second signal ends them.
 
     \b
     Examples:

@@ -17,19 +17,19 @@ DIFFERENT = 1
 
 @click.command("verify", short_help="Compare a compiled folder with its source.")
 @click.argument("folder", type=click.Path())
-@click.option("--against", type=click.Path(), help="A Hugging Face folder to run by transformers as the reference.")
-@click.option("--prompt", help="The text to compare on; default: a stock sentence.")
+@click.option("--against", type=click.Path(), help="A Hugging Face folder that transformers runs as the reference.")
+@click.option("--prompt", help="The text to compare on; default: a built-in sentence.")
 @click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decode steps after the prompt.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
-@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **options: Any) -> None:
     """Compare the compiled model in FOLDER with its reference; exit status 1 if they differ beyond rounding.
 
-    The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
-    for large models), or a Hugging Face folder. The prompt is read in two chunks and continued token by token, so the
-    caches are also compared.
+    weft first compares the files with their checksums. The reference is the source that the folder's manifest names,
+    in float64 (slow for large models), or the folder of --against, run by transformers. The compiled model reads the
+    prompt in two chunks and continues it token by token, so the comparison includes the caches.
 
     \b
     Examples:

@@ -26,11 +26,9 @@ PRINTED = (".svg", ".png")
     help="The file to write: .html (a page to click through), .svg, .png, .mmd (Mermaid), .dot (Graphviz), .txt (a "
     "tree), or - for the tree on the terminal; default: the name of SOURCE, as a page.",
 )
+@click.option("--depth", type=click.IntRange(0), help="Levels of parts to expand; default: the layers and their parts.")
 @click.option(
-    "--depth", type=click.IntRange(0), help="Levels of parts that are open; default: layers, with their parts."
-)
-@click.option(
-    "--open", "parts", multiple=True, metavar="PART", help="Also open this part, such as attn or layers.0.attn."
+    "--open", "parts", multiple=True, metavar="PART", help="Also expand this part, such as attn; may be repeated."
 )
 @click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn next to SOURCE.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
@@ -43,7 +41,7 @@ PRINTED = (".svg", ".png")
 @click.option(
     "--prompt",
     metavar="TEXT",
-    help="A text to run the model on: attention weights of every head, and predicted next tokens (.html).",
+    help="Run the model on this text, and show attention weights and predicted next tokens (.html only).",
 )
 def viz_command(
     source: str,
@@ -56,11 +54,11 @@ def viz_command(
     trust: bool,
     prompt: str | None,
 ) -> None:
-    """Draw SOURCE: repeated layers once, the residual stream as a straight line, parts open on a click.
+    """Draw SOURCE. Repeated layers are drawn once, and the residual stream is a straight line.
 
     SOURCE may also be an .onnx file of any exporter, or a compiled folder.
 
-    With --vs, SOURCE is on the left and the other model on the right; removed, new and changed parts are marked.
+    With --vs, SOURCE is on the left and the other model is on the right; removed, new and changed parts are marked.
 
     \b
     Examples:
@@ -110,7 +108,7 @@ def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
     "-o", "--out", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="The page to write."
 )
 def gallery_command(sources: tuple[str, ...], out: Path) -> None:
-    """Draw each SOURCE, by default all presets, on one page: to filter, to sort, to compare, and to open each.
+    """Draw each SOURCE (default: all presets) on one page, with filters, sorting, and a link to the page of each model.
 
     \b
     Examples:
