@@ -56,7 +56,7 @@ def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) ->
     is_eager=True,
     callback=_import,
     metavar="MODULE",
-    help="Import a module that registers ops, passes, families or targets.",
+    help="Import a module that adds ops, passes, families, targets.",
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
