@@ -234,15 +234,12 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 @click.command("families", short_help="List supported checkpoint families.")
 @click.argument("name", required=False, shell_complete=complete_families)
-@click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
-def families_command(name: str | None, write_docs: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type) with export formats and errors.
+def families_command(name: str | None) -> None:
+    """List the families of Hugging Face folders (their model_type) and the libraries that load them.
 
-    With a NAME, show the errors of this family by target and mode, its GGUF architecture, and the export formats.
+    With a NAME, show its GGUF architecture and its export formats.
 
-    An error is the largest difference from transformers, relative to the largest value. It is measured in f32 on tiny
-    models with random parameters: as one full pass, in chunks, and token by token with a KV cache. Families of plugins
-    have no errors.
+    docs/supported.md lists the errors of the built-in families relative to transformers.
 
     \b
     Examples:
