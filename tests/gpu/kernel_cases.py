@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gpu_inputs as inputs
-from gpu_inputs import Draw, Inputs
-from gpu_kernels import module
+from gpu import kernel_inputs as inputs
+from gpu.kernel_inputs import Draw, Inputs
+from gpu.kernel_timing import module
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared.launch import jit, tl, triton

@@ -51,7 +51,7 @@ def run(*command: str | Path, root: Path, status: int = 0) -> str:
 def measured(root: Path, out: Path, *arguments: str, jobs: int = 1) -> tuple[str, dict[str, dict[str, Any]]]:
     """Run on the CPU: what is printed, and what the result files hold by stage."""
     arguments = (*arguments, "--device", "cpu", "--jobs", str(jobs), "--out", str(out))
-    printed = run(root / "benchmarks/gpu.py", *arguments, root=root)
+    printed = run(root / "benchmarks/gpu", *arguments, root=root)
     return printed, {path.stem[4:]: json.loads(path.read_text())["results"] for path in out.glob("gpu_*.json")}
 
 
@@ -97,11 +97,11 @@ def test_the_plan_measures_what_the_goals_ask_for(listed: dict[str, Any]) -> Non
 
 LISTS = """
 import inspect, json, sys
-import gpu, gpu_goals, gpu_plan
+from gpu import __main__ as command, results
 
-sys.argv = ["gpu.py", "plan"]
-assert gpu.main() == 0
-named = [work.name for line in gpu_plan.lines() for work in gpu.selected(line)]
+sys.argv = ["gpu", "plan"]
+assert command.main() == 0
+named = [work.name for line in command.lines() for work in command.selected(line)]
 
 class Stage(dict):
     def __init__(self, name): self.name = name
@@ -113,16 +113,16 @@ class Stages(dict):
     def get(self, key, default=None): return Stage(key)
 
 asked = set()
-for goal in gpu_goals.goals():
+for goal in results.goals():
     goal.verdict(Stages())
 
-import gpu_cases, gpu_kernels, gpu_sweep  # which import PyTorch
+from gpu import kernel_cases, kernel_timing  # which import PyTorch
 
 swept = {}  # of a kernel, by case: the keywords that sweeps give and it does not take
-for case in gpu_cases.cases(large=True):
-    file = gpu_kernels.module(case.kernel)
-    known = inspect.signature(gpu_kernels.functions(case)[0]).parameters
-    with gpu_sweep.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
+for case in kernel_cases.cases(large=True):
+    file = kernel_timing.module(case.kernel)
+    known = inspect.signature(kernel_timing.functions(case)[0]).parameters
+    with kernel_timing.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
         swept.setdefault(case.kernel, {})[case.name] = sorted(keywords.keys() - known.keys())
 print(json.dumps({"named": named, "asked": sorted(item for item in asked if item[1]), "swept": swept}))
 """
@@ -149,7 +149,7 @@ def test_goals_are_judged_by_all_results(root: Path, tmp_path: Path) -> None:
     experts = {"experts_batched": {"us": us(30)}, "experts_grouped": {"us": us(19)}, "experts_eager": {"error": "x"}}
     write("second", "kernels", {"moe_decode.mixtral": {"us": us(10), **experts}})
     folders = (tmp_path / "first", tmp_path / "second")
-    lines = run(root / "benchmarks/gpu_goals.py", *folders, root=root).splitlines()
+    lines = run(root / "benchmarks/gpu", "goals", "--results", *folders, root=root).splitlines()
     told = [" ".join(line.split()) for line in lines if not line.startswith("not measured")]
     assert told == [
         "missed by 3.85% 8B decode ≥ 260 tokens/s 250 200 to 277.778 same_first_choice 0.98 mean_kl_nats 0.003",
@@ -163,13 +163,13 @@ def test_goals_are_judged_by_all_results(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [["nothing"], ["kernels", "--only", "("], ["plan", "ort"], ["--results", "nowhere"]])
 def test_wrong_command_lines_are_refused(line: list[str], root: Path) -> None:
-    run(root / "benchmarks/gpu.py", *line, root=root, status=2)
+    run(root / "benchmarks/gpu", *line, root=root, status=2)
 
 
 POOL = """
 import os, signal, sys, time
 from functools import partial
-from gpu_pool import Pool, Work
+from gpu.pool import Pool, Work
 
 def sleeps(): time.sleep(600)
 def dies(): os.kill(os.getpid(), signal.SIGSEGV)
@@ -214,8 +214,10 @@ def test_what_fails_hangs_or_dies_is_told_and_the_rest_goes_on(root: Path, tmp_p
 
 
 COMPILE = """
-import gpu_limits, kernel_cases, offline
-for fields in gpu_limits.variants() + kernel_cases.variants():
+import kernel_cases, offline
+from gpu import limits
+
+for fields in limits.variants() + kernel_cases.variants():
     variant = offline.Variant(**fields)
     found = offline.facts(variant)
     good = found["waits"] == found["launches_dependents"] == variant.pdl and found["vector_loads"] >= variant.vectors

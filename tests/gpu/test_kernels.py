@@ -4,7 +4,7 @@ What a kernel computes is tested where its tests are, which run compiled on a GP
 wrong: memory that nothing wrote, a race that shows now and then, a launch that a graph does not hold, a kernel that
 reads before the one ahead of it has written.
 
-Needs no pytest: `python benchmarks/gpu.py tests --only tests/kernels` runs all side by side. With --device cpu kernels
+Needs no pytest: `python benchmarks/gpu tests --only tests/kernels` runs all side by side. With --device cpu kernels
 run in Triton's interpreter, without graphs; that much checks the checks themselves.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from chosen import DEVICE
-from gpu_inputs import Draw, Inputs
+from gpu.kernel_inputs import Draw, Inputs
 from kernel_cases import CASES, Odd, produce
 from torch import Tensor
 

@@ -1,6 +1,6 @@
 """Models for ort-cuda on a GPU against f32 on the CPU, and ops against their references.
 
-Needs no pytest: `python benchmarks/gpu.py tests --only tests/ort_cuda` runs all side by side. With --device cpu only
+Needs no pytest: `python benchmarks/gpu tests --only tests/ort_cuda` runs all side by side. With --device cpu only
 f16 can be run, and there are no CUDA graphs; that much checks the checks themselves.
 """
 

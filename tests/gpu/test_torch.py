@@ -1,6 +1,6 @@
 """Generated PyTorch modules on a GPU: against themselves in f32 on the CPU, in pieces, and their decode steps.
 
-Needs no pytest: `python benchmarks/gpu.py tests --only tests/torch` runs all side by side. With --device cpu there are
+Needs no pytest: `python benchmarks/gpu tests --only tests/torch` runs all side by side. With --device cpu there are
 no graphs; that much checks the checks themselves.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from chosen import DEVICE
 from decoders import DECODERS, LAYERS, RECURRENT, VOCAB
-from gpu_clock import captured
+from gpu.limits import captured
 from torch import Tensor
 
 from weft.backends.runtime.core.generation import Generator

@@ -1,4 +1,4 @@
-"""The cases that gpu_kernels.py measures: kernels at shapes of real models, batch 1 unless said.
+"""Cases of kernels to measure: kernels at shapes of real models, batch 1 unless said.
 
 Bytes are those that must move: weights, caches and states once, activations of one token not at all.
 """
@@ -11,9 +11,9 @@ from functools import partial
 from itertools import product as combinations
 from typing import Any
 
-import gpu_inputs as inputs
-from gpu_inputs import Draw, Inputs
-from gpu_models import LLAMA_1B, LLAMA_8B, TINY, Shape
+from . import kernel_inputs as inputs
+from .kernel_inputs import Draw, Inputs
+from .models import LLAMA_1B, LLAMA_8B, TINY, Shape
 
 BF16 = 2  # bytes
 WAYS: dict[str, dict[str, float]] = {  # of choosing a token
@@ -41,8 +41,8 @@ class Fixed:
 class Case:
     """A call of `kernel` with inputs drawn by `draw`; `size` in bytes and `flops` are what it must do.
 
-    `rivals` are names of gpu_rivals.py; `sweep` are settings that may be other than they ship, by their names in
-    `gpu_kernels.configured`. `small` draws what is checked where the reference cannot take `draw`'s, and is not timed.
+    `rivals` are names of peers in kernel_timing.py; `sweep` are settings that may be other than they ship, by their
+    names in `configured` there. `small` draws what is checked where the reference cannot take `draw`'s; never timed.
     """
 
     kernel: str

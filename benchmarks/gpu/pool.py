@@ -17,11 +17,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain, groupby
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 Found = dict[str, Any]  # what is known of a work: its numbers, or its "error", or that it is "not_reached"
@@ -281,3 +286,58 @@ class Pool:
             self.pending = [worker.queue, *(self.pending or [])] if worker.queue else self.pending
             if self.pending is None and not self.workers:
                 raise SystemExit("no process can list the works")
+
+
+FILES = {"kernels": 3.0, "torch": 4.0, "ort_cuda": 3.0}  # tests/gpu/test_NAME.py, and seconds to expect of a check
+
+
+def list_tests(args: Namespace) -> Iterator[Work]:
+    """Every check as FILE/CHECK-CASE-DTYPE; those of one case and dtype share a process."""
+    os.environ["WEFT_DEVICE"] = args.device
+    sys.path.append(str(ROOT / "tests/gpu"))
+    for file, seconds in FILES.items():
+        try:
+            module = import_module(f"test_{file}")
+        except ImportError as error:  # of what it tests with, ONNX Runtime say
+            yield Work(f"{file}/import", partial(_fail, error))
+            continue
+        for name, check in module.checks():
+            group = f"{file}/{name.partition('-')[2]}"
+            yield Work(f"{file}/{name}", partial(module.test_on_the_gpu, check), seconds, group=group)
+
+
+def _fail(error: ImportError) -> None:
+    raise error
+
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = {  # the module that lists the works of each stage
+    "limits": "limits",
+    "tests": "pool",
+    "decode": "generation",
+    "quality": "generation",
+    "kernels": "kernel_timing",
+    "prefill": "generation",
+    "ort": "ort",
+    "sweep": "kernel_timing",
+}
+
+
+def works(args: Namespace) -> Iterator[Work]:
+    """All works of the stages, named stage/name, in a process that is to run them; limits first."""
+    if args.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    if args.no_pdl:
+        import_module("weft.backends.torch.kernels.shared.launch").PDL_SINCE = (99, 0)
+    for stage in [stage for stage in STAGES if stage in {"limits", *args.stages}]:
+        for work in getattr(import_module(f".{STAGES[stage]}", __package__), f"list_{stage}")(args):
+            yield replace(work, name=f"{stage}/{work.name}", group=work.group and f"{stage}/{work.group}")
+
+
+def serving(args: Namespace) -> list[Work]:
+    """The works of a process of the pool; on a CPU, kernels run in Triton's interpreter, quickened."""
+    if args.device == "cpu" and find_spec("triton"):
+        os.environ["TRITON_INTERPRET"] = "1"
+        sys.path.append(str(ROOT))
+        import_module("tests.interpreter").quicken(load=True)
+    return [*works(args)]

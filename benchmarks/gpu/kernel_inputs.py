@@ -1,6 +1,6 @@
 """Inputs of every kernel for given sizes: normal numbers on a device, and what else its launcher takes.
 
-One function per kernel, named like it: `gpu_cases.py` calls it with sizes of real models, tests/gpu with odd ones.
+One function per kernel, named like it: `kernel_cases.py` calls it with sizes of real models, tests/gpu with odd ones.
 Weights have variance 1 / fan-in, so that results are of the size of their inputs.
 """
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_clock import Clock
-from gpu_models import SHAPES, architecture
-from gpu_pool import Work
 from machine import spread
+
+from .limits import Clock
+from .models import SHAPES, architecture
+from .pool import Work
 
 WARM = 8  # steps before the clock starts; ONNX Runtime captures during the first two
 
@@ -214,7 +215,7 @@ def prepared(args: Namespace, dtype: str, xqa: bool = False) -> Callable[[], dic
     return measure
 
 
-def works(args: Namespace) -> Iterator[Work]:
+def list_ort(args: Namespace) -> Iterator[Work]:
     """The dtypes that ONNX Runtime has on the device, and the first with XQA."""
     for dtype in ("f16", "bf16") if args.device == "cuda" else ("f16",):
         yield Work(dtype, partial(prepared, args, dtype), 60, 60, 16)

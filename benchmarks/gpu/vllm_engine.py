@@ -1,6 +1,6 @@
 """Folders of target transformers in vLLM on a GPU: the same tokens as transformers, and how many a second.
 
-    python benchmarks/gpu_vllm.py RESULT.json FOLDER [FOLDER ...] [--size hidden_size=256] [--speed] [--dtype bfloat16]
+    python benchmarks/gpu/vllm_engine.py RESULT.json FOLDER [FOLDER ...] [--size hidden_size=256] [--speed] [--dtype D]
 
 Needs a GPU and vLLM, not weft. Each engine runs in a process of its own. With ``--size`` a folder's config is changed
 and all its weights are drawn anew, so the folder may come without weights. Results are written after each case.
