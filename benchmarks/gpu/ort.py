@@ -1,9 +1,9 @@
-"""Decoding on a GPU with ONNX Runtime, with and without CUDA graphs.
+"""Time ONNX Runtime's decode on a GPU, with and without CUDA graphs.
 
-The tokens with CUDA graphs must be those without (and, with --reference, the logits those of f32 on the CPU). A step is
-timed three times: as the runtime does it, PyTorch drawing tokens on the device; with logits on the host and a token
-chosen there; and on the device alone, run after run without waiting. All again with the attention kernel that
-ORT_ENABLE_XQA=1 chooses. Weights are random; speed does not depend on them.
+The tokens with CUDA graphs must equal those without; with --reference, logits are compared with f32 on the CPU. A step
+is timed three ways: by the runtime, with PyTorch sampling on the device; with logits on the host, which chooses the
+token; and on the device alone, run after run without waiting. All of it again with the attention kernel of
+ORT_ENABLE_XQA=1. Weights are random; speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from machine import spread
 
 from .limits import Clock
 from .models import SHAPES, architecture
-from .pool import Work
+from .pool import Task
 
-WARM = 8  # steps before the clock starts; ONNX Runtime captures during the first two
+WARM = 8  # steps before the clock starts; ONNX Runtime captures its graphs in the first two
 
 
-def opened(folder: Path, device: str, graphs: bool, draws: bool = False) -> Any:
-    """The compiled decoder on the device; one that `draws` chooses tokens there.
+def open_decoder(folder: Path, device: str, graphs: bool, draws: bool = False) -> Any:
+    """Open a compiled decoder on the device; one that `draws` also chooses tokens there.
 
     Raises:
-        RuntimeError: if CUDA graphs were asked for and refused.
+        RuntimeError: if ONNX Runtime refuses the requested CUDA graphs.
     """
     from weft.backends.runtime.compiled_folder import read_facts
     from weft.backends.runtime.ort.ort_decoder import OrtDecoder
@@ -40,32 +40,32 @@ def opened(folder: Path, device: str, graphs: bool, draws: bool = False) -> Any:
     from weft.backends.runtime.torch import ort_cuda_decoder as onnx
     from weft.backends.target import TARGETS
 
-    known = read_facts(folder)
-    target = TARGETS[known.target] if device == "cuda" else None
+    facts = read_facts(folder)
+    target = TARGETS[facts.target] if device == "cuda" else None
     stream = onnx.stream() if draws and device == "cuda" else None
-    session = open_session(known.model, device=device, target=target, graphs=graphs, stream=stream)
+    session = open_session(facts.model, device=device, target=target, graphs=graphs, stream=stream)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
     model = OrtDecoder(
-        session, vocab=known.vocab, max_length=known.max_length, head_dim=known.head_dim, rolling=known.rolling
+        session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, rolling=facts.rolling
     )
     if draws:
         model.contexts = onnx.DrawingOrtContext
     return model
 
 
-def prompts(model: Any, batch: int, length: int) -> list[list[int]]:
-    found: list[list[int]] = np.random.default_rng(0).integers(0, model.vocab, (batch, length)).tolist()
-    return found
+def draw_prompts(model: Any, batch: int, length: int) -> list[list[int]]:
+    ids: list[list[int]] = np.random.default_rng(0).integers(0, model.vocab, (batch, length)).tolist()
+    return ids
 
 
 def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray, list[float]]:
-    """Greedy tokens [steps, batch] after random prompts, and the seconds of every step but the first."""
-    from weft.backends.runtime.core.sampler import Sampler, Sampling
+    """Return greedy tokens [steps, batch] after random prompts, and the seconds of every step after WARM."""
+    from weft.backends.runtime.core.sampling import Sampler, Sampling
 
     tokens, times = [], []
     with model.context(batch, length + steps) as context:
-        token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
+        token = context.prefill(draw_prompts(model, batch, length), chunk=2048).argmax(-1)
         samplers = [Sampler(Sampling(), ()) for _ in range(batch)]
         draw, active = context.drawing(samplers), np.ones(batch, bool)
         for _ in range(steps):
@@ -77,23 +77,23 @@ def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray,
 
 
 def prefill(model: Any, length: int, repeats: int) -> list[float]:
-    """Tokens per second of one prompt, read in one run."""
+    """Return the tokens per second of one prompt, read in one run."""
     rates = []
     with model.context(1, length) as context:
         for i in range(repeats + 2):
             start = time.perf_counter()
-            context.prefill(prompts(model, 1, length), chunk=length)
+            context.prefill(draw_prompts(model, 1, length), chunk=length)
             if i >= 2:
                 rates.append(length / (time.perf_counter() - start))
     return rates
 
 
-def device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
-    """Seconds of a step with nothing between the steps: the mean over `steps` times the same one, `rounds` times."""
+def time_device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
+    """Return seconds per step, the mean of `steps` runs of one step without a pause, for each round."""
     from weft.backends.runtime.ort.session import onnxruntime
 
     with model.context(batch, length + WARM) as context:
-        token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
+        token = context.prefill(draw_prompts(model, batch, length), chunk=2048).argmax(-1)
         for _ in range(WARM // 2):  # captures
             token = context.step(token).argmax(-1)
         binding, options = context._steps[context._memory.side]
@@ -104,24 +104,19 @@ def device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -
             for _ in range(steps):
                 model.session.ort.run_with_iobinding(binding, options)
 
-        return [t / steps for t in _wall(Clock(model.session.device), run, rounds)]
-
-
-def _wall(clock: Clock, work: Any, rounds: int) -> list[float]:
-    """Seconds of `work` by the wall clock, from an idle device to an idle one: ONNX Runtime has a stream of its own."""
-    times = []
-    for i in range(rounds + 2):
-        clock.wait()
-        start = time.perf_counter()
-        work()
-        clock.wait()
-        if i >= 2:
-            times.append(time.perf_counter() - start)
-    return times
+        clock = Clock(model.session.device)
+        times = []
+        for _ in range(rounds + 2):  # by the wall clock, because ONNX Runtime has its own stream
+            clock.wait()
+            start = time.perf_counter()
+            run()
+            clock.wait()
+            times.append((time.perf_counter() - start) / steps)
+        return times[2:]
 
 
 def step_bytes(folder: Path, batch: int, length: int) -> int:
-    """Bytes that a step must read: every weight used by a product or norm, and the keys and values so far."""
+    """Return the bytes that a step must read: all weights of products and norms, and the KV cache so far."""
     import onnx_ir
 
     from weft.ir.types import dtypes
@@ -136,37 +131,37 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
     return int(total)
 
 
-def measured(args: Namespace, folder: Path) -> dict[str, Any]:
-    """Agreement, prefill and decode with and without CUDA graphs."""
+def measure(args: Namespace, folder: Path) -> dict[str, Any]:
+    """Measure agreement, prefill and decode with and without CUDA graphs."""
     result: dict[str, Any] = {}
     tokens: dict[tuple[str, int], np.ndarray] = {}
     length, cuda = args.prompts[0], args.device == "cuda"
     for name in ("no_graphs", "cuda_graphs", "drawn") if cuda else ("no_graphs", "drawn"):
-        model = opened(folder, args.device, cuda and name != "no_graphs", draws=name == "drawn")
-        found: dict[str, Any] = {}
+        model = open_decoder(folder, args.device, cuda and name != "no_graphs", draws=name == "drawn")
+        values: dict[str, Any] = {}
         if name == "no_graphs":
             for seq in args.prompts:
-                found[f"prefill_{seq}_tokens_per_s"] = spread(prefill(model, seq, args.rounds), 1)
+                values[f"prefill_{seq}_tokens_per_s"] = spread(prefill(model, seq, args.rounds), 1)
         for batch in args.batches:
             rounds = [decode(model, batch, length, args.steps) for _ in range(args.rounds)]
             tokens[name, batch] = rounds[0][0]
             runtime = [t for _, times in rounds for t in times]
-            own = found[f"decode_batch_{batch}"] = {
+            decoded = values[f"decode_batch_{batch}"] = {
                 "tokens_per_s": round(batch / statistics.median(runtime), 1),
                 "step_us": spread([t * 1e6 for t in runtime], 1),
             }
             if name == "drawn":
                 continue
-            alone = device_steps(model, batch, length, 32 if cuda else 4, args.rounds)
+            device = time_device_steps(model, batch, length, 32 if cuda else 4, args.rounds)
             size = step_bytes(folder, batch, length)
-            middle = statistics.median(alone)
-            own |= {
-                "device_step_us": spread([t * 1e6 for t in alone], 1),
+            middle = statistics.median(device)
+            decoded |= {
+                "device_step_us": spread([t * 1e6 for t in device], 1),
                 "device_tokens_per_s": round(batch / middle, 1),
                 "bytes": size,
                 "device_gb_per_s": round(size / middle / 1e9, 1),
             }
-        result[name] = found
+        result[name] = values
         del model
     others = {"cuda_graphs": "with_graphs", "drawn": "drawn"}
     for name in others.keys() & result.keys():
@@ -175,49 +170,49 @@ def measured(args: Namespace, folder: Path) -> dict[str, Any]:
     return result
 
 
-def reference_error(folder: Path, reference: Path, device: str) -> float:
-    """‖logits − reference‖ / ‖reference‖ after a prompt of 64 tokens and after each of 8 steps."""
+def compute_error(folder: Path, reference: Path, device: str) -> float:
+    """Return ‖logits − reference‖ / ‖reference‖ after a prompt of 64 tokens and after each of 8 steps."""
     runs = []
-    for place, where in ((folder, device), (reference, "cpu")):
-        model = opened(place, where, graphs=where == "cuda")
-        prompt, steps = prompts(model, 1, 64), np.random.default_rng(1).integers(0, model.vocab, (8, 1))
+    for path, where in ((folder, device), (reference, "cpu")):
+        model = open_decoder(path, where, graphs=where == "cuda")
+        prompt, steps = draw_prompts(model, 1, 64), np.random.default_rng(1).integers(0, model.vocab, (8, 1))
         with model.context(1, 80) as context:
             runs.append([context.prefill(prompt).copy(), *(context.step(token).copy() for token in steps)])
     got, want = (np.stack(run) for run in runs)
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def prepared(args: Namespace, dtype: str, xqa: bool = False) -> Callable[[], dict[str, Any]]:
-    """Compile --model into a folder, and return what measures it, with `xqa` or without.
+def prepare_ort(args: Namespace, dtype: str, xqa: bool = False) -> Callable[[], dict[str, Any]]:
+    """Compile --model into a folder, and return the function that measures it, with `xqa` or without.
 
     Raises:
-        RuntimeError: if ONNX Runtime is without CUDA.
+        RuntimeError: if ONNX Runtime has no CUDA provider.
     """
     import weft
     from weft.backends.runtime.ort.session import CUDA, onnxruntime
 
     version = onnxruntime().__version__
     if args.device == "cuda" and CUDA not in onnxruntime().get_available_providers():
-        raise RuntimeError(f"onnxruntime {version} is without CUDA")
+        raise RuntimeError(f"onnxruntime {version} has no CUDA provider")
     source = architecture(SHAPES[args.model]) if args.model in SHAPES else args.model
     length, folder = max(args.prompts) + args.steps, Path(args.scratch) / f"ort{'_xqa' * xqa}"
     weft.compile(source, folder / dtype, target="ort-cuda", dtype=dtype, max_length=length)
-    found: dict[str, Any] = {"model": args.model, "onnxruntime": version}
+    result: dict[str, Any] = {"model": args.model, "onnxruntime": version}
     if args.reference:
         weft.compile(source, folder / f"f32_for_{dtype}", target="ort-cpu", max_length=length)
-        error = reference_error(folder / dtype, folder / f"f32_for_{dtype}", args.device)
-        found["relative_error_of_logits"] = error
+        reference = folder / f"f32_for_{dtype}"
+        result["relative_error_of_logits"] = compute_error(folder / dtype, reference, args.device)
 
-    def measure() -> dict[str, Any]:
-        os.environ["ORT_ENABLE_XQA"] = str(int(xqa))  # kernels of attention read it when a session is opened
-        return {**found, **measured(args, folder / dtype)}
+    def run() -> dict[str, Any]:
+        os.environ["ORT_ENABLE_XQA"] = str(int(xqa))  # attention kernels read it when a session is opened
+        return {**result, **measure(args, folder / dtype)}
 
-    return measure
+    return run
 
 
-def list_ort(args: Namespace) -> Iterator[Work]:
-    """The dtypes that ONNX Runtime has on the device, and the first with XQA."""
+def list_ort(args: Namespace) -> Iterator[Task]:
+    """Yield the dtypes that ONNX Runtime supports on the device, and f16 with XQA."""
     for dtype in ("f16", "bf16") if args.device == "cuda" else ("f16",):
-        yield Work(dtype, partial(prepared, args, dtype), 60, 60, 16)
+        yield Task(dtype, partial(prepare_ort, args, dtype), 60, 60, 16)
     if args.device == "cuda":
-        yield Work("f16_xqa", partial(prepared, args, "f16", True), 60, 60, 16)
+        yield Task("f16_xqa", partial(prepare_ort, args, "f16", True), 60, 60, 16)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu import kernel_inputs as inputs
 from gpu.kernel_inputs import Draw, Inputs
-from gpu.kernel_timing import module
+from gpu.kernel_timing import find_module
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared.launch import jit, tl, triton
@@ -30,7 +30,7 @@ class Odd:
 
     @property
     def file(self) -> Any:
-        return module(self.kernel)
+        return find_module(self.kernel)
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The launcher and its reference."""
@@ -153,27 +153,27 @@ CASES = {
     ),
     **{
         f"norm_linear fp8 {rows} rows": Odd(
-            "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=384, bits=8, floats=True), 384
+            "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=384, form="fp8"), 384
         )
         for rows in (1, 8, 16, 32, 64)
     },
     **{
         f"norm_linear {form} {rows} rows": Odd(
-            "norm_linear", _odd(inputs.small_linear, rows=rows, out=70, inner=inner, form=form), inner
+            "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=inner, form=form), inner
         )
         for form, inner in (("mxfp4", 352), ("nvfp4", 336))
         for rows in (1, 8, 16, 64)
     },
     **{
-        f"widen {form}": Odd("widen", _odd(inputs.widen_small, out=67, inner=inner, form=form), 1, ())
+        f"widen {form}": Odd("widen", _odd(inputs.widen, out=67, inner=inner, form=form), 1, ())
         for form, inner in (("mxfp4", 352), ("nvfp4", 336))
     },
     "widen": Odd("widen", _odd(inputs.widen, out=35, inner=96, group=32, offsets=True), 1, ()),
-    "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, bits=8, floats=True), 1, ()),
-    "quantize_float8": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=11, inner=384, group=128), 1),
-    "quantize_float8 rows": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=3, inner=100, group=100), 1),
-    "norm_rope_cache": Odd(
-        "norm_rope_cache", _odd(inputs.norm_rope_cache, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
+    "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, form="fp8"), 1, ()),
+    "to_float8": Odd("to_float8", _odd(inputs.to_float8, rows=11, inner=384, group=128), 1),
+    "to_float8 rows": Odd("to_float8", _odd(inputs.to_float8, rows=3, inner=100, group=100), 1),
+    "place_heads": Odd(
+        "place_heads", _odd(inputs.place_heads, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
     ),
     "norm_rope_cache normed": Odd(
         "norm_rope_cache",

@@ -101,7 +101,7 @@ from gpu import __main__ as command, results
 
 sys.argv = ["gpu", "plan"]
 assert command.main() == 0
-named = [work.name for line in command.lines() for work in command.selected(line)]
+named = [task.name for line in command.PLAN for task in command.select_tasks(line)]
 
 class Stage(dict):
     def __init__(self, name): self.name = name
@@ -114,15 +114,15 @@ class Stages(dict):
 
 asked = set()
 for goal in results.goals():
-    goal.verdict(Stages())
+    goal.judge(Stages())
 
 from gpu import kernel_cases, kernel_timing  # which import PyTorch
 
 swept = {}  # of a kernel, by case: the keywords that sweeps give and it does not take
 for case in kernel_cases.cases(large=True):
-    file = kernel_timing.module(case.kernel)
-    known = inspect.signature(kernel_timing.functions(case)[0]).parameters
-    with kernel_timing.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
+    file = kernel_timing.find_module(case.kernel)
+    known = inspect.signature(kernel_timing.find_functions(case)[0]).parameters
+    with kernel_timing.configure(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
         swept.setdefault(case.kernel, {})[case.name] = sorted(keywords.keys() - known.keys())
 print(json.dumps({"named": named, "asked": sorted(item for item in asked if item[1]), "swept": swept}))
 """
@@ -169,7 +169,7 @@ def test_wrong_command_lines_are_refused(line: list[str], root: Path) -> None:
 POOL = """
 import os, signal, sys, time
 from functools import partial
-from gpu.pool import Pool, Work
+from gpu.pool import Pool, Task
 
 def sleeps(): time.sleep(600)
 def dies(): os.kill(os.getpid(), signal.SIGSEGV)
@@ -182,19 +182,19 @@ def timed():
     return lambda: {"us": 1.0}
 
 order = []
-def works():
+def list_tasks():
     return [
-        Work("good", lambda: {"us": 1.0}), Work("fails", fails), Work("dies", dies), Work("hangs", sleeps, 0.1),
-        Work("hangs alone", slow, 0.1, 0.1), *(Work(f"timed {i}", timed, group="g") for i in range(3)),
-        Work("too long", lambda: {}, 1000.0),
+        Task("good", lambda: {"us": 1.0}), Task("fails", fails), Task("dies", dies), Task("hangs", sleeps, 0.1),
+        Task("hangs alone", slow, 0.1, 0.1), *(Task(f"timed {i}", timed, group="g") for i in range(3)),
+        Task("too long", lambda: {}, 1000.0),
     ]
 
 if __name__ == "__main__":
     found = {}
-    def note(work, result):
+    def note(task, result):
         if result is not None:
-            print(work.name, "|", result.get("error") or result.get("not_reached") or result.get("us"), flush=True)
-    Pool(works, lambda all: all, note, 2, time.time() + 40, patience=2.0).run()
+            print(task.name, "|", result.get("error") or result.get("not_reached") or result.get("us"), flush=True)
+    Pool(list_tasks, lambda all: all, note, 2, time.time() + 40, patience=2.0).run()
 """
 
 

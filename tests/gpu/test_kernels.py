@@ -105,7 +105,7 @@ def check_reference(case: Odd, dtype: str) -> None:
     """The kernel with poisoned memory is its reference in f64, within the rounding of its result and its sums."""
     _, reference = case.functions()
     given = drawn(case, dtype)
-    want = outcome(given.wide(), lambda inputs: inputs.call(reference))
+    want = outcome(given.to_float64(), lambda inputs: inputs.call(reference))
     with poisoned():
         got = launched(case, given)
     eps, inner = torch.finfo(DTYPES[dtype]).eps, torch.finfo(torch.float32).eps
@@ -131,9 +131,9 @@ def check_repeats(case: Odd, dtype: str) -> None:
     for _ in range(REPEATS):
         equal(launched(case, drawn(case, dtype)), first, "another run")
     given = drawn(case, dtype)
-    before = [value.clone() for value in given.own.values() if isinstance(value, Tensor)]
+    before = [value.clone() for value in given.launch_only.values() if isinstance(value, Tensor)]
     launched(case, given)
-    equal([value for value in given.own.values() if isinstance(value, Tensor)], before, "counters")
+    equal([value for value in given.launch_only.values() if isinstance(value, Tensor)], before, "counters")
 
 
 def check_graph(case: Odd, dtype: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from chosen import DEVICE
 from decoders import DECODERS, LAYERS, RECURRENT, VOCAB
-from gpu.limits import captured
+from gpu.limits import capture
 from torch import Tensor
 
 from weft.backends.runtime.core.generation import Generator
@@ -221,7 +221,7 @@ def check_replay(name: str, dtype: str) -> None:
     runs = []
     for graphed in (False, True):
         start, run, shown = advancing(name, dtype, 100)
-        run = captured([run]) if graphed else run
+        run = capture([run]) if graphed else run
         found = []
         for prompt in (ids, ids.flip(1)):  # the second goes through what the first captured
             start(prompt)
