@@ -43,18 +43,13 @@ from gpu.pool import STAGES, Pool, Task, list_tasks, load_tasks
 
 UNTIMED = {"limits", "tests", "quality"}  # stages that need no limits before them
 BRIEF = ("limits/read", "limits/copy", "limits/product")  # limits that results are given as shares of
-PLAN = [  # the arguments of each run but its budget
-    ["limits", "tests", "--only", "^(limits|tests/(kernels|torch))/"],
-    [
-        "decode",
-        "quality",
-        "--only",
-        "^decode/.*_after_(32|1024)_(weft_step|weft_runtime|hf_static_compiled)$"
-        "|^quality/.*_(weft_step|weft_runtime|hf_eager)$",
-    ],
-    ["kernels", "prefill"],
-    ["tests", "ort", "sweep", "--only", "^(tests/ort_cuda/|ort/f16(_xqa)?$|sweep/(decode_attention|latent_decode))"],
-]
+PLAN = (  # runs without their budgets
+    "limits tests --only '^(limits|tests/(kernels|torch))/'",
+    "decode quality --only '^decode/.*_after_(32|1024)_(weft_step|weft_runtime|hf_static_compiled)$"
+    "|^quality/.*_(weft_step|weft_runtime|hf_eager)$'",
+    "kernels prefill",
+    "tests ort sweep --only '^(tests/ort_cuda/|ort/f16(_xqa)?$|sweep/(decode_attention|latent_decode))'",
+)
 PLAN_SECONDS, RUN_SECONDS = 1560, 560  # of all planned runs together without machine starts, and of one run at most
 
 
@@ -109,9 +104,9 @@ def choose_tasks(args: argparse.Namespace, missing: Callable[[Task], bool], task
     return [task for task in tasks if timed and task.name in BRIEF and task not in chosen] + chosen
 
 
-def select_tasks(line: Sequence[str]) -> list[Task]:
+def select_tasks(line: str) -> list[Task]:
     """Return the tasks that a command line asks for."""
-    args = parse(line)
+    args = parse(shlex.split(line))
     return choose_tasks(args, lambda _: True, list_tasks(args))
 
 
@@ -138,7 +133,7 @@ def plan() -> list[str]:
     seconds = [estimate_seconds(select_tasks(line)) for line in PLAN]
     budgets = [min(RUN_SECONDS, int(PLAN_SECONDS * each / sum(seconds))) for each in seconds]
     command = 'PYTHONPATH=src python3 benchmarks/gpu {} --budget {} --out "$OUT"'
-    return [command.format(shlex.join(line), budget) for line, budget in zip(PLAN, budgets, strict=True)]
+    return [command.format(line, budget) for line, budget in zip(PLAN, budgets, strict=True)]
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ class Module(Decoder):
     """Decode by the generated module with a cache of `capacity` tokens per sequence, one launch after the other."""
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
-        self.forms, self.module = models.generate(shape, device, model)
+        self.module, self.build_step = models.generate(shape, device, model)
         self.cache = self.module.new_cache(batch, capacity)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.prompt: Tensor | None = None  # in the cache
@@ -64,7 +64,7 @@ class Step(Module):
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
         super().__init__(shape, device, batch, capacity, model)
-        self.run = build_decode_step(shape, self.forms, self.module)
+        self.run = self.build_step()
         self.position = torch.zeros_like(self.token)
         self.active = torch.ones_like(self.token, dtype=torch.bool)
         self.tickets = Tickets(TICKETS)
@@ -103,7 +103,7 @@ class Runtime(Module):
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
-        step = Stepper(self.module, build_decode_step(shape, self.forms, self.module), most=batch)
+        step = Stepper(self.module, self.build_step(), most=batch)
         decoder = TorchDecoder(self.module, vocab=shape.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)
@@ -129,12 +129,6 @@ class Runtime(Module):
 
 
 WEFT: dict[str, Callable[..., Decoder]] = {"weft_step": Step, "weft_runtime": Runtime, "weft_module": Module}
-
-
-def build_decode_step(shape: Shape, forms: Any, module: Any) -> Any:
-    from weft.backends.torch.package.module import build_step
-
-    return build_step(forms, module, float8_caches=shape.bits == 8)
 
 
 def build_decoder(name: str, *args: Any) -> Decoder:
@@ -211,7 +205,7 @@ def compute_reference(args: Namespace, label: str, shape: Shape, ids: Tensor, st
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            decoder = models.Eager(models.hugging_face(shape, args.device, torch.bfloat16).float())
+            decoder = models.Eager(models.hugging_face(shape, args.device).float())
             decoder.start(ids)
             tokens = torch.cat([decoder.token, *(decoder.step() for _ in range(steps - 1))], 1)
             torch.save((tokens, decoder.force(ids, tokens)), path)
@@ -250,7 +244,7 @@ def measure_quality(args: Namespace, name: str, label: str, shape: Shape, steps:
     torch.backends.cuda.matmul.allow_tf32 = False
     ids = prompt(shape, 1, QUALITY_PROMPT, args.device)
     tokens, want = compute_reference(args, label, shape, ids, steps)
-    model = models.hugging_face(shape, args.device, torch.bfloat16)
+    model = models.hugging_face(shape, args.device)
     decoder = build_decoder(name, shape, args.device, 1, QUALITY_PROMPT + steps + 1, model)
     got = decoder.force(ids, tokens)
     return {**compare_logits(got, want), "repeats_bit_for_bit": bool((got == decoder.force(ids, tokens)).all())}
@@ -275,13 +269,13 @@ def build_prefill(name: str, shape: Shape, device: str, rows: int) -> Callable[[
     if name.startswith("hf"):
         from transformers import DynamicCache
 
-        model = models.hugging_face(shape, device, torch.bfloat16)
+        model = models.hugging_face(shape, device)
         return lambda ids: run_transformers(model, ids, DynamicCache(config=model.config))
-    forms, module = models.generate(shape, device)
+    module, build_step = models.generate(shape, device)
     last, positions = torch.tensor([rows - 1], device=device), torch.arange(rows, device=device)[None]
     if name != "weft":
         return lambda ids: module(ids, cache=module.new_cache(1, rows), last=last)
-    step = build_decode_step(shape, forms, module)
+    step = build_step()
     return lambda ids: step(ids, positions, module.new_cache(1, rows), last)
 
 

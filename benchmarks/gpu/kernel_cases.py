@@ -16,7 +16,7 @@ from .kernel_inputs import Draw, Inputs
 from .models import LLAMA_1B, LLAMA_8B, TINY, Shape
 
 BF16 = 2  # bytes
-SAMPLING: dict[str, dict[str, float]] = {
+SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
     "all": {"temperature": 0.8},
     "top_k": {"temperature": 0.8, "top_k": 50},
@@ -228,11 +228,11 @@ def _latent(large: bool) -> Iterator[Case]:
         )
 
     for heads in (16, 128) if large else (2,):  # before and after the attention
-        sizes_of = {"rank": 512, "plain": 128, "rope": 64} if large else {"rank": 32, "plain": 8, "rope": 8}
-        product = BF16 * heads * sizes_of["plain"] * sizes_of["rank"]
-        draw = partial(inputs.latent_qk, batch=1, heads=heads, capacity=1024, **sizes_of)
+        rank, plain, rope = (512, 128, 64) if large else (32, 8, 8)
+        product = BF16 * heads * plain * rank
+        draw = partial(inputs.latent_qk, batch=1, heads=heads, capacity=1024, rank=rank, plain=plain, rope=rope)
         yield Case("latent_qk", f"{heads}_heads", draw, product, peers=("compiled",))
-        draw = partial(inputs.linear_by_head, rows=1, heads=heads, out=sizes_of["plain"], inner=sizes_of["rank"])
+        draw = partial(inputs.linear_by_head, rows=1, heads=heads, out=plain, inner=rank)
         yield Case("linear_by_head", f"{heads}_heads", draw, product, peers=("compiled",))
 
 
@@ -306,7 +306,7 @@ def _recurrences(large: bool) -> Iterator[Case]:
         ("xlstm_7b", 8, 8, 256, 513, ""),
     ]
     for name, heads, groups, keys, width, form in matrices if large else [("tiny_delta", 2, 1, 16, 16, "delta key")]:
-        sizes = {"heads": heads, "groups": groups, "keys": keys, "width": width, "form": form}
+        sizes: dict[str, Any] = {"heads": heads, "groups": groups, "keys": keys, "width": width, "form": form}
         yield Case(
             "matrix_step",
             name,

@@ -80,9 +80,6 @@ class Draw:
         """Draw a weight […, out, in] of variance 1 / in."""
         return self.normal(*shape, scale=shape[-1] ** -0.5)
 
-    def gain(self, size: int) -> Tensor:
-        return self.normal(size, scale=0.1).add_(1)
-
     def positions(self, batch: int, value: int) -> Tensor:
         return torch.full((batch, 1), value, dtype=torch.long, device=self.device)
 
@@ -94,7 +91,7 @@ def draw_norm(draw: Draw, width: int, kind: str) -> Any:
     """Draw a norm over rows of `width`, of kind none, rms or layer."""
     from weft.backends.torch.kernels.shared.norm import Norm
 
-    gain = None if kind == "none" else draw.gain(width)
+    gain = None if kind == "none" else draw.normal(width, scale=0.1).add_(1)
     return Norm(kind, gain, draw.normal(width, scale=0.1) if kind == "layer" else None, 1e-5)
 
 
@@ -134,9 +131,8 @@ def norm_qkv(
     """Projections of one token, written to slot capacity - 2 of caches [batch, kv_heads, capacity, d]."""
     out = (heads + 2 * kv_heads) * d
     k_cache, v_cache, scales = draw_caches(draw, batch, kv_heads, capacity, d, floats)
-    switches |= scales
     args = draw.normal(batch, inner), draw.weight(out, inner), k_cache, v_cache, draw.positions(batch, capacity - 2)
-    keywords: dict[str, Any] = {"norm": draw_norm(draw, inner, kind), **switches}
+    keywords: dict[str, Any] = {"norm": draw_norm(draw, inner, kind), **switches, **scales}
     if head_norms:
         keywords |= {"q_norm": draw_norm(draw, d, "rms"), "k_norm": draw_norm(draw, d, "rms")}
     if pairs := (d if rotary is None else rotary) // 2:
@@ -188,9 +184,8 @@ def decode_attention(
 ) -> Inputs:
     """One token after `length` - 1 others: q [batch, heads, d], caches [batch, kv_heads, capacity or length, d]."""
     k, v, scales = draw_caches(draw, batch, kv_heads, capacity or length, d, floats)
-    mask |= scales
     launch_only = {"tickets": draw.tickets(batch * heads), "splits": splits}
-    return Inputs((draw.normal(batch, heads, d), k, v, draw.positions(batch, length - 1)), mask, launch_only)
+    return Inputs((draw.normal(batch, heads, d), k, v, draw.positions(batch, length - 1)), mask | scales, launch_only)
 
 
 def several_tokens(
@@ -200,7 +195,7 @@ def several_tokens(
     base = decode_attention(draw, batch, heads, kv_heads, d, length, floats=floats)
     positions = torch.arange(length - seq, length, device=draw.device).repeat(batch, 1)
     q, launch_only = draw.normal(batch, seq, heads, d), {"tickets": draw.tickets(batch * heads), "splits": None}
-    return Inputs((q, *base.args[1:3], positions), base.keywords | {"start": length - seq}, launch_only)
+    return Inputs((q, *base.args[1:3], positions), {**base.keywords, "start": length - seq}, launch_only)
 
 
 def window_attention(
@@ -217,9 +212,8 @@ def latent_decode(
     """Absorbed latent attention: q [batch, heads, rank + rope], cache [batch, 1, length, rank + rope]."""
     q, cache = draw.normal(batch, heads, rank + rope), draw.normal(batch, 1, length, rank + rope)
     launch_only = {"tickets": draw.tickets(batch * heads), "splits": splits}
-    return Inputs(
-        (q, cache, draw.positions(batch, length - 1), rank), {"scale": (128 + rope) ** -0.5, **mask}, launch_only
-    )
+    mask["scale"] = (128 + rope) ** -0.5
+    return Inputs((q, cache, draw.positions(batch, length - 1), rank), mask, launch_only)
 
 
 def latent_qk(draw: Draw, batch: int, heads: int, rank: int, plain: int, rope: int, capacity: int) -> Inputs:
@@ -259,11 +253,11 @@ def embed_tokens(draw: Draw, batch: int, vocab: int, dim: int, pairs: int) -> In
     return Inputs((ids, draw.weight(vocab, dim), draw.positions(batch, 1023), (frequencies, 1.0)), {})
 
 
-def choose_tokens(draw: Draw, batch: int, vocab: int, **way: float) -> Inputs:
+def choose_tokens(draw: Draw, batch: int, vocab: int, **sampling: float) -> Inputs:
     """Logits [batch, vocab] of standard deviation 3; each row samples by one fixed random number."""
     numbers = torch.linspace(0.1, 0.9, batch, dtype=torch.float64, device=draw.device)[:, None].expand(batch, 64)
     spent = torch.zeros(batch, 1, dtype=torch.int64, device=draw.device)
-    return Inputs((draw.normal(batch, vocab, scale=3.0), numbers.contiguous(), spent), way)
+    return Inputs((draw.normal(batch, vocab, scale=3.0), numbers.contiguous(), spent), sampling)
 
 
 def norm_route(draw: Draw, tokens: int, experts: int, k: int, dim: int, scoring: str = "softmax") -> Inputs:
@@ -291,9 +285,9 @@ def selective_step(draw: Draw, batch: int, channels: int, states: int, rank: int
     a = draw.uniform(channels, states, low=-float(states), high=-1.0, dtype=torch.float32)
     past = draw.normal(batch, states, channels, dtype=torch.float32)
     norms = {"norm": draw_norm(draw, rank, "rms"), **{f"{n}_norm": draw_norm(draw, states, "rms") for n in "bc"}}
-    more = {"weight": draw.weight(channels, rank), "bias": draw.uniform(channels, low=-6.0, high=-2.0)}
-    more |= {"softplus": True, "gate": gate, **(norms if normed else {})}
-    return Inputs((x, delta, a, b, c, draw.normal(channels), past), more)
+    more = {"weight": draw.weight(channels, rank), "bias": draw.uniform(channels, low=-6.0, high=-2.0), "gate": gate}
+    more |= norms if normed else {}
+    return Inputs((x, delta, a, b, c, draw.normal(channels), past), {**more, "softplus": True})
 
 
 def mamba2_scan(
@@ -331,12 +325,8 @@ def matrix_step(draw: Draw, batch: int, heads: int, groups: int, keys: int, widt
     more: dict[str, Any] = {"heads": heads, "groups": groups, "decay": decay}
     if "delta" in form:
         more |= {"beta": draw.uniform(batch, heads, low=0.0, high=1.0), "gate": draw.normal(batch, heads * width)}
-        more |= {
-            "a_log": draw.normal(heads),
-            "unit": replace(draw_norm(draw, 1, "rms"), gain=None),
-            "k_scale": keys**-0.5,
-        }
-        more |= {"norm": draw_norm(draw, width, "rms"), "norm_groups": heads}
+        more |= {"a_log": draw.normal(heads), "unit": replace(draw_norm(draw, 1, "rms"), gain=None)}
+        more |= {"k_scale": keys**-0.5, "norm": draw_norm(draw, width, "rms"), "norm_groups": heads}
     return Inputs((q, k, v, past), more, {"tickets": draw.tickets(batch * heads)} if "delta" in form else {})
 
 

@@ -339,6 +339,5 @@ def list_sweep(args: Namespace) -> Iterator[Task]:
     for case in cases(args.device == "cuda"):
         if case.sweep:
             count = prod(map(len, case.sweep.values()))
-            memory = 2 + 3 * max(case.size, 2 << 27) / 2**30
-            name = f"{case.kernel}.{case.name}"
-            yield Task(name, partial(prepare_sweep, args, case), 5 + 1.5 * count, 1 + 0.06 * count, memory)
+            run, memory = partial(prepare_sweep, args, case), 2 + 3 * max(case.size, 2 << 27) / 2**30
+            yield Task(f"{case.kernel}.{case.name}", run, 5 + 1.5 * count, 1 + 0.06 * count, memory)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import product as combinations
 from statistics import median
@@ -92,19 +91,6 @@ class Clock:
         return [make(seed) for seed in range(count)]
 
 
-@contextmanager
-def forbid_synchronization() -> Iterator[None]:
-    """Let torch raise a RuntimeError for operations in the block that wait for the device.
-
-    Such operations cannot be captured, and one that fails during a capture spoils the process for later captures.
-    """
-    cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        cuda.set_sync_debug_mode("default")
-
-
 def capture(calls: Sequence[Call]) -> Call:
     """Return the replay of a CUDA graph of `calls`, each of which is run before; without a GPU, call them one by one.
 
@@ -117,8 +103,12 @@ def capture(calls: Sequence[Call]) -> Call:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         _call_all([calls[0], *calls])
-        with forbid_synchronization():
+        # What waits for the device cannot be captured, and fails so late that it spoils later captures: raise here.
+        cuda.set_sync_debug_mode("error")
+        try:
             calls[0]()
+        finally:
+            cuda.set_sync_debug_mode("default")
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,17 +106,16 @@ TINY_DECODERS = {
 }
 
 
-def prompt(shape: Shape, batch: int, length: int, device: str, seed: int = 0) -> torch.Tensor:
+def prompt(shape: Shape, batch: int, length: int, device: str) -> Tensor:
     """Draw random tokens [batch, length]."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return torch.randint(0, shape.vocab, (batch, length), generator=generator).to(device)
 
 
-def hugging_face(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> Any:
-    """Build a LlamaForCausalLM or Qwen3MoeForCausalLM of this shape with weights drawn on the device by `randomize`."""
+def hugging_face(shape: Shape, device: str) -> Any:
+    """Build a LlamaForCausalLM or Qwen3MoeForCausalLM in bf16 with weights drawn on the device by `randomize`."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-    factory: Any = AutoModelForCausalLM
     sizes = {
         "vocab_size": shape.vocab,
         "hidden_size": shape.dim,
@@ -131,21 +131,17 @@ def hugging_face(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -
     }
     if shape.experts:
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
-        experts = {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.choices,
-            "moe_intermediate_size": shape.hidden,
-            "norm_topk_prob": True,
-        }
+        experts = {"num_experts": shape.experts, "num_experts_per_tok": shape.choices, "norm_topk_prob": True}
+        sizes["moe_intermediate_size"] = shape.hidden
         config: Any = Qwen3MoeConfig(**sizes, **experts, rms_norm_eps=1e-6, rope_parameters=rope)
     else:
         scaling = {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": shape.factor, **scaling}
         config = LlamaConfig(**sizes, rms_norm_eps=1e-5, rope_parameters=rope)
     with torch.device(device):
-        model = factory.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     for number, (name, value) in enumerate(model.named_parameters()):
-        randomize(value, name, 1000 * seed + number)
+        randomize(value, name, number)
     return model.requires_grad_(False)
 
 
@@ -209,7 +205,7 @@ def architecture(shape: Shape) -> Any:
     from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, MoE, RMSNorm
     from weft.frontends.dsl import RoPE as Rope
 
-    heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    heads: dict[str, Any] = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
     if shape.experts:
         attention = Attention(**heads, rope=Rope(1e6), qk_norm=RMSNorm(1e-6))
         block = Block(attention, MoE(shape.experts, shape.hidden, shape.choices), RMSNorm(1e-6))
@@ -242,13 +238,13 @@ class PackedTensors:
     read_blocks = read
 
 
-def generate(shape: Shape, device: str, model: Any = None) -> tuple[dict[str, Graph], Any]:
-    """Return the graphs of this shape by form and its generated module, with random weights or those of `model`."""
+def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callable[[], Any]]:
+    """Return the generated module of this shape, with random weights or those of `model`, and a builder of its step."""
     from weft.backends.targets import TARGETS
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
     from weft.backends.torch.lower.lower import lower
-    from weft.backends.torch.package.module import load, run_source
+    from weft.backends.torch.package.module import build_step, load, run_source
     from weft.frontends.app.api.modules import step_forms
     from weft.frontends.app.api.source.sources import load_source
     from weft.passes import run_passes
@@ -272,7 +268,8 @@ def generate(shape: Shape, device: str, model: Any = None) -> tuple[dict[str, Gr
         else:
             weights[key] = _find_weight(source_weights, key)
     load(module, weights)
-    return forms, module.eval().requires_grad_(False)
+    module.eval().requires_grad_(False)
+    return module, partial(build_step, forms, module, float8_caches=shape.bits == 8)
 
 
 def _store_codes(graph: Graph, bits: int) -> None:
@@ -450,7 +447,7 @@ AUTOTUNED = {"hf_static_autotuned": "max-autotune"}  # minutes of compilation
 def build_transformers(name: str, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> Decoder:
     """Build a decoder of transformers for `capacity` tokens per sequence, with random weights or those of `model`."""
     if model is None:
-        model = hugging_face(shape, device, torch.bfloat16)
+        model = hugging_face(shape, device)
         if shape.bits == 4:
             use_int4(model)
     mode = (TRANSFORMERS | AUTOTUNED)[name]

@@ -26,13 +26,11 @@ SHARES = {"gb_per_s": ("read", "copy"), "tflop_per_s": ("product",)}  # rates, a
 QUERY = "name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
 UNITS = {"step_us": "µs", "us": "µs", "ms": "ms", "floor_ms": "ms", "gb_per_s": "GB/s", "tflop_per_s": "TFLOP/s"}
 AGREEMENT = ("mean_kl_nats", "same_first_choice")
-COLUMNS = ("best_us", "best", "tokens_per_s", "floor_us", "of_copy", "of_read", "of_product", "speedup")
-COLUMNS += (*AGREEMENT, "error", "not_reached")
+RATIOS = ("floor_us", "of_copy", "of_read", "of_product", "speedup")
+COLUMNS = ("best_us", "best", "tokens_per_s", *RATIOS, *AGREEMENT, "error", "not_reached")
 WEFT = ("weft_step", "weft_runtime")
 COMPILED = ("hf_static_compiled", "hf_static_autotuned")
 EXPERTS = ("experts_batched", "experts_grouped", "experts_eager", "experts_compiled")
-MODELS = {"8b": "8B", "1b": "1B", "8b_int4": "8B with int4", "moe": "MoE"}
-BATCHES = ((1, 32), (1, 1024), (8, 1024), (32, 1024))  # batch size, length of each sequence
 
 
 def load(path: Path) -> Results:
@@ -281,8 +279,8 @@ def goals() -> Iterator[Goal]:
     yield Goal("ONNX Runtime's step with tokens drawn, over the device's", _sampling_cost, most=1.1, unit="×")
     for rows in (2048, 8192):
         yield Goal(f"8B prefill of {rows}, of bare products and attention", partial(_prefill_share, rows), least=0.95)
-    for batch, length in BATCHES:
-        for label, model in MODELS.items():
+    for batch, length in ((1, 32), (1, 1024), (8, 1024), (32, 1024)):
+        for label, model in {"8b": "8B", "1b": "1B", "8b_int4": "8B with int4", "moe": "MoE"}.items():
             speedup = partial(_step_speedup, f"{label}_batch_{batch}_after_{length}")
             name = f"{model} decode of {batch} text{'s' * (batch > 1)} after {length}, over HF compiled"
             decoder = "" if label == "8b_int4" else f"{label}_weft_step"
