@@ -1,9 +1,9 @@
-"""Sentence embeddings of all-MiniLM-L6-v2: weft's `encode` beside sentence-transformers, texts a second.
+"""Compare sentence embeddings of all-MiniLM-L6-v2 by weft's `encode` and sentence-transformers in texts per second.
 
-sentence-transformers runs in PyTorch, and on ONNX Runtime: its backend for that needs optimum, which asks for an older
-transformers, so its Transformer here hands the same tokens to a session over the model that transformers' own
-`OnnxExporter` writes; tokenizing, sorting, batches, pooling and normalization stay its own. All take turns on the same
-texts with as many threads, and embeddings are compared before.
+sentence-transformers runs in PyTorch and on ONNX Runtime. Its ONNX backend needs optimum, which requires an older
+transformers; its Transformer here passes the same tokens to a session of the model that transformers' `OnnxExporter`
+writes, and still tokenizes, sorts, batches, pools and normalizes itself. All take turns on the same texts with the same
+number of threads; their embeddings are compared first.
 
     python benchmarks/bench_embeddings.py [--texts 512] [--rounds 7] [--threads 2] [--batch 32]
 """
@@ -31,15 +31,15 @@ MODEL = Path(__file__).parent.parent / ".cache" / "weights" / "all-MiniLM-L6-v2"
 TEXT = Path(__file__).parent / "texts" / "held_out.txt"
 
 
-class Exported(torch.nn.Module):
-    """The encoder of `model` in a session of ONNX Runtime with `threads`, in the place of its module of PyTorch."""
+class OrtEncoder(torch.nn.Module):
+    """The encoder of `model` in a session of ONNX Runtime with `threads`, in place of its PyTorch module."""
 
     def __init__(self, model: Any, folder: Path, threads: int) -> None:
         super().__init__()
         self.config = model.config
-        ids = torch.ones(2, 8, dtype=torch.long)  # a tensor of its own for each input: one would stand for all
-        given = {"input_ids": ids, "attention_mask": ids.clone(), "token_type_ids": ids - 1}
-        OnnxExporter().export(model, given, OnnxConfig(dynamic=True)).save_pretrained(folder)
+        ids = torch.ones(2, 8, dtype=torch.long)  # inputs must be distinct tensors: the exporter merges equal ones
+        inputs = {"input_ids": ids, "attention_mask": ids.clone(), "token_type_ids": ids - 1}
+        OnnxExporter().export(model, inputs, OnnxConfig(dynamic=True)).save_pretrained(folder)
         ort = onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -47,16 +47,16 @@ class Exported(torch.nn.Module):
         self.names = [i.name for i in self.session.get_inputs()]
 
     def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any, **kwargs: Any) -> dict[str, Any]:
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        (states,) = self.session.run(["last_hidden_state"], {name: given[name].numpy() for name in self.names})
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        (states,) = self.session.run(["last_hidden_state"], {name: inputs[name].numpy() for name in self.names})
         return {"last_hidden_state": torch.from_numpy(states)}
 
 
-def sentences(count: int) -> list[str]:
-    """`count` sentences of one to a few dozen words; every fourth with the two after it."""
+def read_sentences(count: int) -> list[str]:
+    """Return `count` sentences of one to a few dozen words; every fourth is joined with the two after it."""
     parts = [part.strip() for part in re.split(r"(?<=[.!?])\s+", TEXT.read_text("utf-8")) if len(part) > 8]
-    some = [" ".join(parts[i : i + 3]) if i % 4 == 0 else parts[i] for i in range(len(parts))]
-    return (some * (count // len(some) + 1))[:count]
+    joined = [" ".join(parts[i : i + 3]) if i % 4 == 0 else parts[i] for i in range(len(parts))]
+    return (joined * (count // len(joined) + 1))[:count]
 
 
 def main() -> None:
@@ -70,14 +70,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)  # of tokenizers
-    texts, batch = sentences(args.texts), args.batch
+    texts, batch = read_sentences(args.texts), args.batch
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         weft.compile(MODEL, folder / "weft", target="ort-cpu")
         ours = weft.load(folder / "weft", threads=args.threads)
         plain = SentenceTransformer(str(MODEL), device="cpu")
         theirs = SentenceTransformer(str(MODEL), device="cpu")
-        theirs[0].model = Exported(theirs[0].model, folder / "exported", args.threads)
+        theirs[0].model = OrtEncoder(theirs[0].model, folder / "exported", args.threads)
         runs: dict[str, Callable[[], Any]] = {
             "weft": lambda: ours.encode(texts, truncate=True, batch=batch),
             "sentence-transformers, ONNX Runtime": lambda: theirs.encode(texts, batch_size=batch),

@@ -1,8 +1,8 @@
-"""A mixture of experts on a CPU, of which some experts stay in its files: tokens per second, memory, bytes per token.
+"""Measure a mixture of experts on a CPU, some of them offloaded to files: tokens per second, memory, bytes per token.
 
-The model has random weights: 8 layers, each with 32 experts of which a token asks 4, 0.8 GB in f32. For every number of
-experts that are held, several processes take turns, so that each pays for its own memory. All weights are in the page
-cache of the operating system: files on a disk would take longer. Tokens must be the same.
+The model has random weights: 8 layers with 32 experts each, 4 per token, 0.8 GB in f32. For every number of experts in
+memory, several processes take turns, so that each pays for its memory. All weights are in the page cache of the
+operating system; files on a disk would take longer. Tokens must be equal.
 
     python benchmarks/bench_experts.py [--rounds 5] [--threads 2]
 """
@@ -20,11 +20,11 @@ from typing import Any
 
 from machine import facts, save, spread
 
-HELD = (None, 16, 8, 4)  # experts of each mixture; None: all
+COUNTS = (None, 16, 8, 4)  # experts of each layer in memory; None: all
 PROMPT, ANSWER = 64, 64
 
 
-def compiled(folder: Path) -> Path:
+def compile_model(folder: Path) -> Path:
     import weft
     from weft import Attention, Block, Decoder, MoE, RMSNorm, RoPE
 
@@ -36,24 +36,24 @@ def compiled(folder: Path) -> Path:
     return folder
 
 
-def resident(what: str) -> float:
-    """Memory of this process in MiB: VmRSS now, VmHWM at most."""
+def read_memory(field: str) -> float:
+    """Return memory of this process in MiB: VmRSS now, VmHWM at its peak."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
 
 
-def measure(folder: Path, held: int | None, threads: int) -> dict[str, Any]:
+def measure(folder: Path, count: int | None, threads: int) -> dict[str, Any]:
     import weft
 
-    model = weft.load(folder, device="cpu", threads=threads, trust=True, experts_on_device=held)
-    before = resident("VmRSS")
+    model = weft.load(folder, device="cpu", threads=threads, trust=True, experts_on_device=count)
+    before = read_memory("VmRSS")
     prompt = [(7 * i) % 4096 for i in range(PROMPT)]
     (result,) = model.generate([prompt], max_tokens=ANSWER, temperature=1.0, seed=1)
     counts, steps = result.timings.experts, result.timings.decoded_tokens
     return {
         "tokens": result.tokens,
         "tokens_per_second": result.timings.decode_rate,
-        "memory_mib": resident("VmHWM") - before,
+        "memory_mib": read_memory("VmHWM") - before,
         "mb_per_token": counts.bytes / 1e6 / steps,
         "found": counts.found / counts.asked if counts.asked else 1.0,
     }
@@ -66,24 +66,24 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        folder, held = args.measure
-        print(json.dumps(measure(Path(folder), int(held) or None, args.threads)))
+        folder, count = args.measure
+        print(json.dumps(measure(Path(folder), int(count) or None, args.threads)))
         return
-    runs: dict[str, list[dict[str, Any]]] = {str(held or "all"): [] for held in HELD}
+    runs: dict[str, list[dict[str, Any]]] = {str(count or "all"): [] for count in COUNTS}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = compiled(Path(scratch) / "mixture")
+        folder = compile_model(Path(scratch) / "mixture")
         for turn in range(args.rounds + 1):  # the first is a warm-up
-            for held, found in zip(HELD, runs.values(), strict=True):
+            for count, samples in zip(COUNTS, runs.values(), strict=True):
                 command = [sys.executable, __file__, "--threads", str(args.threads), "--measure", str(folder)]
-                told = subprocess.run([*command, str(held or 0)], capture_output=True, text=True, check=True).stdout
-                found += [json.loads(told)] * (turn > 0)
-    assert len({tuple(run["tokens"]) for found in runs.values() for run in found}) == 1, "other tokens"
+                output = subprocess.run([*command, str(count or 0)], capture_output=True, text=True, check=True).stdout
+                samples += [json.loads(output)] * (turn > 0)
+    assert len({tuple(run["tokens"]) for samples in runs.values() for run in samples}) == 1, "tokens differ"
     results = {}
-    for held, found in runs.items():
-        ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(found, runs["all"], strict=True)]
-        medians = {k: round(statistics.median(run[k] for run in found), 3) for k in found[0] if k != "tokens"}
-        results[held] = {**medians, "over_all": spread(ratios, 3)}
-        print(held, results[held])
+    for count, samples in runs.items():
+        ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(samples, runs["all"], strict=True)]
+        medians = {k: round(statistics.median(run[k] for run in samples), 3) for k in samples[0] if k != "tokens"}
+        results[count] = {**medians, "over_all": spread(ratios, 3)}
+        print(count, results[count])
     save("experts", {**facts("torch"), "threads": args.threads, "results": results})
 
 

@@ -1,7 +1,7 @@
-"""Fewer key and value heads for a trained model, and what a little more training heals: loss on held-out text.
+"""Reduce the key and value heads of a trained model and heal it by more training: loss on held-out text.
 
-A model with as many key and value heads as query heads (examples/train_characters.py) is trained, converted, and
-trained on; beside it runs one that has few from the start. Writes results/healing.json and the chart of its curves.
+A model with equal numbers of key, value and query heads (examples/train_characters.py) is trained, converted, and
+trained further; a second one has few heads from the start. Writes results/healing.json and a chart of the curves.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ HEALING_RATE = base.PEAK_RATE / 2
 Curve = list[tuple[float, float]]
 
 
-def trained(net: Any, codes: torch.Tensor, probe: torch.Tensor, steps: int, start: int, **options: Any) -> Curve:
-    """Train `net` from step `start` on; its loss on `probe` every so many steps."""
+def train_further(net: Any, codes: torch.Tensor, probe: torch.Tensor, steps: int, start: int, **options: Any) -> Curve:
+    """Train `net` from step `start` on; return its loss on `probe` every EVERY steps."""
     data = base.batches(codes, seed=start)
     curve = [(float(start), base.evaluate(net, probe))]
     for step, _ in base.train(net, data, steps, **options):
@@ -46,13 +46,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=base.STEPS)
     parser.add_argument("--healing", type=int, default=400)
-    given = parser.parse_args()
+    args = parser.parse_args()
     codes, held_out = base.read(base.TEXT)
     probe = held_out[: 64 * base.CONTEXT + 1]
 
     net = weft.torch(base.model)
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
-    for _ in base.train(net, base.batches(codes), given.steps):
+    for _ in base.train(net, base.batches(codes), args.steps):
         pass
     seconds = {
         "wall": round(time.perf_counter() - wall, 1),
@@ -79,10 +79,10 @@ def main() -> None:
     curves, final = {}, {}
     for name, start in starts.items():
         before = base.evaluate(start, held_out)
-        curves[name] = trained(start, codes, probe, given.healing, given.steps, peak=HEALING_RATE)
+        curves[name] = train_further(start, codes, probe, args.healing, args.steps, peak=HEALING_RATE)
         final[name] = {"before": round(before, 4), "after": round(base.evaluate(start, held_out), 4)}
     name = "GQA from scratch"
-    curves[name] = trained(scratch, codes, probe, given.steps + given.healing, 0)
+    curves[name] = train_further(scratch, codes, probe, args.steps + args.healing, 0)
     final[name] = {"after": round(base.evaluate(scratch, held_out), 4)}
 
     result = {
@@ -95,8 +95,8 @@ def main() -> None:
         },
         "heads": base.block.attn.heads,
         "kv_heads": KV_HEADS,
-        "steps": given.steps,
-        "healing_steps": given.healing,
+        "steps": args.steps,
+        "healing_steps": args.healing,
         "characters_a_step": base.BATCH * base.CONTEXT,
         "unit": "nats a character on the held-out tenth of the text",
         "training": training,
@@ -104,15 +104,15 @@ def main() -> None:
         "curves": {name: [(int(s), round(v, 4)) for s, v in curve] for name, curve in curves.items()},
     }
     save("healing", result)
-    draw(result)
+    draw_curves(result)
 
 
-def draw(result: dict[str, Any]) -> None:
-    """The curves of a result, from where heads are converted."""
+def draw_curves(result: dict[str, Any]) -> None:
+    """Draw the curves of a result from the conversion of the heads on."""
     start = result["steps"]
-    shown = {name: [(s, v) for s, v in curve if s >= start] for name, curve in result["curves"].items()}
+    curves = {name: [(s, v) for s, v in curve if s >= start] for name, curve in result["curves"].items()}
     title = f"{result['heads']} key and value heads become {result['kv_heads']}"
-    save_chart(RESULTS / "healing.svg", title, "steps of training", "nats a character", shown, linear=True)
+    save_chart(RESULTS / "healing.svg", title, "steps of training", "nats a character", curves, linear=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""SmolLM2-135M with caches of 8 and 4 bits: bytes a token, and how far its predictions of a text move.
+"""Measure SmolLM2-135M with a KV cache of 8 and 4 bits: bytes per token, and the change of its predictions for a text.
 
-The text is predicted in windows of 256 tokens through the cache, by ONNX Runtime on a CPU; the loss is that of the
-likelihood of each token, in nats, against the same model with caches in f32, and the KL divergence that of the next
-token's distribution. With --speed the seconds of a decode step behind 64 tokens are added, models taking turns.
+ONNX Runtime predicts the text on a CPU in windows of 256 tokens through the cache. The loss is in nats per token above
+that of the same model with a cache in f32, the KL divergence that of the next token's distribution. --speed adds the
+time of a decode step after 64 tokens, with the models taking turns.
 
     python benchmarks/bench_kv_cache.py [--tokens 3072] [--speed]
 """
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3072)
     parser.add_argument("--speed", action="store_true")
     args = parser.parse_args()
-    plain, found = "default,-last-token-logits", dict[str, Any]()
+    plain, rows = "default,-last-token-logits", dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         weft.compile(GGUF, Path(folder, "f32"), passes=plain, max_length=2 * WINDOW)
         exact: Any = weft.load(Path(folder, "f32"), "cpu")
@@ -40,25 +40,25 @@ def main() -> None:
                 passes = f"{plain},quantize-cache{{bits={bits},per={per}}}"
                 weft.compile(GGUF, Path(scratch, "coded"), passes=passes, max_length=2 * WINDOW)
                 coded: Any = weft.load(Path(scratch, "coded"), "cpu")
-                first, own = score_tokens([exact, coded], ids, WINDOW, False, lambda *_: None)
-                found[f"int{bits} {per}"] = {
-                    "loss": round(own.nll - first.nll, 5),
-                    "kl": round(own.kl, 5),
-                    "same_first_choice": round(own.agreement, 4),
+                reference, score = score_tokens([exact, coded], ids, WINDOW, False, lambda *_: None)
+                rows[f"int{bits} {per}"] = {
+                    "loss": round(score.nll - reference.nll, 5),
+                    "kl": round(score.kl, 5),
+                    "same_first_choice": round(score.agreement, 4),
                     "bytes_per_token": coded.decoder.cache_bytes(1, WINDOW) // WINDOW,
                 }
                 if args.speed:
                     seconds = seconds_per_token([exact, coded], ids[:WINDOW], lambda *_: None)
-                    found[f"int{bits} {per}"]["milliseconds_f32_and_coded"] = [round(1e3 * s, 2) for s in seconds]
-            print(f"int{bits} {per}", found[f"int{bits} {per}"], flush=True)
+                    rows[f"int{bits} {per}"]["milliseconds_f32_and_coded"] = [round(1e3 * s, 2) for s in seconds]
+            print(f"int{bits} {per}", rows[f"int{bits} {per}"], flush=True)
         result = {
             "machine": facts("weft", "onnxruntime"),
             "tokens": len(ids) - 1,
             "f32": {
-                "nats_per_token": round(first.nll, 5),
+                "nats_per_token": round(reference.nll, 5),
                 "bytes_per_token": exact.decoder.cache_bytes(1, WINDOW) // WINDOW,
             },
-            **found,
+            **rows,
         }
     save("kv_cache", result)
 

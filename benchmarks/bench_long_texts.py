@@ -1,9 +1,9 @@
-"""Block-sparse attention beside full attention with the same result, on a CPU: a text, and training on it.
+"""Compare block-sparse attention with full attention of the same result on a CPU: inference and training.
 
-One attention of 12 heads of 64 with BigBird's blocks (64 tokens, one on each side, the first and the last, three more
-times the first), fp32, one thread. `dense` is the op `attention` with a bias of the logarithms of how often a query
-counts a key. Times are CPU seconds; rounds interleave the contenders, and ratios are formed inside a round. Of ONNX
-Runtime the largest memory of the process is told too, measured in a process of its own.
+One attention of 12 heads of 64 with BigBird's blocks (64 tokens, one on each side, the first and the last, the first
+counted three more times), fp32, one thread. `dense` is the op `attention` with a bias of log counts of each key per
+query. Times are CPU seconds; rounds interleave the contenders, and ratios are computed within a round. For ONNX Runtime
+the peak memory is also measured, in a separate process.
 
     python benchmarks/bench_long_texts.py [--rounds 7]
 """
@@ -37,104 +37,104 @@ LENGTHS = (1024, 2048, 4096)
 
 
 def graph(kind: str) -> Graph:
-    """One attention; a `dense` one is given its bias."""
+    """Build one attention; `dense` takes its bias as an input."""
     batch, seq = sizes.sym("batch"), sizes.sym("seq")
-    with weft.building(Graph(kind)) as made:
-        q, k, v = (made.add_input(n, TensorType(dtypes.f32, (batch, seq, WIDTH))) for n in "qkv")
+    with weft.building(Graph(kind)) as attention:
+        q, k, v = (attention.add_input(n, TensorType(dtypes.f32, (batch, seq, WIDTH))) for n in "qkv")
         if kind == "dense":
-            bias = made.add_input("bias", TensorType(dtypes.f32, (1, 1, seq, seq)))
+            bias = attention.add_input("bias", TensorType(dtypes.f32, (1, 1, seq, seq)))
             y = ops.attention(q, k, v, bias, heads=HEADS, kv_heads=HEADS)
         else:
             y = ops.block_sparse_attention(
                 q, k, v, heads=HEADS, kv_heads=HEADS, block=BLOCKS.block, first_weight=BLOCKS.first_weight
             )
-        made.add_output("y", y)
-    return made
+        attention.add_output("y", y)
+    return attention
 
 
-def feeds(kind: str, length: int) -> dict[str, np.ndarray[Any, Any]]:
+def draw_feeds(kind: str, length: int) -> dict[str, np.ndarray[Any, Any]]:
     rng = np.random.default_rng(0)
-    found = {n: rng.standard_normal((1, length, WIDTH), np.float32) for n in "qkv"}
+    arrays = {n: rng.standard_normal((1, length, WIDTH), np.float32) for n in "qkv"}
     if kind == "dense":
         with np.errstate(divide="ignore"):
-            found["bias"] = np.log(BLOCKS.counts(length)).astype(np.float32)[None, None]
-    return found
+            arrays["bias"] = np.log(BLOCKS.counts(length)).astype(np.float32)[None, None]
+    return arrays
 
 
-def session(kind: str) -> Any:
+def open_session(kind: str) -> Any:
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    target, made = TARGETS.lookup("ort-cpu"), graph(kind)
-    legalize(made, target.refusals)
-    model = in_memory(build(made, target, max(LENGTHS)))
+    target, lowered = TARGETS.lookup("ort-cpu"), graph(kind)
+    legalize(lowered, target.refusals)
+    model = in_memory(build(lowered, target, max(LENGTHS)))
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def peak(kind: str, length: int) -> float:
-    """MiB that a run adds to the process, in one of its own."""
-    printed = subprocess.run(
+def measure_peak(kind: str, length: int) -> float:
+    """Return the MiB that a run adds to a process, measured in a new one."""
+    process = subprocess.run(
         [sys.executable, __file__, "--peak", kind, str(length)], stdout=subprocess.PIPE, check=True
     )
-    return float(printed.stdout)
+    return float(process.stdout)
 
 
-def told_peak(kind: str, length: int) -> None:
-    run, given = session(kind), feeds(kind, length)
-    Path("/proc/self/clear_refs").write_text("5")  # a process begins with the peak of the one that started it
-    before = _most()
-    run.run(None, given)
-    print((_most() - before) / 1024)
+def print_peak(kind: str, length: int) -> None:
+    run, inputs = open_session(kind), draw_feeds(kind, length)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which a process inherits from its parent
+    before = _peak_kib()
+    run.run(None, inputs)
+    print((_peak_kib() - before) / 1024)
 
 
-def _most() -> int:
-    """The largest memory of this process so far, in KiB."""
+def _peak_kib() -> int:
+    """Return the peak memory of this process so far, in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def seconds(run: Callable[[], object]) -> float:
+def time_seconds(run: Callable[[], object]) -> float:
     start = time.process_time()
     run()
     return time.process_time() - start
 
 
-def measured(length: int, rounds: int) -> dict[str, Any]:
+def measure(length: int, rounds: int) -> dict[str, Any]:
     kinds = ("dense", "sparse")
-    given = {kind: feeds(kind, length) for kind in kinds}
-    tensors = {kind: {n: torch.from_numpy(x) for n, x in given[kind].items()} for kind in kinds}
+    inputs = {kind: draw_feeds(kind, length) for kind in kinds}
+    tensors = {kind: {n: torch.from_numpy(x) for n, x in inputs[kind].items()} for kind in kinds}
     learned = {kind: {n: x.clone().requires_grad_(n != "bias") for n, x in tensors[kind].items()} for kind in kinds}
     nets = {kind: weft.torch(graph(kind)) for kind in kinds}
-    sessions = {kind: session(kind) for kind in kinds}
+    sessions = {kind: open_session(kind) for kind in kinds}
 
     def prompt(kind: str) -> Any:
         with torch.inference_mode():
             return nets[kind](**tensors[kind])
 
-    works: dict[str, Callable[[str], Any]] = {
-        "onnxruntime": lambda kind: sessions[kind].run(None, given[kind])[0],
+    runs: dict[str, Callable[[str], Any]] = {
+        "onnxruntime": lambda kind: sessions[kind].run(None, inputs[kind])[0],
         "torch": prompt,
         "torch, training": lambda kind: nets[kind](**learned[kind]).sum().backward(),
     }
-    wanted = prompt("dense").numpy()
+    expected = prompt("dense").numpy()
     error = {
-        "torch": float(np.abs(prompt("sparse").numpy() - wanted).max()),
-        "onnxruntime": float(np.abs(works["onnxruntime"]("sparse") - wanted).max()),
+        "torch": float(np.abs(prompt("sparse").numpy() - expected).max()),
+        "onnxruntime": float(np.abs(runs["onnxruntime"]("sparse") - expected).max()),
     }
-    times: dict[str, dict[str, list[float]]] = {what: {kind: [] for kind in kinds} for what in works}
+    times: dict[str, dict[str, list[float]]] = {what: {kind: [] for kind in kinds} for what in runs}
     for r in range(rounds + 1):  # the first warms up
-        for what, work in works.items():
+        for what, run in runs.items():
             for kind in kinds[:: 1 if r % 2 else -1]:
-                taken = seconds(lambda work=work, kind=kind: work(kind))
+                elapsed = time_seconds(lambda run=run, kind=kind: run(kind))
                 if r:
-                    times[what][kind].append(taken)
-                    print(f"{length} tokens, round {r}, {what}, {kind}: {taken:.3f} s", flush=True)
+                    times[what][kind].append(elapsed)
+                    print(f"{length} tokens, round {r}, {what}, {kind}: {elapsed:.3f} s", flush=True)
     result: dict[str, Any] = {"largest_difference": error}
-    for what, found in times.items():
-        ratios = [a / b for a, b in zip(found["sparse"], found["dense"], strict=True)]
-        result[what] = {f"{kind}_seconds": spread(found[kind], 4) for kind in kinds}
+    for what, samples in times.items():
+        ratios = [a / b for a, b in zip(samples["sparse"], samples["dense"], strict=True)]
+        result[what] = {f"{kind}_seconds": spread(samples[kind], 4) for kind in kinds}
         result[what]["sparse_over_dense"] = spread(ratios)
-    result["onnxruntime"] |= {f"{kind}_mib": round(peak(kind, length), 1) for kind in kinds}
+    result["onnxruntime"] |= {f"{kind}_mib": round(measure_peak(kind, length), 1) for kind in kinds}
     return result
 
 
@@ -144,14 +144,14 @@ def main() -> None:
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak:
-        told_peak(args.peak[0], int(args.peak[1]))
+        print_peak(args.peak[0], int(args.peak[1]))
         return
     torch.set_num_threads(1)
     result: dict[str, Any] = {
         "what": "one attention of 12 heads of 64 with BigBird's blocks, fp32, CPU time of one thread",
         "machine": facts("torch", "onnxruntime"),
     }
-    save("long_texts", result | {f"{length} tokens": measured(length, args.rounds) for length in LENGTHS})
+    save("long_texts", result | {f"{length} tokens": measure(length, args.rounds) for length in LENGTHS})
 
 
 if __name__ == "__main__":

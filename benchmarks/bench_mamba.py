@@ -1,10 +1,10 @@
-"""A Mamba over the length of its context: a prefill, and one more token after it, in fp32 on one thread of a CPU.
+"""Measure a Mamba by length of context: a prefill, and one more token after it, in fp32 on one thread of a CPU.
 
 The layers are those of mamba-130m (dim 768, 1536 channels of 16 states, convolutions over 4 tokens), fewer of them,
-with a small vocabulary. Measured are weft's two CPU targets, a prompt read as the runtime reads it (512 tokens a run)
-or in one run, and the MambaForCausalLM of transformers, whose CPU path is a reference implementation in PyTorch: on
-short prompts only. Times are CPU seconds, so that what else the machine does counts little. Rounds interleave
-contenders and lengths. results/mamba.json holds the numbers; the two charts beside it draw the medians.
+with a small vocabulary. Contenders are weft's two CPU targets, with prompts read in chunks of 512 tokens, like the
+runtime, or in one run, and transformers' MambaForCausalLM, whose CPU path is a reference implementation in PyTorch: for
+short prompts only. Times are CPU seconds, so that other load matters little. Rounds interleave contenders and lengths.
+Writes results/mamba.json, and two charts of the medians next to it.
 
     python benchmarks/bench_mamba.py [--rounds 5] [--layers 4] [--lengths 256 512 1024 2048 4096 8192] [--peer 1024]
 """
@@ -27,11 +27,11 @@ import weft
 from weft import Block, Decoder, Mamba, RMSNorm
 
 DIM, VOCAB, STEPS = 768, 1000, 16
-Run = Callable[[list[int]], tuple[float, float]]  # a prompt → CPU seconds of its prefill, of a token after it
+Run = Callable[[list[int]], tuple[float, float]]  # prompt → CPU seconds of prefill and of a token after it
 
 
-def ours(folder: Path, target: str, layers: int, longest: int, chunk: int) -> Run:
-    """The model compiled for `target`, prompts read `chunk` tokens a run."""
+def run_weft(folder: Path, target: str, layers: int, longest: int, chunk: int) -> Run:
+    """Compile the model for `target`; return its runner, which reads prompts by `chunk` tokens."""
     model = Decoder(VOCAB, DIM, layers, Block(Mamba(2 * DIM), norm=RMSNorm(1e-5)), tie_embeddings=True)
     if not folder.exists():
         weft.compile(model, folder, target=target, max_length=longest + STEPS)
@@ -52,8 +52,8 @@ def ours(folder: Path, target: str, layers: int, longest: int, chunk: int) -> Ru
     return run
 
 
-def transformers_eager(layers: int) -> Run:
-    """MambaForCausalLM of the same geometry with random weights."""
+def run_transformers(layers: int) -> Run:
+    """Return a runner of MambaForCausalLM with the same sizes and random weights."""
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -87,13 +87,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         shape = args.layers, longest
         runs: dict[str, Run] = {
-            "weft ort-cpu": ours(Path(work) / "ort-cpu", "ort-cpu", *shape, chunk=512),
-            "weft ort-cpu, one run": ours(Path(work) / "ort-cpu", "ort-cpu", *shape, chunk=longest),
-            "weft onnx": ours(Path(work) / "onnx", "onnx", *shape, chunk=512),
+            "weft ort-cpu": run_weft(Path(work) / "ort-cpu", "ort-cpu", *shape, chunk=512),
+            "weft ort-cpu, one run": run_weft(Path(work) / "ort-cpu", "ort-cpu", *shape, chunk=longest),
+            "weft onnx": run_weft(Path(work) / "onnx", "onnx", *shape, chunk=512),
         }
         if args.peer:
-            runs["transformers"] = transformers_eager(args.layers)
-        found: dict[str, dict[int, list[tuple[float, float]]]] = {n: {} for n in runs}
+            runs["transformers"] = run_transformers(args.layers)
+        samples: dict[str, dict[int, list[tuple[float, float]]]] = {n: {} for n in runs}
         for r in range(args.rounds + 1):  # the first warms up
             for length in args.lengths if r else args.lengths[:1]:
                 prompt = rng.integers(0, VOCAB, length).tolist()
@@ -102,13 +102,13 @@ def main() -> None:
                         continue
                     prefill, step = run(prompt)
                     if r:
-                        found[name].setdefault(length, []).append((prefill, step))
+                        samples[name].setdefault(length, []).append((prefill, step))
                         print(f"round {r} {name} {length}: {prefill:.3f} s, {step * 1e3:.2f} ms a token", flush=True)
-    save("mamba", _result(args.layers, found))
+    save("mamba", build_result(args.layers, samples))
 
 
-def _result(layers: int, found: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, Any]:
-    """The record, and the two charts as a side effect."""
+def build_result(layers: int, samples: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, Any]:
+    """Return the results, and write the two charts."""
     result: dict[str, Any] = {
         "what": f"{layers} layers of mamba-130m, fp32, CPU time of one thread",
         "machine": facts("onnxruntime", "torch", "transformers"),
@@ -117,14 +117,14 @@ def _result(layers: int, found: dict[str, dict[int, list[tuple[float, float]]]])
         ("prefill_seconds", "Prefill", "CPU seconds", 1),
         ("milliseconds_a_token", "One more token", "CPU milliseconds", 1e3),
     )
-    for place, (key, title, unit, scale) in enumerate(charts):
-        times = {n: {t: [pair[place] * scale for pair in v] for t, v in by.items()} for n, by in found.items()}
+    for column, (key, title, unit, scale) in enumerate(charts):
+        times = {n: {t: [pair[column] * scale for pair in v] for t, v in by.items()} for n, by in samples.items()}
         result[key] = {n: {str(t): spread(v, 4) for t, v in by.items()} for n, by in times.items()}
         lines: dict[str, Points] = {n: [(t, statistics.median(v)) for t, v in by.items()] for n, by in times.items()}
         save_chart(
             RESULTS / f"mamba_{key}.svg",
             f"{title}, {layers} layers of mamba-130m",
-            "tokens before it" if place else "tokens",
+            "tokens before it" if column else "tokens",
             unit,
             lines,
         )

@@ -1,7 +1,7 @@
-"""One mixture-of-experts layer in its three ONNX forms: ONNX Runtime's operator, grouped products, batched products.
+"""Time a mixture-of-experts layer in three ONNX forms: ONNX Runtime's operator, grouped products, batched products.
 
-The operator is what weft emits for ort-cpu, the grouped form for onnx (and where the operator does not fit), the
-batched form is every token through every expert. Rounds interleave the forms; times are the fastest of a round.
+weft emits the operator for ort-cpu, and the grouped form for onnx (and where the operator does not fit); the batched
+form computes every token by every expert. Rounds interleave the forms; times are the fastest of a round.
 
     python benchmarks/bench_moe.py [--rounds 5]
 """
@@ -33,8 +33,8 @@ TOKENS = (1, 8, 64, 512)
 FORMS = {"operator": "ort-cpu", "grouped": "onnx", "batched": "ort-cpu"}
 
 
-def layer(experts: int, dim: int, hidden: int, k: int) -> Graph:
-    """x and router logits [seq, ...] → y [seq, dim], SwiGLU experts of random weights."""
+def build_layer(experts: int, dim: int, hidden: int, k: int) -> Graph:
+    """Build x and router logits [seq, ...] → y [seq, dim], with SwiGLU experts of random weights."""
     graph, seq = Graph("layer"), sizes.sym("seq")
     x = graph.add_input("x", TensorType(dtypes.f32, (seq, dim)))
     logits = graph.add_input("logits", TensorType(dtypes.f32, (seq, experts)))
@@ -48,8 +48,8 @@ def layer(experts: int, dim: int, hidden: int, k: int) -> Graph:
     return graph
 
 
-def session(graph: Graph, form: str) -> Any:
-    """The layer in one of the forms."""
+def open_session(graph: Graph, form: str) -> Any:
+    """Open a session of the layer in one of the forms."""
     target = TARGETS[FORMS[form]]
 
     def accepts(node: Node) -> list[str] | None:
@@ -59,26 +59,26 @@ def session(graph: Graph, form: str) -> Any:
     legalize(lowered, accepts)
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # ratios of work, whatever else the machine does
+    options.intra_op_num_threads = 1  # so that ratios depend less on other load
     return ort.InferenceSession(in_memory(build(lowered, target, max_length=1)), options, ["CPUExecutionProvider"])
 
 
-def fastest(call: Callable[[], object], seconds: float = 0.4) -> float:
-    """Milliseconds of the fastest call within `seconds`, three calls at least."""
+def time_fastest(call: Callable[[], object], seconds: float = 0.4) -> float:
+    """Return milliseconds of the fastest call within `seconds`, of three calls at least."""
     call()
-    found, end = [], time.perf_counter() + seconds
-    while len(found) < 3 or time.perf_counter() < end:
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        found.append(1e3 * (time.perf_counter() - start))
-    return min(found)
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
 
 
 def measure(shape: tuple[int, int, int, int], rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Milliseconds by number of tokens and form."""
+    """Return milliseconds by number of tokens and form."""
     experts, dim, _, _ = shape
-    graph, rng = layer(*shape), np.random.default_rng(0)
-    sessions = {form: session(graph, form) for form in FORMS}
+    graph, rng = build_layer(*shape), np.random.default_rng(0)
+    sessions = {form: open_session(graph, form) for form in FORMS}
     feeds = {
         t: {
             "x": rng.standard_normal((t, dim), np.float32),
@@ -90,18 +90,18 @@ def measure(shape: tuple[int, int, int, int], rounds: int) -> dict[str, dict[str
     for _ in range(rounds):
         for t in TOKENS:
             for form, s in sessions.items():
-                runs[t][form].append(fastest(lambda s=s, t=t: s.run(None, feeds[t])))
+                runs[t][form].append(time_fastest(lambda s=s, t=t: s.run(None, feeds[t])))
     return {f"{t} tokens": {form: spread(times) for form, times in by.items()} for t, by in runs.items()}
 
 
-def by_active(rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of 64 tokens through the operator, by how many of 16 experts each asks."""
-    rng, found = np.random.default_rng(1), {}
+def measure_by_active(rounds: int) -> dict[str, dict[str, float]]:
+    """Return milliseconds of 64 tokens by the operator, by the number of active experts of 16."""
+    rng, rows = np.random.default_rng(1), {}
     feeds = {"x": rng.standard_normal((64, 512), np.float32), "logits": rng.standard_normal((64, 16), np.float32)}
     for k in (1, 2, 4, 8, 16):
-        s = session(layer(16, 512, 512, k), "operator")
-        found[f"{k} active"] = spread([fastest(lambda s=s: s.run(None, feeds)) for _ in range(rounds)])
-    return found
+        s = open_session(build_layer(16, 512, 512, k), "operator")
+        rows[f"{k} active"] = spread([time_fastest(lambda s=s: s.run(None, feeds)) for _ in range(rounds)])
+    return rows
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
         "what": "milliseconds of one mixture-of-experts layer on one core, f32",
         "machine": facts("numpy", "onnxruntime"),
         "layers": {name: measure(shape, rounds) for name, shape in LAYERS.items()},
-        "operator, 64 tokens, 16 experts": by_active(rounds),
+        "operator, 64 tokens, 16 experts": measure_by_active(rounds),
     }
     save("moe", result)
 

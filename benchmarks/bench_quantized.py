@@ -1,18 +1,17 @@
-"""SmolLM2-135M in fewer bits: what a text loses, what a file weighs, how fast it decodes; weft beside its peers.
+"""Compare SmolLM2-135M in fewer bits by weft and its peers: quality on a text, size and speed.
 
-Everything starts from the same numbers: a Hugging Face folder for weft and the model builder of onnxruntime-genai, a
-GGUF of f32 for llama.cpp. They come from a GGUF that is Q4_1 itself, so weights lie on a grid of 4 bits: that flatters
-whoever rounds them as they are, most of all Q4_1. weft's `int4` recognizes the grid in the floats, and has the codes of
-the GGUF again; the contenders with a method rotate the weights first, which leaves the grid, as models that never were
-in few bits would have none.
+All start from the same weights: a Hugging Face folder for weft and the model builder of onnxruntime-genai, a GGUF in
+f32 for llama.cpp. They come from a Q4_1 GGUF, so they are exactly representable in 4 bits; that favours methods that
+round without changes, most of all Q4_1. weft's `int4` recognizes this layout in the floats and recovers the codes of
+the GGUF; contenders with a method rotate the weights first, so that they are like weights that were never quantized.
 
-Quality: negative log-likelihood and KL divergence from the f32 model on texts/held_out.txt, which is no part of what
-anyone calibrates on, in windows of 256 tokens. ONNX folders are run by ONNX Runtime as their users would run them; of
-llama.cpp's files it is their numbers that count, in f32 arithmetic. The importance matrix of llama.cpp and weft's codes
-are fitted to the same text, the one that comes with weft. MiniLM: the mean cosine between embeddings, line by line.
+Quality: negative log-likelihood and KL divergence from the f32 model on texts/held_out.txt, which nobody calibrates on,
+in windows of 256 tokens. ONNX Runtime runs ONNX folders as for users; of llama.cpp's files the weights are scored,
+in f32 arithmetic. The importance matrix of llama.cpp and weft's codes are fitted to the same text, which ships with
+weft. MiniLM: the mean cosine between embeddings, line by line.
 
-Speed: prefill of 512 tokens and decode of 128, contenders in turns as `turns` says; weft's folders in weft's own
-runtime, the builder's in the loop of bench_speed.py, and in that loop two of weft's as well (`_graph`).
+Speed: prefill of 512 tokens and decode of 128, in turns (`turns`); weft's folders in weft's runtime, the builder's in
+the loop of bench_speed.py, and two of weft's in that loop as well (`_graph`).
 
     python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2]
         [--llama-cpp BUILD] [--work DIR] [--only NAME,NAME]
@@ -30,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import bench_speed
-from llamacpp import LlamaCppRun, quantized
+from llamacpp import LlamaCppRun, quantize
 from machine import RESULTS, facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
-from turns import DECODE, PROMPT, all_sets, compared, options, serve
+from turns import DECODE, PROMPT, build_parser, compare, run_sets, serve
 
 from weft.backends.viz.formats.chart import ChartModel, render_chart
 
@@ -41,7 +40,7 @@ HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
 WINDOW = 256
 OURS = {
-    "weft_int4_gguf": "int4",  # of the GGUF, the others of the folder
+    "weft_int4_gguf": "int4",  # from the GGUF, the others from the folder
     "weft_int4": "int4",
     "weft_int4_gptq": "int4{method=gptq}",
     "weft_int4_gptq_64": "int4{method=gptq, group=64}",
@@ -51,17 +50,17 @@ OURS = {
     "weft_int8_gptq": "int8{method=gptq}",
     "weft_3.3_bits": "int4{budget=3.3}",
 }
-PIPELINES = {OURS["weft_int8_scaled"]}  # what `int8` does with weights that lie on no grid
+PIPELINES = {OURS["weft_int8_scaled"]}  # what `int8` does with weights that are not representable exactly
 BUILDER = {"builder_int4": (), "builder_k_quant": ("algo_config=k_quant_mixed",)}
 TIMED = ("weft_int4", "weft_int4_gptq", "weft_int4_gptq_64", "weft_int8")
-GRAPHS = ("weft_int4", "weft_int4_gptq")  # timed in the loop of the builder's graph, too
+GRAPHS = ("weft_int4", "weft_int4_gptq")  # also timed in the loop of the builder's graph
 
 
 def prepare(
     work: Path, llama_cpp: str | None, only: set[str]
 ) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
-    """Make the models that are scored (folders with logits of all positions, GGUF files) and those that are timed;
-    returns both by contender, and the seconds that each took. `only` names the contenders, if not all."""
+    """Write the models to score (folders with logits of all positions, GGUF files) and to time; return both by
+    contender, and the seconds of each. `only` names the contenders, if not all."""
     import weft
     from weft.frontends.app.api.rewrite import rewrite
     from weft.frontends.app.api.source.sources import load_source
@@ -98,21 +97,21 @@ def prepare(
     if llama_cpp is not None:
         floats = work / "f32.gguf"
         weft.export(GGUF, floats, dtype="f32", weights="float")
-        files, took = quantized(Path(llama_cpp), floats, MIXTURE, work)
+        files, durations = quantize(Path(llama_cpp), floats, MIXTURE, work)
         files = {name: file for name, file in files.items() if not only or name in only}
         scored |= files
         timed |= {name: file for name, file in files.items() if not name.endswith("_imatrix")}
-        seconds |= took
+        seconds |= durations
     return scored, timed, seconds
 
 
-def quality(models: dict[str, Path], tokens: int) -> dict[str, Any]:
-    """Scores by contender; the f32 model's under its own name."""
+def score_models(models: dict[str, Path], tokens: int) -> dict[str, Any]:
+    """Return the scores of all contenders and of the f32 model by name."""
     import weft
 
     names = [str(model) for model in models.values()]
-    found = weft.evaluate(names, against=str(GGUF), text=HELD_OUT, tokens=tokens, context=WINDOW, device="cpu")
-    exact, *scores = found.scores
+    evaluation = weft.evaluate(names, against=str(GGUF), text=HELD_OUT, tokens=tokens, context=WINDOW, device="cpu")
+    exact, *scores = evaluation.scores
     assert exact.nll is not None
     rows: dict[str, Any] = {"f32": {"nll": round(exact.nll, 4), "bytes": exact.weight_bytes}}
     for (name, model), score in zip(models.items(), scores, strict=True):
@@ -124,22 +123,22 @@ def quality(models: dict[str, Path], tokens: int) -> dict[str, Any]:
             "kl_99": round(score.kl_99, 3),
             "agreement": round(score.agreement, 4),
             "bytes": model.stat().st_size if model.is_file() else score.weight_bytes,
-            # Of a GGUF file the score is that of its numbers in f32.
+            # The score of a GGUF file is that of its weights in f32.
             "bits_of_linear_maps": None if score.bits is None or model.is_file() else round(score.bits, 3),
         }
-    return {"tokens": found.tokens, "window": found.context, "scores": rows}
+    return {"tokens": evaluation.tokens, "window": evaluation.context, "scores": rows}
 
 
-def minilm() -> dict[str, float]:
-    """The mean cosine between embeddings of MiniLM in f32 and in fewer bits."""
+def score_minilm() -> dict[str, float]:
+    """Return the mean cosine between embeddings of MiniLM in f32 and in fewer bits."""
     import weft
 
-    found = weft.evaluate((), against=str(MINILM), weights=("int8", "int4"), text=HELD_OUT, device="cpu")
-    return {score.name: round(score.cosine, 6) for score in found.scores[1:] if score.cosine is not None}
+    evaluation = weft.evaluate((), against=str(MINILM), weights=("int8", "int4"), text=HELD_OUT, device="cpu")
+    return {score.name: round(score.cosine, 6) for score in evaluation.scores[1:] if score.cosine is not None}
 
 
-def draw(found: dict[str, Any]) -> None:
-    """Keep the scores as a chart, results/quantized.svg: quality against size."""
+def draw_chart(evaluation: dict[str, Any]) -> None:
+    """Draw the scores as a chart of quality against size, results/quantized.svg."""
     candidates = [
         ChartModel(
             name,
@@ -149,9 +148,9 @@ def draw(found: dict[str, Any]) -> None:
             {},
             f"KL {score.get('kl', 0):.4f} · NLL {score.get('loss', 0):+.4f}",
         )
-        for name, score in found["scores"].items()
+        for name, score in evaluation["scores"].items()
     ]
-    about = f"{found['tokens']:,} tokens of {HELD_OUT.name}, in windows of {found['window']}"
+    about = f"{evaluation['tokens']:,} tokens of {HELD_OUT.name}, in windows of {evaluation['window']}"
     measure = "KL divergence from the original, in nats"
     (RESULTS / "quantized.svg").write_bytes(
         render_chart(".svg", "SmolLM2-135M in fewer bits", about, measure, candidates)
@@ -159,7 +158,7 @@ def draw(found: dict[str, Any]) -> None:
 
 
 def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
-    """One contender's process."""
+    """Run a contender's process."""
     if name.startswith("llamacpp"):
         serve(LlamaCppRun(model, threads, PROMPT + DECODE), prompt_folder)
     else:
@@ -167,10 +166,10 @@ def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, sets=4)
-    parser.add_argument("--tokens", type=int, default=6144, help="of text that scores are of; 0: no scores")
-    parser.add_argument("--work", help="a folder for models and scores, which another run goes on from")
-    parser.add_argument("--only", default="", help="names of contenders, with commas between them")
+    parser = build_parser(__doc__, sets=4)
+    parser.add_argument("--tokens", type=int, default=6144, help="of text to score; 0: no scores")
+    parser.add_argument("--work", help="a folder for models and scores, from which another run continues")
+    parser.add_argument("--only", default="", help="names of contenders, separated by commas")
     parser.add_argument("--llama-cpp", help="the folder of a build of llama.cpp with its tools and library")
     args = parser.parse_args()
     if args.child:
@@ -187,18 +186,18 @@ def main() -> None:
             only = {name.strip() for name in args.only.split(",") if name.strip()}
             scored, timed, seconds = prepare(work, args.llama_cpp, only)
             if unknown := only - scored.keys():
-                parser.error(f"--only: there is no contender {', '.join(sorted(unknown))}")
+                parser.error(f"--only: no contender {', '.join(sorted(unknown))}")
             measured: dict[str, Any] = {"seconds": {name: round(s, 1) for name, s in seconds.items()}}
             if args.tokens:
-                measured |= {**quality(scored, args.tokens), "minilm_cosine": minilm()}
+                measured |= {**score_models(scored, args.tokens), "minilm_cosine": score_minilm()}
             done.write_text(json.dumps([measured, {name: str(model) for name, model in timed.items()}]))
         measured, runs = json.loads(done.read_text())
         print(json.dumps(measured, indent=2), file=sys.stderr)
         if not args.sets:
             return
-        results = all_sets(__file__, runs, args, prompts=next(name for name in TIMED if name in runs))
+        results = run_sets(__file__, runs, args, prompts=next(name for name in TIMED if name in runs))
     if args.tokens and not args.only:
-        draw(measured)
+        draw_chart(measured)
     packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
     save(
@@ -207,7 +206,7 @@ def main() -> None:
             "what": what,
             "machine": facts(*packages),
             **measured,
-            **compared(results, [name for name in (*TIMED, *(f"{name}_graph" for name in GRAPHS)) if name in runs]),
+            **compare(results, [name for name in (*TIMED, *(f"{name}_graph" for name in GRAPHS)) if name in runs]),
         },
     )
 

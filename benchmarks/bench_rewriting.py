@@ -1,7 +1,7 @@
-"""Rewriting a 1.2 B-parameter checkpoint and writing it out: wall time and peak resident memory of whole processes.
+"""Time the rewriting and writing of a 1.2 B-parameter checkpoint: wall time and peak memory of whole processes.
 
 Every pipeline reads the random bf16 llama checkpoint of bench_streaming.py and writes a model folder, a Hugging Face
-folder or a GGUF file; copying the checkpoint's bytes with `cp` says what the disk allows.
+folder or a GGUF file; a copy by `cp` shows the speed of the disk.
 
     python benchmarks/bench_rewriting.py [--rounds 2] [--work DIR]
 """
@@ -17,7 +17,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench_streaming import timed, write_checkpoint
+from bench_streaming import time_process, write_checkpoint
 from machine import facts, save, spread
 
 FOLDED = "fold-norm-scale{untie=true}, pack-qkv, pack-gate-up, fuse-residual-norm"
@@ -41,7 +41,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             parameters = pool.submit(write_checkpoint, source).result()
         for file in source.glob("tokenizer*"):
-            file.unlink()  # it knows words, which GGUF cannot describe
+            file.unlink()  # a tokenizer of words, which GGUF cannot describe
         weft = [sys.executable, "-m", "weft"]
         commands = {"cp": ["cp", "-r", str(source), str(out)]}
         commands |= {name: [*weft, verb, str(source), *rest, "-o", str(out)] for name, (verb, *rest) in CASES.items()}
@@ -49,14 +49,14 @@ def main() -> None:
         for r in range(args.rounds):
             order = list(commands.items())
             for name, command in order if r % 2 == 0 else reversed(order):
-                os.sync()  # nobody pays for the pages of the one before
-                runs.setdefault(name, []).append(timed(command, log))
+                os.sync()  # else dirty pages of the previous run would cost time
+                runs.setdefault(name, []).append(time_process(command, log))
                 print(f"round {r + 1} {name}: {runs[name][-1][0]:.1f} s, {runs[name][-1][1]:.3f} GiB", flush=True)
                 shutil.rmtree(out) if out.is_dir() else out.unlink()
     result = {
         "what": "rewrite a bf16 checkpoint and write it out",
         "parameters": parameters,
-        "machine": facts("numpy", "gguf") | {"load_before": round(load, 1)},  # above 0: others were at work
+        "machine": facts("numpy", "gguf") | {"load_before": round(load, 1)},  # above 0: other load
         "wall_seconds": {n: spread([w for w, _ in v]) for n, v in runs.items()},
         "peak_rss_gib": {n: spread([m for _, m in v]) for n, v in runs.items()},
     }

@@ -1,13 +1,13 @@
-"""Recurrences written with `scan` beside the ops that compute the same: a prompt, and training on it, on a CPU.
+"""Compare recurrences written with `scan` with the ops that compute the same: a prompt and training, on a CPU.
 
-Layers in PyTorch, fp32, one thread, as weft's target torch runs them: gated linear attention with a gate for every head
-and for every key (4 heads of 64), Mamba (1,536 channels of 16 states), the delta rule (4 heads of 64). Written with
-`scan` they are a function of one token; the generated code runs them in parallel because analysis finds that the state
-is affine. `loop` is the same code without that: one token after the other. Times are CPU seconds; rounds interleave the
-contenders, and ratios are formed inside a round.
+Layers of weft's target torch, fp32, one thread: gated linear attention with gates per head and per key (4 heads of 64),
+Mamba (1,536 channels of 16 states), the delta rule (4 heads of 64). Written with `scan` they are a function of one
+token; the generated code runs them in parallel, because the state is found to be affine. `loop` is the same code
+without that: one token after the other. Times are CPU seconds; rounds interleave the contenders, and ratios are
+computed within a round.
 
-In ONNX Runtime, a thread on the CPU, the models of target onnx: as lowerings of the ops write them (`op`), and with the
-body of the op, a Scan of its step (`scan`); a prompt of a quarter of the length, and a token.
+In ONNX Runtime, one thread on the CPU, models of target onnx: by the lowerings of the ops (`op`), and by the body of
+the op, a Scan of its step (`scan`); a prompt of a quarter of the length, and a token.
 
     python benchmarks/bench_scan.py [--rounds 7] [--length 4096]
 """
@@ -79,8 +79,8 @@ def delta_rule(q: Value, k: Value, v: Value, b: Value) -> Value:
 
 def delta_rule_by_scan(q: Value, k: Value, v: Value, b: Value) -> Value:
     def step(s: Value, q: Value, k: Value, v: Value, b: Value) -> tuple[Value, Value]:
-        known = ops.squeeze(ops.unsqueeze(k, axes=(2,)) @ s, axes=(2,))
-        change = ops.unsqueeze(b, axes=(2,)) * (v - known)
+        recalled = ops.squeeze(ops.unsqueeze(k, axes=(2,)) @ s, axes=(2,))
+        change = ops.unsqueeze(b, axes=(2,)) * (v - recalled)
         s = s + ops.unsqueeze(k, axes=(3,)) * ops.unsqueeze(change, axes=(2,))
         return s, ops.squeeze(ops.unsqueeze(q, axes=(2,)) @ s, axes=(2,))
 
@@ -98,12 +98,12 @@ CASES: dict[str, tuple[Layer, Layer, dict[str, tuple[int, ...]]]] = {
 
 
 def module(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Any:
-    """The generated PyTorch module of one layer."""
-    return weft.torch(graph_of(layer, inputs))
+    """Return the generated PyTorch module of one layer."""
+    return weft.torch(build_graph(layer, inputs))
 
 
-def graph_of(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Graph:
-    """The graph of one layer."""
+def build_graph(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Graph:
+    """Build the graph of one layer."""
     batch, seq = sizes.sym("batch"), sizes.sym("seq")
     with weft.building(Graph("layer")) as graph:
         values = [graph.add_input(n, TensorType(dtypes.f32, (batch, seq, *row))) for n, row in inputs.items()]
@@ -113,8 +113,8 @@ def graph_of(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Graph:
     return graph
 
 
-def one_by_one(net: Any) -> Any:
-    """The module `net` without its parallel form: `scan` then is not told of it."""
+def disable_parallel(net: Any) -> Any:
+    """Return a function of the module `net` whose `scan` ignores the parallel form."""
     namespace = type(net).forward.__globals__
     copy = type(net).forward.__code__
     plain = {**namespace, "scan": lambda *args, many=None, size=0, **kwargs: namespace["scan"](*args, **kwargs)}
@@ -128,7 +128,7 @@ def seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
+def measure(name: str, length: int, rounds: int) -> dict[str, Any]:
     dedicated, written, inputs = CASES[name]
     rng = np.random.default_rng(0)
     feeds = {n: torch.from_numpy(rng.standard_normal((1, length, *row), np.float32)) for n, row in inputs.items()}
@@ -137,10 +137,10 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
     elif "g" in feeds:
         feeds["g"] = -torch.rand_like(feeds["g"])
     nets = {"op": module(dedicated, inputs), "scan": module(written, inputs)}
-    runs: dict[str, Callable[..., Any]] = {**nets, "loop": one_by_one(nets["scan"])}
+    runs: dict[str, Callable[..., Any]] = {**nets, "loop": disable_parallel(nets["scan"])}
     with torch.inference_mode():
-        wanted = runs["op"](**feeds)
-        error = {n: float((run(**feeds) - wanted).abs().max() / wanted.abs().max()) for n, run in runs.items()}
+        expected = runs["op"](**feeds)
+        error = {n: float((run(**feeds) - expected).abs().max() / expected.abs().max()) for n, run in runs.items()}
     learned = {n: x.clone().requires_grad_() for n, x in feeds.items()}
 
     def prompt(run: Callable[..., Any]) -> None:
@@ -150,16 +150,16 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
     def training(run: Callable[..., Any]) -> None:
         run(**learned).sum().backward()
 
-    found: dict[str, dict[str, list[float]]] = {"prompt": {}, "training": {}}
+    samples: dict[str, dict[str, list[float]]] = {"prompt": {}, "training": {}}
     for r in range(rounds + 1):  # the first warms up
         for what, work in (("prompt", prompt), ("training", training)):
             for contender in list(runs)[:: 1 if r % 2 else -1]:
-                taken = seconds(lambda work=work, run=runs[contender]: work(run))
+                elapsed = seconds(lambda work=work, run=runs[contender]: work(run))
                 if r:
-                    found[what].setdefault(contender, []).append(taken)
-                    print(f"{name}, round {r}, {what}, {contender}: {taken:.3f} s", flush=True)
+                    samples[what].setdefault(contender, []).append(elapsed)
+                    print(f"{name}, round {r}, {what}, {contender}: {elapsed:.3f} s", flush=True)
     result: dict[str, Any] = {"largest_error": {n: e for n, e in error.items() if n != "op"}}
-    for what, times in found.items():
+    for what, times in samples.items():
         result[what] = {f"{n}_seconds": spread(v, 4) for n, v in times.items()}
         for n in ("scan", "loop"):
             ratios = [a / b for a, b in zip(times[n], times["op"], strict=True)]
@@ -167,20 +167,20 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
     return result
 
 
-def in_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
+def measure_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
     layer, _, inputs = CASES[name]
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    place, sessions = TARGETS["onnx"], {}
+    target, sessions = TARGETS["onnx"], {}
     for contender in ("op", "scan"):
-        graph = graph_of(layer, inputs)
+        graph = build_graph(layer, inputs)
 
         def accepts(node: Node, by_step: bool = contender == "scan") -> list[str] | None:
-            return ["its body is measured"] if by_step and node.op in NAMED else refusals(node, place)
+            return ["measure its body"] if by_step and node.op in NAMED else refusals(node, target)
 
         legalize(graph, accepts)
-        model = in_memory(build(graph, place, max_length=length))
+        model = in_memory(build(graph, target, max_length=length))
         sessions[contender] = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     rng, result = np.random.default_rng(0), dict[str, Any]()
     for what, tokens in (("prompt", length // 4), ("token", 1)):
@@ -213,8 +213,8 @@ def main() -> None:
         "what": f"layers of {WIDTH} channels (Mamba: {CHANNELS}) on {args.length} tokens, fp32, CPU time of one thread",
         "machine": facts("torch", "onnxruntime"),
     }
-    found = {name: measured(name, args.length, args.rounds) for name in CASES}
-    save("scan", result | found | {"onnx": {name: in_onnx(name, args.length, args.rounds) for name in CASES}})
+    samples = {name: measure(name, args.length, args.rounds) for name in CASES}
+    save("scan", result | samples | {"onnx": {name: measure_onnx(name, args.length, args.rounds) for name in CASES}})
 
 
 if __name__ == "__main__":

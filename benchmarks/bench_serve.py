@@ -1,9 +1,9 @@
-"""`weft serve` with SmolLM2-135M on a CPU: tokens per second of one and of eight streams, and a thousand streams.
+"""Measure `weft serve` with SmolLM2-135M on a CPU: tokens per second of one and eight streams, and a thousand streams.
 
-The server is a process of its own; clients share its cores. Streams of a round are all greedy and 128 tokens long;
-ratios are formed inside a round. Of a thousand streams, a hundred at a time, each counts up from a number of its own:
-every text is compared with the answer that its prompt gets alone. Where they part, the two tokens must be equally
-likely up to rounding, since a product of several rows adds up in another order than that of one.
+The server is a separate process; clients share its cores. Streams of a round are all greedy and 128 tokens long; ratios
+are computed within a round. Of a thousand streams, a hundred at a time, each counts up from another number: every text
+is compared with the answer to its prompt alone. Where they differ, the two tokens must be equally likely up to
+rounding, because a product of several rows sums in another order than that of one.
 
     python benchmarks/bench_serve.py [--rounds 5] [--streams 1000] [--threads 2]
 """
@@ -38,23 +38,23 @@ NEAR = {"f32": 1e-3, "int4": 0.1}  # logits; with int4 activations are rounded t
 
 
 @contextmanager
-def serving(folder: Path, threads: int) -> Iterator[str]:
-    """Serve a folder; yields the address."""
+def serve_folder(folder: Path, threads: int) -> Iterator[str]:
+    """Serve a folder; yield the address."""
     command = [sys.executable, "-m", "weft", "serve", str(folder), "--port", "0", "--threads", str(threads)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.search(r"http://\S+", line):
+        if match := re.search(r"http://\S+", line):
             break
     try:
-        yield found[0].rstrip(";") if found else ""
+        yield match[0].rstrip(";") if match else ""
     finally:
         process.terminate()
         process.communicate()
 
 
 async def stream(http: httpx2.AsyncClient, number: int) -> tuple[float, int]:
-    """Read one stream: seconds until its first text, and its tokens. The model's stop token is kept away."""
+    """Read one stream; return the seconds to its first token, and the tokens. A bias prevents the stop token."""
     body = {"model": "out", "prompt": PROMPT.format(number=number), "max_tokens": TOKENS, "temperature": 0}
     more = {"stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"2": -100, "0": -100}}
     began, first, tokens = time.perf_counter(), 0.0, 0
@@ -69,23 +69,23 @@ async def stream(http: httpx2.AsyncClient, number: int) -> tuple[float, int]:
     return first, tokens
 
 
-async def together(http: httpx2.AsyncClient, count: int, number: int) -> tuple[float, list[float]]:
-    """Tokens per second of `count` streams at once, and the seconds until the first text of each."""
+async def run_together(http: httpx2.AsyncClient, count: int, number: int) -> tuple[float, list[float]]:
+    """Return tokens per second of `count` streams at once, and the seconds to the first token of each."""
     began = time.perf_counter()
     done = await asyncio.gather(*(stream(http, number + i) for i in range(count)))
     return sum(tokens for _, tokens in done) / (time.perf_counter() - began), [first for first, _ in done]
 
 
-async def throughput(address: str, rounds: int) -> dict[str, Any]:
+async def measure_throughput(address: str, rounds: int) -> dict[str, Any]:
     """Compare one stream with eight, in turn."""
     one: list[float] = []
     eight: list[float] = []
     first: dict[int, list[float]] = {1: [], EIGHT: []}
     async with httpx2.AsyncClient(base_url=address, timeout=600) as http:
-        await together(http, EIGHT, 0)
+        await run_together(http, EIGHT, 0)
         for turn in range(rounds):
             for count, rates in ((1, one), (EIGHT, eight)):
-                rate, waits = await together(http, count, 100 * (turn + 1))
+                rate, waits = await run_together(http, count, 100 * (turn + 1))
                 rates.append(rate)
                 first[count] += waits
     return {
@@ -96,13 +96,13 @@ async def throughput(address: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def counting(number: int) -> str:
+def write_prompt(number: int) -> str:
     start = 100 + 3 * number
     return f"Numbers in order: {start - 3}, {start - 2}, {start - 1}, {start},"
 
 
-async def many(address: str, count: int) -> tuple[list[str | None], float, list[float]]:
-    """The texts of `count` streams by the official client, some at a time; None for one that is lost."""
+async def run_streams(address: str, count: int) -> tuple[list[str | None], float, list[float]]:
+    """Return the texts of `count` streams by the official client, AT_ONCE at a time; None for a lost one."""
     client, gate = AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=600), asyncio.Semaphore(AT_ONCE)
     firsts: list[float] = []
 
@@ -111,7 +111,7 @@ async def many(address: str, count: int) -> tuple[list[str | None], float, list[
             began, text, ended = time.perf_counter(), "", False
             try:
                 chunks = await client.completions.create(
-                    model="out", prompt=counting(number), max_tokens=COUNTED, temperature=0, stream=True
+                    model="out", prompt=write_prompt(number), max_tokens=COUNTED, temperature=0, stream=True
                 )
                 async for chunk in chunks:
                     if not text:
@@ -130,24 +130,25 @@ async def many(address: str, count: int) -> tuple[list[str | None], float, list[
 
 
 def compare(folder: Path, texts: list[str | None], near: float, threads: int) -> dict[str, Any]:
-    """Compare streams with the answers of their prompts alone: how many are equal, part at a near tie, are mixed with
-    something else, or are lost. The `folder` gives the logits of all tokens."""
+    """Compare streams with the answers to their prompts alone: count those that are equal, differ at near ties,
+    are mixed up or lost. The `folder` returns the logits of all tokens."""
     import weft
 
     model = weft.load(folder, threads=threads)
-    found: dict[str, Any] = dict.fromkeys(("equal", "parted_at_near_ties", "mixed", "lost"), 0)
+    counts: dict[str, Any] = dict.fromkeys(("equal", "parted_at_near_ties", "mixed", "lost"), 0)
     for number, text in enumerate(texts):
         if text is None:
-            found["lost"] += 1
+            counts["lost"] += 1
             continue
-        gaps = [] if greedy(model, counting(number), text) else parted(model, counting(number), text, near)
-        found["mixed" if gaps is None else "parted_at_near_ties" if gaps else "equal"] += 1
-        found["widest_gap"] = max(found.get("widest_gap", 0.0), *(gaps or [0.0]))
-    return found | {"different_texts": len(set(texts))}
+        prompt = write_prompt(number)
+        gaps = [] if is_greedy(model, prompt, text) else find_gaps(model, prompt, text, near)
+        counts["mixed" if gaps is None else "parted_at_near_ties" if gaps else "equal"] += 1
+        counts["widest_gap"] = max(counts.get("widest_gap", 0.0), *(gaps or [0.0]))
+    return counts | {"different_texts": len(set(texts))}
 
 
-def greedy(model: Any, prompt: str, text: str) -> bool:
-    """Check by one call that every token of `text` is the likeliest, and that it has all of its tokens."""
+def is_greedy(model: Any, prompt: str, text: str) -> bool:
+    """Check by one call that every token of `text` is the likeliest, and that none is missing."""
     ids, both = model.tokenizer.encode(prompt), model.tokenizer.encode(prompt + text)
     answer = both[len(ids) :]
     if both[: len(ids)] != ids or len(answer) != COUNTED:
@@ -156,25 +157,25 @@ def greedy(model: Any, prompt: str, text: str) -> bool:
     return bool((likeliest == answer).all())
 
 
-def parted(model: Any, prompt: str, text: str, near: float) -> list[float] | None:
-    """Follow `text` greedily: at every token where it parts from what the model alone says, how much less likely its
-    own token is, in logits; None where that is more than `near`, hence another text."""
-    ids, kept, gaps = model.tokenizer.encode(prompt), list[int](), list[float]()
+def find_gaps(model: Any, prompt: str, text: str, near: float) -> list[float] | None:
+    """Follow `text` greedily; return the gap in logits at every token that differs from the model's choice, or None if
+    a gap exceeds `near`, which makes it another text."""
+    ids, answer, gaps = model.tokenizer.encode(prompt), list[int](), list[float]()
     while True:
-        (rest,) = model.generate([[*ids, *kept]], max_tokens=COUNTED - len(kept))
+        (rest,) = model.generate([[*ids, *answer]], max_tokens=COUNTED - len(answer))
         for token in rest.tokens:
-            if not text.startswith(model.tokenizer.decode([*kept, token])):
+            if not text.startswith(model.tokenizer.decode([*answer, token])):
                 break
-            kept.append(token)
+            answer.append(token)
         else:
-            return gaps if model.tokenizer.decode(kept) == text else None
-        logits = model.logits([*ids, *kept])[-1]
+            return gaps if model.tokenizer.decode(answer) == text else None
+        logits = model.logits([*ids, *answer])[-1]
         most, logits[token] = float(logits[token]), -math.inf
         likely = np.argsort(-logits)[:5].tolist()
-        other = next((t for t in likely if text.startswith(model.tokenizer.decode([*kept, t]))), None)
+        other = next((t for t in likely if text.startswith(model.tokenizer.decode([*answer, t]))), None)
         if other is None or (gap := most - float(logits[other])) > near:
             return None
-        kept.append(other)
+        answer.append(other)
         gaps.append(round(gap, 6))
 
 
@@ -187,18 +188,17 @@ def main() -> None:
     args = parser.parse_args()
     import weft
 
-    busy = [round(load, 1) for load in os.getloadavg()]  # of others, as the run begins
+    busy = [round(load, 1) for load in os.getloadavg()]  # before the run
     results: dict[str, Any] = {}
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / "out"
-            judge = Path(scratch) / "judge"
+            folder, judge = Path(scratch) / "out", Path(scratch) / "judge"
             weft.compile(GGUF, folder, weights=KINDS[kind], max_length=2048)
             weft.compile(GGUF, judge, weights=KINDS[kind], passes="default,-last-token-logits", max_length=2048)
-            with serving(folder, args.threads) as address:
-                results[kind] = asyncio.run(throughput(address, args.rounds))
+            with serve_folder(folder, args.threads) as address:
+                results[kind] = asyncio.run(measure_throughput(address, args.rounds))
                 print(kind, results[kind], flush=True)
-                texts, seconds, firsts = asyncio.run(many(address, args.streams))
+                texts, seconds, firsts = asyncio.run(run_streams(address, args.streams))
             streams: dict[str, Any] = {"streams": len(texts), "at_once": AT_ONCE, "seconds": round(seconds, 1)}
             streams |= {"seconds_to_first_token": spread(firsts), **compare(judge, texts, NEAR[kind], args.threads)}
             results[kind]["many"] = streams

@@ -1,8 +1,8 @@
-"""Decoding on ONNX Runtime where layers attend to keys and values of one, beside layers that have their own, on a CPU.
+"""Time decode on ONNX Runtime with layers that share the KV cache of the first, against a cache per layer, on a CPU.
 
 Twelve layers of 8 heads of 64 on 4 heads of keys, 256 wide, caches for 8,192 tokens, one thread: with `share_kv` the
-last eleven read the cache of the first. Models are compiled once; rounds interleave them, and ratios are formed inside
-a round.
+last eleven read the cache of the first. Models are compiled once; rounds interleave them, and ratios are computed
+within a round.
 
     python benchmarks/bench_shared_keys.py [--rounds 7]
 """
@@ -27,20 +27,20 @@ LAYERS, CAPACITY, PROMPT, TOKENS = 12, 8192, 800, 200
 
 
 def model(shared: bool) -> Decoder:
-    """Layers that read the cache of the first, or each its own."""
-    ways: list[dict[str, Any]] = [{"keep_kv": "memory"}, *[{"share_kv": "memory"} if shared else {}] * (LAYERS - 1)]
-    layers = [Block(Attention(8, 4, 64, rope=RoPE(10_000), **way), GatedMLP(256), RMSNorm(1e-6)) for way in ways]
+    """Return layers that share the cache of the first, or with one each."""
+    caches: list[dict[str, Any]] = [{"keep_kv": "memory"}, *[{"share_kv": "memory"} if shared else {}] * (LAYERS - 1)]
+    layers = [Block(Attention(8, 4, 64, rope=RoPE(10_000), **kv), GatedMLP(256), RMSNorm(1e-6)) for kv in caches]
     return Decoder(vocab=500, dim=256, layers=layers, context=CAPACITY)
 
 
-def per_token(decoder: Any, prompt: list[int]) -> float:
-    """Milliseconds for a token behind a prompt."""
-    taken = []
+def time_token(decoder: Any, prompt: list[int]) -> float:
+    """Return milliseconds per token after a prompt."""
+    elapsed = []
     for count in (1, 1 + TOKENS):
         start = time.perf_counter()
         decoder.generate([prompt], max_tokens=count)
-        taken.append(time.perf_counter() - start)
-    return 1000 * (taken[1] - taken[0]) / TOKENS
+        elapsed.append(time.perf_counter() - start)
+    return 1000 * (elapsed[1] - elapsed[0]) / TOKENS
 
 
 def main() -> None:
@@ -56,16 +56,16 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in models}
         for r in range(args.rounds + 1):  # the first warms up
             for name in list(models)[:: 1 if r % 2 else -1]:
-                taken = per_token(models[name], prompt)
+                elapsed = time_token(models[name], prompt)
                 if r:
-                    times[name].append(taken)
-                    print(f"round {r}, {name}: {taken:.3f} ms", flush=True)
+                    times[name].append(elapsed)
+                    print(f"round {r}, {name}: {elapsed:.3f} ms", flush=True)
         mib = {name: models[name].decoder.cache_bytes(1, CAPACITY) / 2**20 for name in models}
     ratios = [a / b for a, b in zip(times["shared"], times["own"], strict=True)]
     save(
         "shared_keys",
         {
-            "what": f"{LAYERS} layers, caches for {CAPACITY} tokens, a token behind {PROMPT} others, fp32, one thread",
+            "what": f"{LAYERS} layers, caches for {CAPACITY} tokens, a token after {PROMPT} others, fp32, one thread",
             "machine": facts("onnxruntime"),
             **{f"{name}_cache_mib": mib[name] for name in models},
             **{f"{name}_milliseconds": spread(times[name]) for name in models},

@@ -1,7 +1,7 @@
-"""SmolLM2-135M on a CPU, greedy, with drafts by prompt look-up beside none: tokens per second on code and on prose.
+"""Compare greedy decode of SmolLM2-135M on a CPU with and without drafts by prompt lookup: tokens per second.
 
-For each target one process, in which the contenders take turns; ratios are formed inside a round. Tokens must be the
-same. `code` continues an edited copy of a file of Python that stands in the prompt, `table` a table, `prose` a story.
+The contenders take turns in one process per target; ratios are computed within a round. Tokens must be equal. `code`
+continues an edited copy of a Python file in the prompt, `table` a table, `prose` a story.
 
     python benchmarks/bench_speculation.py [--rounds 5] [--threads 2]
 """
@@ -23,7 +23,7 @@ from smollm2 import GGUF, ROOT
 TARGETS = ("torch", "ort-cpu")
 COUNTS = (0, 4, 8)  # tokens drafted at a time
 ANSWER = 128
-CHAT = "prose"  # the others are continued as they are
+CHAT = "prose"  # the others are continued without a template
 
 
 def prompts() -> dict[str, str]:
@@ -31,16 +31,16 @@ def prompts() -> dict[str, str]:
     code = code[code.index("def serve(") : code.index("    if not isinstance(run, ReadBandwidth)")]
     renamed = code.replace("prefill", "read_prompt").replace("turn(", "timed(")
     rows = [f"| item {i} | {i} | {i * i} | open |" for i in range(6)]
-    told = "The same, prefill renamed to read_prompt, and turn to timed"
+    header = "The same, prefill renamed to read_prompt, and turn to timed"
     return {
-        "code": f"# Original\n{code}\n\n# {told}\n{renamed[:600]}",
+        "code": f"# Original\n{code}\n\n# {header}\n{renamed[:600]}",
         "table": "\n".join(["| name | number | square | state |", "|---|---|---|---|", *rows, "| item 6 | 6 |"]),
         "prose": "Tell me a short story about a lighthouse keeper and a storm.",
     }
 
 
 def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
-    """Tokens per second of every contender in every round."""
+    """Return tokens per second of every contender in every round."""
     import weft
 
     model = weft.load(folder, device="cpu", threads=threads, trust=True)
@@ -57,7 +57,7 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
                 if turn:
                     rates[count].append(result.timings.decode_rate)
                 plain = plain or result.tokens
-                assert result.tokens == plain, f"{name}, {count} drafted tokens: another answer"
+                assert result.tokens == plain, f"{name}, {count} drafted tokens: tokens differ"
                 found.setdefault(name, {"prompt_tokens": len(prompt), "tokens": len(plain)})[str(count)] = {
                     "drafted": result.timings.drafted_tokens,
                     "accepted": result.timings.accepted_tokens,

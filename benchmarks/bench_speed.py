@@ -1,12 +1,12 @@
-"""SmolLM2-135M fp32 on a CPU: prefill of 512 tokens and decode of 128, weft's graph beside its peers.
+"""Compare weft with its peers on SmolLM2-135M in fp32 on a CPU: prefill of 512 tokens and decode of 128.
 
-The contenders take turns as `turns` says. The peers' graphs go through a loop of their own: I/O binding, shared cache
-buffers, argmax on the host; so does weft's graph as `weft_graph`.
+The contenders take turns (`turns`). A common loop runs the peers' graphs, and weft's as `weft_graph`: I/O binding,
+shared cache buffers, argmax on the host.
 
-weft's own runtime runs four folders: one compiled without options; with --prepack, where ONNX Runtime maps the packed
-weights from the file, by huge pages where the system can; the same with --keep-blocks head, where the head reads the
-GGUF's own 8-bit blocks; and with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are
-the same numbers everywhere, and all arithmetic is in f32.
+weft's runtime runs four folders: compiled without options; with --prepack, where ONNX Runtime maps the packed weights
+from the file, by huge pages where the system can; the same with --keep-blocks head, where the head reads the GGUF's
+8-bit blocks; and with --keep-blocks all, where every product reads its 4- or 8-bit blocks. Weights are equal
+everywhere, and all arithmetic is in f32.
 
     python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from machine import facts, save
 from smollm2 import GGUF, builder_command, hugging_face_folder
-from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
+from turns import DECODE, PROMPT, ReadBandwidth, build_parser, compare, run_sets, serve
 
 from weft.backends.runtime.ort.session import onnxruntime
 
@@ -31,7 +31,7 @@ VOCAB = 49152
 
 
 class OnnxRun:
-    """One ONNX graph in the common loop."""
+    """Run an ONNX graph in the common loop."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         ort = onnxruntime()
@@ -44,7 +44,7 @@ class OnnxRun:
         self.all_logits = self.session.get_outputs()[0].shape[1] != 1
         make = ort.OrtValue.ortvalue_from_numpy
         capacity = PROMPT + DECODE
-        # An OrtValue shares the memory of its array: every cache needs its own.
+        # An OrtValue shares the memory of its array, so every cache needs a separate one.
         self.cache = {
             f"{i}.{k}": make(np.zeros((1, 3, capacity, 64), np.float32))
             for i in range(LAYERS)
@@ -84,7 +84,7 @@ class OnnxRun:
 
 
 class WeftRun:
-    """A folder in weft's runtime, as its `generate` runs it."""
+    """Run a folder in weft's runtime, like `generate`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import weft
@@ -100,7 +100,7 @@ class WeftRun:
 
 
 class HuggingFaceRun:
-    """transformers, eager mode, its own SDPA and growing cache; logits of the last token only."""
+    """Run transformers in eager mode with its SDPA and growing cache; logits of the last token only."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import torch
@@ -126,7 +126,7 @@ class HuggingFaceRun:
 
 
 def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
-    """One contender's process."""
+    """Run a contender's process."""
     match name:
         case "hf_eager":
             run: Any = HuggingFaceRun(folder, threads)
@@ -140,19 +140,19 @@ def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    args = options(__doc__, sets=8).parse_args()
+    args = build_parser(__doc__, sets=8).parse_args()
     if args.child:
         name, folder, prompt_folder = args.child
         child(name, Path(folder), Path(prompt_folder), args.threads)
         return
     with tempfile.TemporaryDirectory() as work:
         folders = prepare(Path(work))
-        results = all_sets(__file__, folders, args, prompts="weft")
-    save("speed", summary(results, args.threads))
+        results = run_sets(__file__, folders, args, prompts="weft")
+    save("speed", summarize(results, args.threads))
 
 
 def prepare(work: Path) -> dict[str, str]:
-    """Make every contender's folder."""
+    """Write every contender's folder."""
     import weft
 
     source = hugging_face_folder(GGUF, work / "hf")
@@ -176,19 +176,19 @@ def prepare(work: Path) -> dict[str, str]:
     return {name: str(work / folder) for name, folder in names.items()}
 
 
-def summary(results: list[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """What is kept; the runs of weft are not compared with each other."""
+def summarize(results: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """Return the results to save, without ratios between the runs of weft."""
     names = list(results[0]["times"])
     ours = [n for n in names if n.startswith("weft")]
-    found = compared(results, ours)
-    for ratios in found["speedup_over"].values():
+    comparison = compare(results, ours)
+    for ratios in comparison["speedup_over"].values():
         for run in ratios.values():
             for name in ours:
                 run.pop(name, None)
-    found["same_greedy_tokens_as_weft"] = found.pop("same_greedy_tokens")
+    comparison["same_greedy_tokens_as_weft"] = comparison.pop("same_greedy_tokens")
     what = f"SmolLM2-135M fp32, prompt {PROMPT}, decode {DECODE}, {threads} threads"
     machine = facts("onnxruntime", "onnxruntime-genai", "torch", "transformers", "numpy")
-    return {"what": what, "machine": machine, **found}
+    return {"what": what, "machine": machine, **comparison}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Compiling a 1.2 B-parameter checkpoint to ONNX: wall time and peak resident memory of whole processes.
+"""Time the compilation of a 1.2 B-parameter checkpoint to ONNX: wall time and peak memory of whole processes.
 
 Writes a random bf16 llama checkpoint (d 2048, 16 layers, 32/8 heads, ffn 8192, vocabulary 128256, tied; sharded) and
-compiles it to fp32 in turn with weft, onnxruntime-genai's model builder and, if it is installed, mobius. With --int4
-it compiles to 4 bits instead, rounding to the nearest as the builder does; with --gptq weft alone does, by GPTQ on
-16,384 tokens. Rounds interleave the contenders; outputs are deleted in between.
+compiles it to fp32 in turn by weft, onnxruntime-genai's model builder and, if installed, mobius. --int4 compiles to
+4 bits instead, rounding to the nearest like the builder; --gptq does so by weft alone, by GPTQ on 16,384 tokens.
+Rounds interleave the contenders; outputs are deleted in between.
 
     python benchmarks/bench_streaming.py [--rounds 3] [--work DIR] [--int4 | --gptq | --mobius PYTHON]
 """
@@ -31,7 +31,7 @@ DIM, LAYERS, HEADS, KV_HEADS, FFN, VOCAB, SHARDS = 2048, 16, 32, 8, 8192, 128_25
 
 
 def write_checkpoint(folder: Path) -> int:
-    """A random checkpoint of the above geometry; returns the number of parameters."""
+    """Write a random checkpoint of the above sizes; return the number of parameters."""
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -100,33 +100,33 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def commands(source: Path, out: Path, mobius: str | None) -> dict[str, list[str]]:
-    """The commands by which contenders compile `source` into `out`, in f32."""
-    found = {"weft": weft_command(source, out), "genai_builder": builder_command(source, out, "fp32")}
+    """Return the commands by which contenders compile `source` into `out`, in f32."""
+    contenders = {"weft": weft_command(source, out), "genai_builder": builder_command(source, out, "fp32")}
     if mobius:
-        found["mobius"] = [mobius, "-m", "mobius", "build", "--config"]
-        found["mobius"] += [str(source), str(out), "--ep", "cpu", "--dtype", "f32"]
-    return found
+        contenders["mobius"] = [mobius, "-m", "mobius", "build", "--config"]
+        contenders["mobius"] += [str(source), str(out), "--ep", "cpu", "--dtype", "f32"]
+    return contenders
 
 
 def int4_commands(source: Path, out: Path) -> dict[str, list[str]]:
-    """The commands by which contenders compile `source` into `out`, rounding to the nearest codes of 4 bits."""
-    rounded = weft_command(source, out, "--weights", "int4{method=rtn}")
-    return {"weft": rounded, "genai_builder": builder_command(source, out, "int4")}
+    """Return the commands by which contenders compile `source` into `out`, rounding to 4 bits."""
+    weft = weft_command(source, out, "--weights", "int4{method=rtn}")
+    return {"weft": weft, "genai_builder": builder_command(source, out, "int4")}
 
 
 def weft_command(source: Path, out: Path, *options: str) -> list[str]:
-    """The command by which weft compiles `source`."""
+    """Return the command by which weft compiles `source`."""
     return [sys.executable, "-m", "weft", "compile", str(source), "-o", str(out), "--target", "ort-cpu", *options]
 
 
 def builder_command(source: Path, out: Path, precision: str) -> list[str]:
-    """The command of onnxruntime-genai's model builder."""
+    """Return the command of onnxruntime-genai's model builder."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(out)]
     return [*command, "-p", precision, "-e", "cpu", "-c", str(out) + ".cache"]
 
 
-def timed(command: list[str], log: Path) -> tuple[float, float]:
-    """Wall seconds and peak resident GiB of one process, its children included."""
+def time_process(command: list[str], log: Path) -> tuple[float, float]:
+    """Return wall seconds and peak resident GiB of a process and its children."""
     start = time.perf_counter()
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env=os.environ | {"HF_HUB_OFFLINE": "1"})
@@ -144,19 +144,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="folder with 20 GB of room (default: a temporary one)")
     parser.add_argument("--mobius", default=None, help="a Python that can import mobius")
     parser.add_argument("--int4", action="store_true", help="compile to 4 bits")
-    parser.add_argument("--gptq", action="store_true", help="compile to 4 bits that are fitted to tokens")
+    parser.add_argument("--gptq", action="store_true", help="compile to 4 bits by GPTQ")
     args = parser.parse_args()
     packages = ("numpy", "onnx", "onnx-ir", "onnxruntime-genai", "torch", "transformers")
     runs: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=args.work) as work:
         source, out, log = Path(work) / "checkpoint", Path(work) / "out", Path(work) / "log"
-        # In a process of its own: peak memory of a child counts what its parent held when it was forked.
+        # In a separate process: the peak memory of a child includes that of its parent at the fork.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             parameters = pool.submit(write_checkpoint, source).result()
 
         def run(name: str, command: list[str]) -> None:
-            os.sync()  # nobody pays for the pages of the one before
-            runs.setdefault(name, []).append(timed(command, log))
+            os.sync()  # else dirty pages of the previous run would cost time
+            runs.setdefault(name, []).append(time_process(command, log))
             print(f"{name}: {runs[name][-1][0]:.1f} s, {runs[name][-1][1]:.2f} GiB", flush=True)
             shutil.rmtree(out)
 

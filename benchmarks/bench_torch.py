@@ -1,9 +1,9 @@
-"""SmolLM2-135M with PyTorch on a CPU: prefill of 512 tokens and decode of 128, weft's module beside transformers.
+"""Compare weft with transformers on SmolLM2-135M in PyTorch on a CPU: prefill of 512 tokens and decode of 128.
 
-The contenders take turns as `turns` says. `weft` is the folder that `weft compile --target torch` writes: its module
-for prefills and its decode step for decoding, in f32 and in bf16; `weft_module` decodes with the module alone.
+The contenders take turns (`turns`). `weft` is the folder of `weft compile --target torch`, in f32 and in bf16: its
+module for prefill and its decode step; `weft_module` also decodes with the module.
 `weft_int4` and `weft_int8` are folders of `--weights` in bf16, `weft_int4_f32` and `weft_int8_f32` the same in f32.
-transformers runs eagerly with its growing cache, and with its static cache and steps through `torch.compile`.
+transformers runs eagerly with its growing cache, and with a static cache and compiled steps.
 
     python benchmarks/bench_torch.py [--sets 4] [--rounds 2] [--threads 2] [--only weft,weft_int4]
 """
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from machine import facts, save
 from smollm2 import GGUF, hugging_face_folder
-from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
+from turns import DECODE, PROMPT, ReadBandwidth, build_parser, compare, run_sets, serve
 
-FOLDERS: dict[str, dict[str, Any]] = {  # what `weft.compile` is given
+FOLDERS: dict[str, dict[str, Any]] = {  # options of `weft.compile`
     "weft": {},
     "weft_bf16": {"dtype": "bf16"},
-    "weft_int4": {"dtype": "bf16", "weights": "int4{method=rtn}"},  # codes that are fitted are as fast
+    "weft_int4": {"dtype": "bf16", "weights": "int4{method=rtn}"},  # fitted codes are as fast
     "weft_int8": {"dtype": "bf16", "weights": "int8{method=rtn}"},
     "weft_int4_f32": {"weights": "int4{method=rtn}"},
     "weft_int8_f32": {"weights": "int8{method=rtn}"},
@@ -36,7 +36,7 @@ PEERS = ["hf_eager", "hf_compile"]
 
 
 class WeftRun:
-    """A compiled folder: prefill by its module, decoding by its step or, `plain`, by the module too."""
+    """Run a compiled folder: prefill by its module, decode by its step or, if `plain`, also by the module."""
 
     def __init__(self, folder: Path, threads: int, plain: bool = False) -> None:
         torch.set_num_threads(threads)
@@ -63,7 +63,7 @@ class WeftRun:
 
 
 class EagerRun:
-    """transformers, eager mode, its own SDPA and growing cache; logits of the last token only."""
+    """Run transformers in eager mode with its SDPA and growing cache; logits of the last token only."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -87,7 +87,7 @@ class EagerRun:
 
 
 class CompiledRun(EagerRun):
-    """transformers with a static cache; its steps go through `torch.compile`, its prefill is eager."""
+    """Run transformers with a static cache; steps are compiled by `torch.compile`, prefill is eager."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         super().__init__(folder, threads)
@@ -113,15 +113,15 @@ class CompiledRun(EagerRun):
 
 
 def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
-    """One contender's process."""
+    """Run a contender's process."""
     kinds: dict[str, Any] = {"hf_eager": EagerRun, "hf_compile": CompiledRun, "bandwidth": ReadBandwidth}
     kinds["weft_module"] = lambda folder, threads: WeftRun(folder, threads, plain=True)
     serve(kinds.get(name, WeftRun)(folder, threads), prompt_folder)
 
 
 def main() -> None:
-    parser = options(__doc__, sets=4)
-    parser.add_argument("--only", default=",".join([*OURS, *PEERS]), help="contenders, weft among them; not stored")
+    parser = build_parser(__doc__, sets=4)
+    parser.add_argument("--only", default=",".join([*OURS, *PEERS]), help="contenders, including weft; not saved")
     args = parser.parse_args()
     if args.child:
         name, folder, prompt_folder = args.child
@@ -132,21 +132,21 @@ def main() -> None:
     only = args.only.split(",")
     ours = [name for name in OURS if name in only]
     with tempfile.TemporaryDirectory() as work:
-        places = {name: Path(work) / name for name in ("hf", *FOLDERS)}
+        paths = {name: Path(work) / name for name in ("hf", *FOLDERS)}
         if set(PEERS) & {*only}:
-            hugging_face_folder(GGUF, places["hf"])
-        for name, given in FOLDERS.items():
+            hugging_face_folder(GGUF, paths["hf"])
+        for name, settings in FOLDERS.items():
             if name in only:
-                weft.compile(GGUF, places[name], target="torch", **given)
-        folders = {name: str(places.get(name, places["weft"])) for name in ours}
-        folders |= {name: str(places["hf"]) for name in PEERS if name in only}
-        results = all_sets(__file__, folders, args, prompts="weft")
-    found = compared(results, ours)
+                weft.compile(GGUF, paths[name], target="torch", **settings)
+        folders = {name: str(paths.get(name, paths["weft"])) for name in ours}
+        folders |= {name: str(paths["hf"]) for name in PEERS if name in only}
+        results = run_sets(__file__, folders, args, prompts="weft")
+    comparison = compare(results, ours)
     if {*only} != {*OURS, *PEERS}:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(comparison, indent=2))
         return
     what = f"SmolLM2-135M with PyTorch, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
-    save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **found})
+    save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **comparison})
 
 
 if __name__ == "__main__":

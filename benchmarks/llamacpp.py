@@ -1,6 +1,6 @@
-"""llama.cpp as a contender: GGUF files that its own tool quantizes, run by its own library.
+"""Quantize GGUF files by llama.cpp's tools and run them by its library, as a contender.
 
-It takes a build of llama.cpp (the folder with llama-quantize, llama-imatrix and libllama.so) and the package
+Needs a build of llama.cpp (the folder with llama-quantize, llama-imatrix and libllama.so) and the package
 llama-cpp-python, which loads the library from there.
 """
 
@@ -18,9 +18,9 @@ KINDS = ("Q4_0", "Q4_1", "Q4_K_M", "Q8_0")
 IMATRIX_CONTEXT = 512  # tokens, the default of llama-imatrix
 
 
-def quantized(build: Path, source: Path, calibration: Path, work: Path) -> tuple[dict[str, Path], dict[str, float]]:
-    """GGUF files in the formats of `KINDS`, below 8 bits also with an importance matrix measured on `calibration`, and
-    the seconds that each took. `source` is a GGUF of floats."""
+def quantize(build: Path, source: Path, calibration: Path, work: Path) -> tuple[dict[str, Path], dict[str, float]]:
+    """Write GGUF files in the formats of `KINDS`, below 8 bits also with an importance matrix of `calibration`; return
+    their paths and the seconds of each. `source` is a GGUF of floats."""
     matrix = work / "imatrix.gguf"
     environment = os.environ | {"LD_LIBRARY_PATH": str(build)}
 
@@ -30,18 +30,18 @@ def quantized(build: Path, source: Path, calibration: Path, work: Path) -> tuple
     call("llama-imatrix", "-m", str(source), "-f", str(calibration), "-o", str(matrix), "-c", str(IMATRIX_CONTEXT))
     files, seconds = {}, {}
     for kind in KINDS:
-        for weighed in (False, True) if kind != "Q8_0" else (False,):
-            name = f"llamacpp_{kind.lower()}{'_imatrix' if weighed else ''}"
+        for weighted in (False, True) if kind != "Q8_0" else (False,):
+            name = f"llamacpp_{kind.lower()}{'_imatrix' if weighted else ''}"
             files[name] = work / f"{name}.gguf"
             start = time.perf_counter()
-            weights = ["--imatrix", str(matrix)] if weighed else []
+            weights = ["--imatrix", str(matrix)] if weighted else []
             call("llama-quantize", *weights, str(source), str(files[name]), kind)
             seconds[name] = time.perf_counter() - start
     return files, seconds
 
 
 class LlamaCppRun:
-    """A GGUF by llama.cpp: one batch for the prompt, then one token at a time; logits of the last token only."""
+    """Run a GGUF by llama.cpp: the prompt in one batch, then one token at a time; logits of the last token only."""
 
     def __init__(self, path: Path, threads: int, capacity: int) -> None:
         import llama_cpp

@@ -1,4 +1,4 @@
-"""What a benchmark result says about where it was measured, and how results are kept."""
+"""Describe the machine of a benchmark, summarize measurements and save results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 from weft.backends.cpu import detect_instruction_set
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of peers that run in processes of their own, too
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # also of peers in their own processes
 RESULTS = Path(__file__).parent / "results"
 
 
 def facts(*packages: str) -> dict[str, Any]:
-    """Processor, its vector instructions, cores, memory, Python and package versions."""
+    """Return processor, vector instructions, cores, memory, Python and package versions."""
     cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     return {
@@ -34,7 +34,7 @@ def facts(*packages: str) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Median, smallest, largest and number of some measurements."""
+    """Return median, minimum, maximum and number of measurements."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -44,8 +44,8 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Keep `result` as results/`name`.json and print it; of a CPU without AVX-512 with its instruction set in the
-    name, beside the others."""
+    """Write `result` to results/`name`.json and print it; the name of a CPU without AVX-512 ends in its instruction
+    set."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(result, indent=2) + "\n"
     instructions = detect_instruction_set()

@@ -1,4 +1,4 @@
-"""SmolLM2-135M for benchmarks: the GGUF, and the same dequantized weights as a Hugging Face folder."""
+"""Prepare SmolLM2-135M for benchmarks: the GGUF, and its dequantized weights as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NAMES = {
 
 
 def hugging_face_folder(gguf_path: Path, out: Path, tokenizer: bool = True) -> Path:
-    """Write the GGUF's weights, dequantized to float32, as a LlamaForCausalLM folder; independent of weft.
+    """Write the GGUF's weights, dequantized to float32, as a LlamaForCausalLM folder, without weft.
 
-    Transformers parses the whole file once more for the tokenizer, which takes seconds.
+    Transformers parses the file again for the tokenizer, which takes seconds.
     """
     import gguf
     from gguf.quants import dequantize
@@ -81,7 +81,7 @@ def hugging_face_folder(gguf_path: Path, out: Path, tokenizer: bool = True) -> P
 
 
 def builder_command(source: Path, out: Path, *options: str) -> list[str]:
-    """The command that makes onnxruntime-genai's own fp32 CPU model of a Hugging Face folder."""
+    """Return the command by which onnxruntime-genai builds its fp32 CPU model from a Hugging Face folder."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(out)]
     command += ["-p", "fp32", "-e", "cpu", "-c", str(out) + ".cache"]
     return [*command, "--extra_options", *options] if options else command

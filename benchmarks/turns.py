@@ -1,9 +1,9 @@
-"""Contenders that take turns, each in a process of its own: prefills one by one, decode in blocks of steps.
+"""Let contenders take turns, each in its own process: prefills one by one, decode in blocks of steps.
 
-Every contender runs as its user would run it, in random order; whoever waits, sleeps. (In one process the weights of
-one land in memory another has used and given back, and the first to load is slower than the rest by several per cent.)
-Memory bandwidth changes from process to process, so several sets of processes are pooled; ratios are formed inside a
-set. Read bandwidth is measured in the same turns.
+Every contender runs as its users run it, in random order; all others sleep. (In one process, weights would land in
+memory that others have freed, and the first to load would be several per cent slower.) Memory bandwidth differs between
+processes, so several sets of processes are pooled; ratios are computed within a set. Read bandwidth is measured in the
+same turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPT, DECODE, BLOCK = 512, 128, 16
 
 
 def prompt(folder: Path) -> np.ndarray:
-    """The first tokens of the licence: text, so that greedy tokens do not hang on the last bit of flat logits."""
+    """Return the first tokens of the licence: real text, because flat logits make greedy tokens depend on rounding."""
     from tokenizers import Tokenizer
 
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def prompt(folder: Path) -> np.ndarray:
 
 
 class ReadBandwidth:
-    """Not a contender: GB/s of reading a tensor much larger than the caches, by torch on the same threads."""
+    """Measure GB/s of reading a tensor much larger than the caches, by torch on the same threads; not a contender."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import torch
@@ -50,9 +50,9 @@ class ReadBandwidth:
 
 
 def serve(run: Any, prompt_folder: Path) -> None:
-    """A contender's process: answers each line of its input with one line, the times and tokens of that turn.
+    """Run a contender's process: answer each line of its input with one line, the times and tokens of that turn.
 
-    `run` has ``prefill(ids) -> token`` and ``step(token, steps done) -> token``; or it is a ReadBandwidth.
+    `run` has ``prefill(ids) -> token`` and ``step(token, steps done) -> token``, or is a ReadBandwidth.
     """
     ids = prompt(prompt_folder)
     done, token = 0, 0
@@ -90,7 +90,7 @@ def serve(run: Any, prompt_folder: Path) -> None:
 
 
 class Contender:
-    """The parent's end of a child."""
+    """The parent's end of a contender's process."""
 
     def __init__(self, script: str, name: str, folder: str, prompt_folder: str, threads: int) -> None:
         command = [sys.executable, script, "--child", name, folder, prompt_folder, "--threads", str(threads)]
@@ -116,8 +116,8 @@ class Contender:
         self.process.communicate()
 
 
-def options(description: str | None, sets: int) -> argparse.ArgumentParser:
-    """The options of a benchmark whose contenders take turns; its first line describes it."""
+def build_parser(description: str | None, sets: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of a benchmark whose contenders take turns; the first line describes it."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--sets", type=int, default=sets)
     parser.add_argument("--rounds", type=int, default=2)
@@ -126,44 +126,44 @@ def options(description: str | None, sets: int) -> argparse.ArgumentParser:
     return parser
 
 
-def all_sets(script: str, folders: dict[str, str], args: argparse.Namespace, prompts: str) -> list[dict[str, Any]]:
-    """Run the sets that `args` asks for, one after the other, with a line after each."""
+def run_sets(script: str, folders: dict[str, str], args: argparse.Namespace, prompts: str) -> list[dict[str, Any]]:
+    """Run the sets that `args` asks for one by one; print a line after each."""
     results = []
     for seed in range(args.sets):
-        results.append(one_set(script, folders, args.rounds, args.threads, seed, prompts))
+        results.append(run_set(script, folders, args.rounds, args.threads, seed, prompts))
         print(f"set {seed + 1} of {args.sets}", flush=True)
     return results
 
 
-def one_set(script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str) -> dict[str, Any]:
-    """Start every contender of `script`, in an order of its own, let them take turns, return all times.
+def run_set(script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str) -> dict[str, Any]:
+    """Start every contender of `script` in random order, let them take turns, and return all times.
 
     The tokenizer of the prompt is in the folder of the contender `prompts`.
     """
     rng = random.Random(seed)
-    started = {
+    contenders = {
         name: Contender(script, name, folders.get(name, ""), folders[prompts], threads)
         for name in rng.sample([*folders, "bandwidth"], len(folders) + 1)
     }
-    reader = started.pop("bandwidth")
+    reader = contenders.pop("bandwidth")
     times: dict[str, dict[str, list[float]]] = {n: {"prefill": [], "decode": []} for n in folders}
     tokens: dict[str, list[int]] = {n: [] for n in folders}
     bandwidth = []
     for phase, turns in {"prefill": rounds, "decode": DECODE // BLOCK}.items():
         for turn in range(turns):
             for name in rng.sample(list(folders), len(folders)):
-                answer = started[name].ask(phase)
+                answer = contenders[name].ask(phase)
                 first = phase == "decode" and turn == 0  # the first step allocates
                 times[name][phase] += answer["seconds"][first:]
                 tokens[name] += answer["tokens"]
             bandwidth.append(reader.ask("read"))
-    for contender in [*started.values(), reader]:
+    for contender in [*contenders.values(), reader]:
         contender.stop()
     return {"times": times, "tokens": tokens, "bandwidth": bandwidth}
 
 
-def compared(results: list[dict[str, Any]], ours: list[str]) -> dict[str, Any]:
-    """Pooled medians, and ratios formed inside each set of processes (above 1: `ours` is faster than the peer)."""
+def compare(results: list[dict[str, Any]], ours: list[str]) -> dict[str, Any]:
+    """Return pooled medians, and ratios within each set of processes (above 1: `ours` is faster than the peer)."""
     names = list(results[0]["times"])
     rates: dict[str, Any] = {}
     ratios: dict[str, Any] = {}

@@ -37,14 +37,14 @@ def answers(folder: Path, texts: list[list[int]]) -> list[dict[str, Any]]:
 
 def test_the_script_tells_an_engine_that_agrees_from_one_that_does_not(tmp_path: Path) -> None:
     module, (folder, _) = script(), folder_named("mixtral", tmp_path)
-    texts = module.prompts(VOCAB, [6, 5, 4])
+    texts = module.draw_prompts(VOCAB, [6, 5, 4])
     want, got = module.reference(str(folder), texts, TOKENS, "cpu"), answers(folder, texts)
-    assert module.disagreements(want, got, NEAR) == []
+    assert module.find_differences(want, got, NEAR) == []
     assert [made["tokens"] for made in got] == [made["tokens"] for made in want]
     got[1]["likely"][2] -= 0.5
     got[2]["tokens"][0] = worst = int(want[2]["likely"][0].argmin())
     got[2]["likely"][0] = float(want[2]["likely"][0][worst])
-    told = module.disagreements(want, got, NEAR)
+    told = module.find_differences(want, got, NEAR)
     assert len(told) == 2
     assert told[0].startswith("text 1, token 2: log-probability")
     assert told[1] == f"text 2, token 0: {worst}, and {want[2]['tokens'][0]} is more likely"
