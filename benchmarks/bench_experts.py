@@ -29,10 +29,10 @@ def compile_model(folder: Path) -> Path:
     from weft import Attention, Block, Decoder, MoE, RMSNorm, RoPE
 
     block = Block(Attention(8, 2, 64, RoPE()), MoE(32, 512, 4), RMSNorm())
-    graph = Decoder(4096, 512, 8, block, context=1024).graph()
-    model = weft.torch(graph, seed=1)
+    decoder = Decoder(4096, 512, 8, block, context=1024)
+    model = weft.torch(decoder, seed=1)
     model.embed.weight.data *= 50  # so that experts differ from token to token
-    weft.compile(weft.with_weights(graph, model.state_dict()), folder, target="torch")
+    weft.compile(weft.with_weights(decoder.graph(), model.state_dict()), folder, target="torch")
     return folder
 
 
