@@ -98,8 +98,8 @@ class Runtime(Module):
     """Decode by weft's runtime, which captures the step, samples on the device and hands every token to the host."""
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
-        from weft.backends.runtime.core.sampling import Sampler, Sampling
-        from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
+        from weft.backends.runtime.core.sampler import Sampler, Sampling
+        from weft.backends.runtime.torch.torch_decoder import TorchContext, TorchDecoder
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)

@@ -84,7 +84,7 @@ def _tiles(file: str, shares: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Sequenc
         Fixed(Tile(1, rows, 32 * 8 * warps * loads, 8, warps))
         for rows, loads, warps in combinations(shares, (1, 2), (1, 2, 4, 8))
     ]
-    return {f"{file}.tile": tiles}
+    return {f"{file}.choose_tile": tiles}
 
 
 def _products(name: str, shape: Shape) -> Iterator[Case]:
@@ -171,7 +171,7 @@ def _quantized(large: bool) -> Iterator[Case]:
             partial(inputs.coded_linear, rows=rows, out=out, inner=inner, form="fp8", group=group),
             out * inner + 4 * out * inner // group,
             peers=("dense",),
-            sweep={"norm_linear.tile": _coded_tiles(rows, 8, group)} if large else {},
+            sweep={"norm_linear.choose_tile": _coded_tiles(rows, 8, group)} if large else {},
         )
     for (name, bits, group), rows in combinations(formats, (1, 8, 32)) if large else [(("out", 4, 32), 1)]:
         out, inner = shapes[name]
@@ -181,7 +181,7 @@ def _quantized(large: bool) -> Iterator[Case]:
             partial(inputs.coded_linear, rows=rows, out=out, inner=inner, bits=bits, group=group),
             out * inner * bits // 8 + BF16 * out * inner // group,
             peers=("dense", *(("int4",) if bits == 4 and large else ())),
-            sweep={"norm_linear.tile": _coded_tiles(rows, bits, group)} if large else {},
+            sweep={"norm_linear.choose_tile": _coded_tiles(rows, bits, group)} if large else {},
         )
 
 
@@ -190,17 +190,19 @@ def _prompts(large: bool) -> Iterator[Case]:
     out, inner = LLAMA_8B.products()["gate_up"] if large else (64, 128)
     shape = LLAMA_8B if large else TINY
     for rows in (2048, 8192) if large else (70,):
-        draw = partial(inputs.place_heads, batch=1, seq=rows, **_heads(shape))
+        draw = partial(inputs.norm_rope_cache, batch=1, seq=rows, **_heads(shape))
         size = 2 * BF16 * rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        yield Case("place_heads", f"8b_{rows}_rows", draw, size, peers=("compiled",))
-        draw = partial(inputs.open_gates, rows=rows, hidden=out // 2)
-        yield Case("open_gates", f"8b_{rows}_rows", draw, 3 * BF16 * rows * out // 2, peers=("compiled",))
+        yield Case("norm_rope_cache", f"8b_{rows}_rows", draw, size, peers=("compiled",))
+        draw = partial(inputs.gated_activation, rows=rows, hidden=out // 2)
+        yield Case("gated_activation", f"8b_{rows}_rows", draw, 3 * BF16 * rows * out // 2, peers=("compiled",))
     for name, bits, form in (("4_bits", 4, "int"), ("fp8", 8, "fp8")):
-        draw = partial(inputs.widen, out=out, inner=inner, group=128, form=form)
-        yield Case("widen", f"8b_gate_up_{name}", draw, out * inner * (bits + 16) // 8, peers=("compiled",))
+        draw = partial(inputs.dequantize_weights, out=out, inner=inner, group=128, form=form)
+        yield Case(
+            "dequantize_weights", f"8b_gate_up_{name}", draw, out * inner * (bits + 16) // 8, peers=("compiled",)
+        )
     for rows in (2048, 8192) if large else (4,):
-        draw = partial(inputs.to_float8, rows=rows, inner=inner, group=128)
-        yield Case("to_float8", f"{rows}_rows", draw, 3 * rows * inner, peers=("compiled",))
+        draw = partial(inputs.quantize_float8, rows=rows, inner=inner, group=128)
+        yield Case("quantize_float8", f"{rows}_rows", draw, 3 * rows * inner, peers=("compiled",))
 
 
 def _coded_tiles(rows: int, bits: int, group: int) -> Sequence[Any]:

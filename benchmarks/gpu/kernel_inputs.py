@@ -154,7 +154,7 @@ def norm_rope_cache(
     return Inputs((projected, *base.args[2:4], positions), keywords | {"cos": angles.cos(), "sin": angles.sin()})
 
 
-def open_gates(draw: Draw, rows: int, hidden: int, **more: Any) -> Inputs:
+def gated_activation(draw: Draw, rows: int, hidden: int, **more: Any) -> Inputs:
     """Gate and up projections [rows, 2 · hidden]."""
     return Inputs((draw.normal(rows, 2 * hidden),), more)
 
@@ -334,11 +334,11 @@ def draw_codes(
     draw: Draw, out: int, inner: int, form: str = "int", bits: int = 4, group: int = 128, offsets: bool = False
 ) -> Codes:
     """Draw weights [out, inner]: integers of 4 or 8 bits, fp8, mxfp4 or nvfp4. Scales are for evenly spread codes."""
-    shape = (out, words(inner, 8 if form == "fp8" else bits))
+    shape = (out, words_per_row(inner, 8 if form == "fp8" else bits))
     more: dict[str, Any] = {"generator": draw.generator, "device": draw.device}
     if form == "fp8":
         scales = draw.uniform(inner // group, out, low=0.8 / 64, high=1.2 / 64, dtype=torch.float32)
-        return Codes(rounded(draw.normal(out, 4 * shape[1], scale=64 * inner**-0.5)), scales, None, 8, inner)
+        return Codes(to_float8(draw.normal(out, 4 * shape[1], scale=64 * inner**-0.5)), scales, None, 8, inner)
     if form == "int":
         codes = torch.randint(-(1 << 31), 1 << 31, shape, **more)
         step = inner**-0.5 * 12**0.5 / (1 << bits)
@@ -361,12 +361,12 @@ def coded_linear(draw: Draw, rows: int, out: int, inner: int, **layout: Any) -> 
     return Inputs((draw.normal(rows, inner), draw_codes(draw, out, inner, **layout)))
 
 
-def widen(draw: Draw, out: int, inner: int, **layout: Any) -> Inputs:
+def dequantize_weights(draw: Draw, out: int, inner: int, **layout: Any) -> Inputs:
     """Weights in codes, to dequantize to bf16."""
     return Inputs((draw_codes(draw, out, inner, **layout), draw.dtype))
 
 
-def to_float8(draw: Draw, rows: int, inner: int, group: int) -> Inputs:
+def quantize_float8(draw: Draw, rows: int, inner: int, group: int) -> Inputs:
     """x [rows, inner], to convert to FP8."""
     return Inputs((draw.normal(rows, inner), group))
 

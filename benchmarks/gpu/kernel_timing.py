@@ -160,14 +160,14 @@ def int4(x: Tensor, weight: Any) -> Tensor:
 
 
 def _dequantize(weight: Any, scales: Tensor, offsets: Tensor | None) -> Tensor:
-    from weft.backends.torch.kernels.shared.codes import dequantize
+    from weft.backends.torch.kernels.shared.quantized_gemv import dequantize
 
     return dequantize(weight.packed, scales, offsets, bits=weight.bits, width=weight.width)
 
 
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:
     """Compute Mamba-2 by chunks in plain torch, like models that weft generates without kernels."""
-    from weft.backends.torch.snippets.state_space import ssd
+    from weft.backends.torch.lib.state_space import ssd
 
     return ssd(*args, **sizes)
 
@@ -190,7 +190,7 @@ def find_module(name: str) -> ModuleType:
         ModuleNotFoundError: if there is none.
     """
     package = "weft.backends.torch.kernels"
-    paths = (f"{package}.{folder}.{name}" for folder in ("shared", "prompt"))
+    paths = (f"{package}.{folder}.{name}" for folder in ("shared", "prefill"))
     return import_module(next((path for path in paths if find_spec(path) is not None), f"{package}.{name}"))
 
 

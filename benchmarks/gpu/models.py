@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from weft.backends.torch.kernels.shared.float8 import rounded
+from weft.backends.torch.kernels.shared.float8 import to_float8
 
 from .limits import capture
 
@@ -156,7 +156,7 @@ def randomize(value: Tensor, name: str, seed: int, floats: bool = False) -> None
     generator = torch.Generator(value.device).manual_seed(seed)
     if name.endswith("codes") and floats:
         drawn = torch.randn(len(value), 4 * value.shape[1], generator=generator, device=value.device).mul_(64)
-        value.copy_(rounded(drawn).view(torch.int32))
+        value.copy_(to_float8(drawn).view(torch.int32))
         return
     if not value.is_floating_point():
         value.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
@@ -240,9 +240,9 @@ class PackedTensors:
 
 def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callable[[], Any]]:
     """Return the generated module of this shape, with random weights or those of `model`, and a builder of its step."""
-    from weft.backends.targets import TARGETS
+    from weft.backends.target import TARGETS
     from weft.backends.torch import kernels
-    from weft.backends.torch.codegen.source import write_source
+    from weft.backends.torch.codegen.model_source import write_source
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import build_step, load, run_source
     from weft.frontends.app.api.modules import step_forms

@@ -61,7 +61,7 @@ def draw_prompts(model: Any, batch: int, length: int) -> list[list[int]]:
 
 def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray, list[float]]:
     """Return greedy tokens [steps, batch] after random prompts, and the seconds of every step after WARM."""
-    from weft.backends.runtime.core.sampling import Sampler, Sampling
+    from weft.backends.runtime.core.sampler import Sampler, Sampling
 
     tokens, times = [], []
     with model.context(batch, length + steps) as context:

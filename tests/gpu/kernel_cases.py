@@ -165,15 +165,21 @@ CASES = {
         for rows in (1, 8, 16, 64)
     },
     **{
-        f"widen {form}": Odd("widen", _odd(inputs.widen, out=67, inner=inner, form=form), 1, ())
+        f"dequantize_weights {form}": Odd(
+            "dequantize_weights", _odd(inputs.dequantize_weights, out=67, inner=inner, form=form), 1, ()
+        )
         for form, inner in (("mxfp4", 352), ("nvfp4", 336))
     },
-    "widen": Odd("widen", _odd(inputs.widen, out=35, inner=96, group=32, offsets=True), 1, ()),
-    "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, form="fp8"), 1, ()),
-    "to_float8": Odd("to_float8", _odd(inputs.to_float8, rows=11, inner=384, group=128), 1),
-    "to_float8 rows": Odd("to_float8", _odd(inputs.to_float8, rows=3, inner=100, group=100), 1),
-    "place_heads": Odd(
-        "place_heads", _odd(inputs.place_heads, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
+    "dequantize_weights": Odd(
+        "dequantize_weights", _odd(inputs.dequantize_weights, out=35, inner=96, group=32, offsets=True), 1, ()
+    ),
+    "dequantize_weights fp8": Odd(
+        "dequantize_weights", _odd(inputs.dequantize_weights, out=67, inner=384, form="fp8"), 1, ()
+    ),
+    "quantize_float8": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=11, inner=384, group=128), 1),
+    "quantize_float8 rows": Odd("quantize_float8", _odd(inputs.quantize_float8, rows=3, inner=100, group=100), 1),
+    "norm_rope_cache": Odd(
+        "norm_rope_cache", _odd(inputs.norm_rope_cache, batch=2, seq=37, heads=3, kv_heads=1, d=20), 1, (0, 1, 2)
     ),
     "norm_rope_cache normed": Odd(
         "norm_rope_cache",
