@@ -45,7 +45,7 @@ class WeftRun:
         assert spec is not None
         load = importlib.import_module("load")
         self.model = load.load_model(folder)
-        self.step_of = None if plain else importlib.import_module("decode").Step(self.model)
+        self.step_of = None if plain else importlib.import_module("decode").DecodeStep(self.model)
         self.cache: Any = None
 
     def prefill(self, ids: np.ndarray) -> int:

@@ -16,8 +16,7 @@ Two other commands measure nothing:
     plan     print four commands that measure everything that the goals compare
     goals    judge the goals by the folders of --results
 
-A run ends within --budget seconds, with the results so far. It prints the state of the goals by --results and --out.
-gpu.md has the details.
+A run ends within --budget seconds and prints its results and the state of the goals. gpu.md has the details.
 
     python benchmarks/gpu [STAGE ...] [--budget 540] [--quick] [--only REGEX] [--out FOLDER] [--device cpu]
 """
