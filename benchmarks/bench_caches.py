@@ -62,9 +62,9 @@ def main() -> None:
         ids = loaded["f32"].tokenizer.encode(TEXT.read_text("utf-8"))[: args.tokens]
         models = {name: one.decoder.model for name, one in loaded.items()}
         exact = predict(models["f32"], ids)
-        result["f32"] = {"cache_bytes": caches.nbytes(models["f32"].new_cache(1, args.tokens))}
+        result["f32"] = {"cache_bytes": caches.count_bytes(models["f32"].new_cache(1, args.tokens))}
         result["f32"] |= compare(exact, exact, ids)
-        result["fp8"] = {"cache_bytes": caches.nbytes(models["fp8"].new_cache(1, args.tokens))}
+        result["fp8"] = {"cache_bytes": caches.count_bytes(models["fp8"].new_cache(1, args.tokens))}
         scales = {name: b for name, b in models["fp8"].named_buffers() if name.endswith("_scale")}
         computed = {name: b.clone() for name, b in scales.items()}
         for factor in FACTORS:

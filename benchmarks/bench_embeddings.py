@@ -25,7 +25,7 @@ from machine import facts, save, spread
 from sentence_transformers import SentenceTransformer
 from transformers.exporters import OnnxConfig, OnnxExporter
 
-from weft.backends.runtime.ort.session import onnxruntime
+from weft.backends.runtime.ort.session import import_onnxruntime
 
 MODEL = Path(__file__).parent.parent / ".cache" / "weights" / "all-MiniLM-L6-v2"
 TEXT = Path(__file__).parent / "texts" / "held_out.txt"
@@ -40,7 +40,7 @@ class OrtEncoder(torch.nn.Module):
         ids = torch.ones(2, 8, dtype=torch.long)  # inputs must be distinct tensors: the exporter merges equal ones
         inputs = {"input_ids": ids, "attention_mask": ids.clone(), "token_type_ids": ids - 1}
         OnnxExporter().export(model, inputs, OnnxConfig(dynamic=True)).save_pretrained(folder)
-        ort = onnxruntime()
+        ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])

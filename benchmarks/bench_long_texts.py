@@ -24,8 +24,8 @@ from machine import facts, save, spread
 
 import weft
 from weft import ops
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.runtime.ort.session import onnxruntime
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.runtime.ort.session import import_onnxruntime
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, dtypes, sizes
 from weft.ir.schema.visible_blocks import VisibleBlocks
@@ -62,12 +62,12 @@ def draw_feeds(kind: str, length: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def open_session(kind: str) -> Any:
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     target, lowered = TARGETS.lookup("ort-cpu"), graph(kind)
-    legalize(lowered, target.refusals)
-    model = in_memory(build(lowered, target, max(LENGTHS)))
+    legalize(lowered, target.list_refusals)
+    model = serialize_model(build_model(lowered, target, max(LENGTHS)))
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

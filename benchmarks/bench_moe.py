@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from machine import facts, save, spread
 
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
-from weft.backends.runtime.ort.session import onnxruntime
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
+from weft.backends.runtime.ort.session import import_onnxruntime
 from weft.backends.target import TARGETS
 from weft.ir import Graph, Node, TensorType, ops
 from weft.ir.recipes import Normal
@@ -53,14 +53,16 @@ def open_session(graph: Graph, form: str) -> Any:
     target = TARGETS[FORMS[form]]
 
     def accepts(node: Node) -> list[str] | None:
-        return ["batched"] if form == "batched" and node.op is ops.moe else refusals(node, target)
+        return ["batched"] if form == "batched" and node.op is ops.moe else list_refusals(node, target)
 
     lowered = graph.clone()
     legalize(lowered, accepts)
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # so that ratios depend less on other load
-    return ort.InferenceSession(in_memory(build(lowered, target, max_length=1)), options, ["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        serialize_model(build_model(lowered, target, max_length=1)), options, ["CPUExecutionProvider"]
+    )
 
 
 def time_fastest(call: Callable[[], object], seconds: float = 0.4) -> float:

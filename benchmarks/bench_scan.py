@@ -25,9 +25,9 @@ from machine import facts, save, spread
 
 import weft
 from weft import scan
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
-from weft.backends.runtime.ort.session import onnxruntime
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
+from weft.backends.runtime.ort.session import import_onnxruntime
 from weft.backends.target import TARGETS
 from weft.ir import Graph, Node, TensorType, Value, dtypes, ops, sizes
 from weft.passes import legalize
@@ -169,7 +169,7 @@ def measure(name: str, length: int, rounds: int) -> dict[str, Any]:
 
 def measure_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
     layer, _, inputs = CASES[name]
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     target, sessions = TARGETS["onnx"], {}
@@ -177,10 +177,10 @@ def measure_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
         graph = build_graph(layer, inputs)
 
         def accepts(node: Node, by_step: bool = contender == "scan") -> list[str] | None:
-            return ["measure its body"] if by_step and node.op in NAMED else refusals(node, target)
+            return ["measure its body"] if by_step and node.op in NAMED else list_refusals(node, target)
 
         legalize(graph, accepts)
-        model = in_memory(build(graph, target, max_length=length))
+        model = serialize_model(build_model(graph, target, max_length=length))
         sessions[contender] = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     rng, result = np.random.default_rng(0), dict[str, Any]()
     for what, tokens in (("prompt", length // 4), ("token", 1)):

@@ -24,7 +24,7 @@ from machine import facts, save
 from smollm2 import GGUF, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, ReadBandwidth, build_parser, compare, run_sets, serve
 
-from weft.backends.runtime.ort.session import onnxruntime
+from weft.backends.runtime.ort.session import import_onnxruntime
 
 LAYERS = 30
 VOCAB = 49152
@@ -34,7 +34,7 @@ class OnnxRun:
     """Run an ONNX graph in the common loop."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        ort = onnxruntime()
+        ort = import_onnxruntime()
         ort.set_global_thread_pool_sizes(threads, 1)
         options = ort.SessionOptions()
         options.use_per_session_threads = False

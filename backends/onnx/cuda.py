@@ -19,7 +19,7 @@ _BF16, _F32 = onnx.DataType.BFLOAT16, onnx.DataType.FLOAT
 _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 
 
-def widen(model: onnx.Model) -> list[str]:
+def widen_bf16(model: onnx.Model) -> list[str]:
     """Insert casts in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a message per node.
 
     ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the bf16 kernel as well.
@@ -49,12 +49,12 @@ def list_uncapturable(model: onnx.Model) -> list[str]:
 def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outputs: list[int]) -> None:
     """Insert casts around `node`, so that its bf16 `inputs` and `outputs` (indices) become f32."""
     for i in inputs:
-        cast = _cast(f"{node.name}.in{i}", node.inputs[i], _F32)
+        cast = _new_cast(f"{node.name}.in{i}", node.inputs[i], _F32)
         node.replace_input_with(i, cast.outputs[0])
         graph.insert_before(node, cast)
     for i in outputs:
         value = node.outputs[i]
-        cast = _cast(f"{node.name}.out{i}", value, _BF16)
+        cast = _new_cast(f"{node.name}.out{i}", value, _BF16)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
         # The call above also replaced the cast's input by its own result.
@@ -65,7 +65,7 @@ def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outpu
         graph.insert_after(node, cast)
 
 
-def _cast(name: str, value: onnx.Value | None, dtype: onnx.DataType) -> onnx.Node:
+def _new_cast(name: str, value: onnx.Value | None, dtype: onnx.DataType) -> onnx.Node:
     assert value is not None
     out = onnx.Value(name=f"{name}.cast", shape=value.shape, type=onnx.TensorType(dtype))
     return onnx.Node("", "Cast", [value], {"to": onnx.AttrInt64("to", int(dtype))}, outputs=[out], name=name)

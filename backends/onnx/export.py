@@ -22,11 +22,11 @@ from weft.ir.recipes.streams import cast_finite, find_stored_part, stream_parts,
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
-from ..runtime.ort.session import onnxruntime
+from ..runtime.ort.session import import_onnxruntime
 from ..target import Backend
 from ..weights import StoredTensor
 from . import cuda
-from .lowering import select
+from .lowering import select_lowerings
 from .lowerings import padding
 from .onnx_emitter import ONNX_DTYPES, OnnxEmitter, StreamedInitializer
 
@@ -48,21 +48,18 @@ class BuiltModel:
     trace: list[str] = field(default_factory=list)
 
 
-def build(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
-    """Return `graph`, already legalized for `target`, lowered to ONNX; position tables have `max_length` rows.
-
-    Raises:
-        WeftError: if no lowering accepts a node; the message names its op.
-    """
-    selection = select(graph, target)
+def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
+    """Return `graph`, already legalized for `target`, lowered to ONNX; position tables have `max_length` rows. Raises
+    WeftError if no lowering accepts a node; the message names its op."""
+    selection = select_lowerings(graph, target)
     emitter = OnnxEmitter(graph, target, max_length)
-    padding.lower(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
-    model = emitter.model()
-    widened = cuda.widen(model) if target.device == "cuda" else []
+    padding.lower_with_padding(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
+    model = emitter.build_model()
+    widened = cuda.widen_bf16(model) if target.device == "cuda" else []
     return BuiltModel(model, list(emitter.weights.values()), graph.reader, [*selection.trace, *widened])
 
 
-def in_memory(built: BuiltModel) -> bytes:
+def serialize_model(built: BuiltModel) -> bytes:
     """Return the model with its weights, serialized as one protobuf, which is limited to 2 GiB (for small models)."""
     for w in built.weights:
         w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
@@ -70,18 +67,18 @@ def in_memory(built: BuiltModel) -> bytes:
     return data
 
 
-def weight_bytes(models: Iterable[BuiltModel]) -> int:
+def count_weight_bytes(models: Iterable[BuiltModel]) -> int:
     """Return the number of bytes of all weights; weights with equal bytes count once."""
-    return sum(_weight_size(equal_weights[0]) for equal_weights in _group_equal_weights(models))
+    return sum(_count_bytes(equal_weights[0]) for equal_weights in _group_equal_weights(models))
 
 
-def stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
+def list_stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
     """Return all weights by the name of their initializer; weights with equal bytes appear once."""
     firsts = (equal_weights[0] for equal_weights in _group_equal_weights(models))
     return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
-def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
+def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
     """Write `models` (by file name; all of one checkpoint) into `folder`, streaming their weights block by block; call
     `progress` with the number of bytes after each write.
 
@@ -90,12 +87,13 @@ def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = l
     Raises:
         OSError: as the file system reports it; a full disk is reported before the first byte is written.
         WeftError: if a weight cannot be read.
+
     """
     reader = next(iter(models.values())).reader
     offset = 0
     external: list[_Region] = []
     for equal_weights in _group_equal_weights(models.values()):
-        size = _weight_size(equal_weights[0])
+        size = _count_bytes(equal_weights[0])
         if size < INLINE_BYTES:
             array = np.concatenate(list(_iter_cast_blocks(equal_weights[0], reader)))
             for w in equal_weights:
@@ -118,7 +116,7 @@ def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = l
             )
         offset += size
     with (folder / DATA).open("wb") as file:
-        _reserve(file.fileno(), folder, offset)
+        _reserve_space(file.fileno(), folder, offset)
         for regions in _group_regions(external):
             for blocks in _stream_blocks(regions, reader):
                 for region, block in zip(regions, blocks, strict=True):
@@ -132,14 +130,11 @@ def write(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = l
 
 def write_adapters(built: BuiltModel, folder: Path) -> None:
     """Write a file into `folder` for each adapter that can be selected at run time, with its values for the model's
-    adapter inputs; none if the model has no such adapters.
-
-    Raises:
-        WeftError: if ONNX Runtime is missing, or a pass quantized adapter weights to less than 16 bits.
-    """
+    adapter inputs; none if the model has no such adapters. Raises WeftError if ONNX Runtime is missing, or a pass
+    quantized adapter weights to less than 16 bits."""
     if (tensors := find_switched_tensors(built.reader)) is None:
         return
-    ort = onnxruntime()  # it has the writer of this format
+    ort = import_onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if low_precision := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
         raise WeftError(f"{low_precision.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
@@ -163,7 +158,7 @@ def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Streamed
     return groups.values()
 
 
-def _reserve(file: int, folder: Path, size: int) -> None:
+def _reserve_space(file: int, folder: Path, size: int) -> None:
     """Allocate `size` bytes for the file descriptor `file` in `folder`. A full disk raises OSError now, not halfway,
     and writing becomes several times faster."""
     if shutil.disk_usage(folder).free < size:
@@ -172,7 +167,7 @@ def _reserve(file: int, folder: Path, size: int) -> None:
         os.posix_fallocate(file, 0, size)
 
 
-def _weight_size(w: StreamedInitializer) -> int:
+def _count_bytes(w: StreamedInitializer) -> int:
     return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
 
 
@@ -199,7 +194,7 @@ class _Region:
         return self._put(file, elements)
 
     def finish(self, file: BinaryIO) -> int:
-        """Write the 4-bit element that `write` left without a pair; return the number of bytes written."""
+        """Write the 4-bit element that `write_models` left without a pair; return the number of bytes written."""
         return self._put(file, pack_pairs(self.unpaired))
 
     def _put(self, file: BinaryIO, array: Array) -> int:

@@ -15,7 +15,7 @@ from ..target import Backend
 MODEL = "genai.onnx"  # a second model with full caches, next to one with rolling caches; they share the weights
 
 
-def refusal(graph: Graph) -> str | None:
+def find_refusal(graph: Graph) -> str | None:
     """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, whose caches do not roll."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
@@ -32,7 +32,7 @@ def refusal(graph: Graph) -> str | None:
     return None if parts["key"] == parts["value"] else "its keys and values are equally wide"
 
 
-def config(
+def build_config(
     graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
 ) -> dict[str, Any]:
     """Return the content of genai_config.json, of model type ``decoder``, for a decoder `graph` with KV caches.
@@ -78,6 +78,6 @@ def config(
 def write_config(
     graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
 ) -> None:
-    """Write genai_config.json into `folder`; arguments are those of `config`."""
-    config_json = json.dumps(config(graph, target, max_length, capture, filename), indent=2)
+    """Write genai_config.json into `folder`; arguments are those of `build_config`."""
+    config_json = json.dumps(build_config(graph, target, max_length, capture, filename), indent=2)
     (folder / "genai_config.json").write_text(config_json + "\n", encoding="utf-8")

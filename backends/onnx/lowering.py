@@ -25,7 +25,7 @@ Reads = Callable[[Node, Backend], Iterable[Value]]
 Serves = Callable[[Backend], bool]
 
 
-def _operands(node: Node, target: Backend) -> Iterable[Value]:
+def _list_operands(node: Node, target: Backend) -> Iterable[Value]:
     return (v for v in node.inputs if v is not None)
 
 
@@ -46,7 +46,7 @@ class OnnxLowering:
     emit: Emit
     opset: int = 0
 
-    def refusal(self, node: Node, target: Backend) -> str | None:
+    def find_refusal(self, node: Node, target: Backend) -> str | None:
         """Return None if the lowering accepts `node` on `target`, else the reason (str) for refusing it; "" is a reason
         without a line in the trace."""
         if target.opset < self.opset:
@@ -81,7 +81,7 @@ def lowering(
     *ops: Op,
     targets: Serves = lambda target: True,
     when: When = lambda node, target: None,
-    reads: Reads = _operands,
+    reads: Reads = _list_operands,
     first: bool = False,
     opset: int = 0,
 ) -> Callable[[Emit], Emit]:
@@ -100,13 +100,13 @@ def lowering(
     return register
 
 
-def refusals(node: Node, target: Backend) -> list[str] | None:
+def list_refusals(node: Node, target: Backend) -> list[str] | None:
     """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
             reasons.append(f"{candidate.name}: not for {target.name}")
-        elif (reason := candidate.refusal(node, target)) is None:
+        elif (reason := candidate.find_refusal(node, target)) is None:
             return None
         elif reason:
             reasons.append(f"{candidate.name}: {reason}")
@@ -115,20 +115,19 @@ def refusals(node: Node, target: Backend) -> list[str] | None:
 
 @dataclass
 class Selection:
-    """The result of `select`: the `chosen` lowering of every node to emit, and a line of `trace` for each lowering that
-    refused a node before one was chosen."""
+    """The result of `select_lowerings`.
+
+    - chosen: the lowering of every node to emit; absorbed nodes are absent
+    - trace: a line for each lowering that refused a node before another lowering of its op accepted
+    """
 
     chosen: dict[Node, OnnxLowering]
     trace: list[str]
 
 
-def select(graph: Graph, target: Backend) -> Selection:
+def select_lowerings(graph: Graph, target: Backend) -> Selection:
     """Choose a lowering for each node that the outputs need, from the outputs backwards, so that absorbed nodes are
-    left out.
-
-    Raises:
-        WeftError: if no lowering accepts a node; the message has its op and each reason.
-    """
+    left out. Raises WeftError if no lowering accepts a node; the message has its op and each reason."""
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])
     # In reverse topological order all readers of a node have added the values that they read before it is visited.
@@ -138,14 +137,14 @@ def select(graph: Graph, target: Backend) -> Selection:
         for candidate in LOWERINGS.get(node.op.name, []):
             if not candidate.targets(target):
                 continue
-            if (reason := candidate.refusal(node, target)) is None:
+            if (reason := candidate.find_refusal(node, target)) is None:
                 selection.chosen[node] = candidate
                 needed.update(candidate.reads(node, target))
                 break
             if reason:
                 selection.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
         else:
-            reasons = "; ".join(refusals(node, target) or [])
+            reasons = "; ".join(list_refusals(node, target) or [])
             raise WeftError(f"target {target.name} cannot run {node.op.name} in {node.scope or 'the model'}: {reasons}")
     selection.trace.reverse()
     return selection

@@ -51,7 +51,9 @@ class OnnxEmitter:
         self.repeated_outputs: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
         self._names: set[str] = set(graph.outputs)  # reserved: `model` gives these names to the outputs
         self._scope = ""
-        self.inputs = [self._declare(onnx.Value(name=name), storage_type(v.type)) for name, v in graph.inputs.items()]
+        self.inputs = [
+            self._declare(onnx.Value(name=name), get_storage_type(v.type)) for name, v in graph.inputs.items()
+        ]
         self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
         self._names.update(graph.inputs)
 
@@ -157,10 +159,10 @@ class OnnxEmitter:
             for i, w in enumerate(present)
         ]
         # In ONNX an omitted optional value has an empty name; at the end of the list it is dropped.
-        named = [onnx.Value(name="") if v is None else v for v in _trim(values)]
+        named = [onnx.Value(name="") if v is None else v for v in _trim_missing(values)]
         present_attrs = {k: v for k, v in attrs.items() if v is not None}
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(present_attrs)}
-        self.nodes.append(onnx.Node(domain, op_type, _trim(inputs), attributes, outputs=named, name=name))
+        self.nodes.append(onnx.Node(domain, op_type, _trim_missing(inputs), attributes, outputs=named, name=name))
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
@@ -238,7 +240,7 @@ class OnnxEmitter:
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope
-                self._name(node, chosen[node](self, node))
+                self._name_results(node, chosen[node](self, node))
 
     def emit_subgraph(
         self,
@@ -255,12 +257,12 @@ class OnnxEmitter:
             for node in graph.nodes:
                 if node in chosen:
                     self._scope = outer[1]
-                    self._name(node, chosen[node](self, node))
+                    self._name_results(node, chosen[node](self, node))
             return [self[value] for value in graph.outputs.values()]
         finally:
             self.graph, self._scope, self._memo = outer
 
-    def _name(self, node: Node, emitted: Emitted) -> None:
+    def _name_results(self, node: Node, emitted: Emitted) -> None:
         results = [emitted] if isinstance(emitted, onnx.Value) else list(emitted)
         for value, result in zip(node.outputs, results, strict=True):
             if result is None:
@@ -271,19 +273,16 @@ class OnnxEmitter:
                 self._names.discard(str(result.name))
                 result.name = self.unique_name(value.name)
             if result.type is None:
-                self._declare(result, storage_type(value.type))
+                self._declare(result, get_storage_type(value.type))
 
-    def adapter_inputs(self) -> list[StreamedInitializer]:
+    def list_adapter_inputs(self) -> list[StreamedInitializer]:
         """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
         tensors = find_switched_tensors(self.graph.reader)
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
-    def model(self) -> onnx.Model:
-        """Return the ONNX model; its weights are initializers without data, which `export.write` adds.
-
-        Raises:
-            WeftError: if the target's opset lacks an operator.
-        """
+    def build_model(self) -> onnx.Model:
+        """Return the ONNX model; its weights are initializers without data, which `export.write` adds. Raises WeftError
+        if the target's opset lacks an operator."""
         outputs = []
         for name, value in self.graph.outputs.items():
             output = self.output_values.get(value, self[value])
@@ -291,11 +290,11 @@ class OnnxEmitter:
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            self._declare(output, storage_type(value.type))
+            self._declare(output, get_storage_type(value.type))
             outputs.append(output)
         for name, (output, value) in self.repeated_outputs.items():
             output.name = self.unique_name(name)
-            outputs.append(self._declare(output, storage_type(value.type)))
+            outputs.append(self._declare(output, get_storage_type(value.type)))
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
         opset = self.target.opset
@@ -306,7 +305,7 @@ class OnnxEmitter:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(
-            [*self.inputs, *(w.value for w in self.adapter_inputs())],
+            [*self.inputs, *(w.value for w in self.list_adapter_inputs())],
             outputs,
             nodes=self.nodes,
             initializers=initializers,
@@ -316,14 +315,14 @@ class OnnxEmitter:
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
 
 
-def storage_type(type: TensorType) -> TensorType:
+def get_storage_type(type: TensorType) -> TensorType:
     """Return the ONNX type of an IR type: i4 caches are stored as u8, two codes per byte along the last axis."""
     if type.dtype != dtypes.i4:
         return type
     return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))
 
 
-def _trim(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
+def _trim_missing(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
     """Return `values` without the None values at the end."""
     kept_values = list(values)
     while kept_values and kept_values[-1] is None:

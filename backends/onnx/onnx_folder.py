@@ -26,25 +26,22 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 class OnnxFolder:
     """The ONNX models of the graphs `forms` for `target` and sequences of up to `length` tokens, not written yet. The
-    constructor appends notes for the user to `notes`.
-
-    Raises:
-        WeftError: if no lowering accepts a node; the message names its op.
-    """
+    constructor appends notes for the user to `notes`. Raises WeftError if no lowering accepts a node; the message names
+    its op."""
 
     def __init__(
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
     ) -> None:
         graph, self._target, self._length = forms[""], target, length
         self._prepack, asked = getattr(options, "prepack", False), getattr(options, KEEP_BLOCKS, "")
-        notes += _genai_notes(graph)
-        self._for_genai = forms.get(GENAI, graph) if suits_genai(graph) else None
-        if any(experts.chooses_wrong_experts(node, target) for node in graph.nodes):
-            notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
+        notes += _list_genai_notes(graph)
+        self._for_genai = forms.get(GENAI, graph) if can_run_genai(graph) else None
+        if any(experts.has_bf16_router_bug(node, target) for node in graph.nodes):
+            notes.append(f"{experts.BF16_ROUTER_BUG}, so it is left out: with --dtype f16 experts are faster")
         # Position tables of the encoder must cover the longest source, which may exceed `length`.
         lengths = {export.ENCODER: limit_source(graph, length)}
         self._models = {
-            file: export.build(forms[form], target, lengths.get(file, length))
+            file: export.build_model(forms[form], target, lengths.get(file, length))
             for form, file in FILES.items()
             if form in forms
         }
@@ -53,10 +50,10 @@ class OnnxFolder:
             [s for b in models for s in cuda.list_uncapturable(b.model)] if target.device == "cuda" else []
         )
         self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
-        self.weight_bytes = export.weight_bytes(models)
-        self.tensors = export.stored_tensors(models)
+        self.weight_bytes = export.count_weight_bytes(models)
+        self.tensors = export.list_stored_tensors(models)
         block_counts = kept_blocks.count_layouts(graph, target)
-        self.idle = kept_blocks.idle(graph, target, options)
+        self.idle = kept_blocks.list_idle_options(graph, target, options)
         notes += kept_blocks.report_dequantized(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": self._prepack,
@@ -67,12 +64,12 @@ class OnnxFolder:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if block_counts:
             self.facts["blocks"] = block_counts
-            if not getattr(options, ARITHMETIC, "") and kept_blocks.rounds_activations(graph, target):
+            if not getattr(options, ARITHMETIC, "") and kept_blocks.has_rounded_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; call `step` with the number of bytes after each write."""
-        export.write(self._models, folder, step)
+        export.write_models(self._models, folder, step)
         if self._prepack:
             from . import prepacking as packing
 
@@ -84,15 +81,15 @@ class OnnxFolder:
             genai.write_config(self._for_genai, self._target, self._length, folder, not self._uncapturable, file)
 
 
-def suits_genai(graph: Graph) -> bool:
+def can_run_genai(graph: Graph) -> bool:
     """Return whether onnxruntime-genai can run `graph`, after rolling caches have been replaced by full ones."""
-    return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.refusal(graph) is None
+    return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.find_refusal(graph) is None
 
 
-def _genai_notes(graph: Graph) -> list[str]:
+def _list_genai_notes(graph: Graph) -> list[str]:
     """Return a note why onnxruntime-genai cannot run `graph`, in a list; [] if it can, or `graph` does not generate."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]
-    reason = genai.refusal(graph) if kind == "decoder" else None
+    reason = genai.find_refusal(graph) if kind == "decoder" else None
     return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]

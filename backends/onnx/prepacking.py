@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ..runtime.ort.session import one_line, onnxruntime, ort_errors
+from ..runtime.ort.session import import_onnxruntime, join_lines, list_ort_errors
 from .export import DATA, MODEL, PAGE
 
 HUGE_PAGE = 2 << 20
@@ -32,6 +32,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
     Raises:
         WeftError: if ONNX Runtime is not installed, or cannot write the packed model.
         OSError: as the file system reports it.
+
     """
     import onnx
 
@@ -52,7 +53,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
         with (Path(scratch) / DATA).open("rb") as source, path.open("r+b") as target:
             end = before
             for weight, entry in entries:
-                value, end = _append(entry.value, source, target, end)
+                value, end = _append_block(entry.value, source, target, end)
                 weight.external_data.add(key=entry.key, value=value)
     onnx.save(model, folder / name)
     return end - before
@@ -62,7 +63,7 @@ def _save_packed(model: Path, out: Path) -> Any:
     """Let ONNX Runtime write `model` with packed weights into the folder `out`; return it without its data."""
     import onnx
 
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     # The lowest level that folds casts of scales, because a kernel packs constant scales together with the codes.
     # Higher levels would rename weights, which `prepack` looks up by name in the original model.
@@ -77,14 +78,14 @@ def _save_packed(model: Path, out: Path) -> Any:
         options.add_session_config_entry(key, value)
     try:
         ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except ort_errors() as error:
+    except list_ort_errors() as error:
         raise WeftError(
-            f"ONNX Runtime could not pack the weights ({one_line(error)}); is there disk space for them twice?"
+            f"ONNX Runtime could not pack the weights ({join_lines(error)}); is there disk space for them twice?"
         ) from error
     return onnx.load(out / MODEL, load_external_data=False)
 
 
-def _append(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
+def _append_block(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
     """Copy the block at the location in `entry` ("kernel+hash|offset;length;…") from file `source` to the first page
     boundary from `end` on in file `target`; return the entry with the new location, and the new end."""
     key, location = entry.rsplit("|", 1)

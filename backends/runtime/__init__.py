@@ -1,7 +1,8 @@
 """Runtime for compiled models: `load` opens a folder and returns a `Generator` or an `EncoderModel`.
 
-`core` generates with any executor that is a `Decoder`; `ort` and `torch` are the executors, `text` has the tokenizer
-and chat templates. Never here: building models, knowledge of a model family, PyTorch outside of `torch`.
+`core` generates tokens with any `CachedDecoder`; `ort` and `torch` implement it, `batching` decodes several answers
+together, `text` has the tokenizer and chat templates. Never here: building models, knowledge of a model family, PyTorch
+outside of `torch`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def load(
     """Open a compiled folder; return an `EncoderModel` if its weft.json describes an encoder, else a `Generator`.
 
     A folder of onnxruntime-genai's model builder also opens, by its genai_config.json. `device` is "auto", "cpu" or
-    "cuda"; `threads` is the number of CPU threads, see `session.open_session`. A folder of target torch is Python code
-    that runs when it is opened, so it requires `trust`. `experts_on_device` is the maximum number of experts of each
-    mixture on the device (the most recently used); the host holds the other experts.
+    "cuda"; `threads` is the number of CPU threads of one operator (None: the runtime's default). A folder of target
+    torch is Python code that runs when it is opened, so it requires `trust`. With `experts_on_device` = n, only the n
+    most recently used experts of each mixture are on the device, and the host stores all; None puts all on the device.
 
     Raises:
-        WeftError: if the folder, a file in it or the device cannot be used, or `trust` is required but False.
+        WeftError: if the folder, a file in it, the device or an argument cannot be used, or `trust` is missing.
     """
     facts = read_facts(folder)
     target = TARGETS[facts.target]

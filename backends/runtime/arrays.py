@@ -12,8 +12,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def float32(values: NDArray[Any], out: Floats) -> Floats:
-    """Convert `values` to float32 in `out` and return it; uint16 values are bfloat16 bits."""
+def convert_to_float32(values: NDArray[Any], out: Floats) -> Floats:
+    """Write `values` as float32 into `out`, which has the same shape, and return `out`; uint16 means bfloat16 bits."""
     if values.dtype == np.uint16:
         # A bfloat16 is the upper half of a float32.
         np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")

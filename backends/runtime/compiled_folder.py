@@ -21,18 +21,15 @@ GENAI_TARGET = "onnx"  # the builder names no target: its models run on any devi
 
 
 def read_facts(folder: str | Path) -> FolderFacts:
-    """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json.
-
-    Raises:
-        WeftError: if the folder or a file is missing, or a value is missing or of the wrong type.
-    """
+    """Return the facts of a compiled folder, read from its weft.json or else its genai_config.json. Raises WeftError if
+    the folder or a file is missing, or a value is missing or of the wrong type."""
     folder = Path(folder)
     if not folder.is_dir():
         raise WeftError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / MANIFEST).is_file():
-        facts = _from_manifest(folder)
+        facts = _read_weft_folder(folder)
     elif (folder / GENAI).is_file():
-        facts = _from_genai(folder)
+        facts = _read_genai_folder(folder)
     else:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it is not a compiled model; create one with `weft compile`")
     for file in facts.files:
@@ -42,7 +39,8 @@ def read_facts(folder: str | Path) -> FolderFacts:
 
 
 def read_manifest(folder: Path) -> Record:
-    """Return the weft.json in `folder`; an empty record without one. Raises WeftError if it is broken or too new."""
+    """Return the weft.json in `folder`, or an empty record if the file is missing. Raises WeftError if it is broken, or
+    its format is newer than this weft."""
     path = folder / MANIFEST
     if not path.is_file():
         return Record(path, {})
@@ -51,7 +49,7 @@ def read_manifest(folder: Path) -> Record:
     return manifest
 
 
-def _from_manifest(folder: Path) -> FolderFacts:
+def _read_weft_folder(folder: Path) -> FolderFacts:
     data = read_manifest(folder)
     if (kind := data.get("kind", str, "")) in _ENCODED:
         raise WeftError(
@@ -62,8 +60,8 @@ def _from_manifest(folder: Path) -> FolderFacts:
     optional: dict[str, Any] = {}
     if kind == "encoder":
         optional = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
-        optional["embedding"] = _embedding(data, data.record("sentence", {}))
-        optional["task"] = _task(data)
+        optional["embedding"] = _read_embedding(data, data.record("sentence", {}))
+        optional["task"] = _read_task(data)
     if kind == "encoder-decoder":
         optional["start"] = data.integer("decoder_start_token_id", least=0)
         optional["max_source"] = data.integer("max_source_length", least=1)
@@ -98,7 +96,7 @@ def _from_manifest(folder: Path) -> FolderFacts:
     )
 
 
-def _embedding(data: Record, sentence: Record) -> Embedding:
+def _read_embedding(data: Record, sentence: Record) -> Embedding:
     kinds = [module.text("type") for module in sentence.records("modules", [])]
     prompts = {"query": "", "document": "", **sentence.get("prompts", dict[str, str], {})}
     default = sentence.choice("default_prompt_name", tuple(prompts), None)
@@ -107,7 +105,7 @@ def _embedding(data: Record, sentence: Record) -> Embedding:
     return Embedding(prompts, default, dim, include, "pooling" not in data, kinds[-1:] == ["Normalize"], pad)
 
 
-def _task(data: Record) -> Task | None:
+def _read_task(data: Record) -> Task | None:
     """Return the task that the model's head was trained for; None without a head."""
     if "task" not in data:
         return None
@@ -125,13 +123,13 @@ def _task(data: Record) -> Task | None:
 
 
 def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
-    """Return the fields of `Forced` from the manifest `data`.
+    """Return the fields of `TokenRules` that the manifest `data` sets.
 
-    `begins`: the model is an encoder-decoder; only for its answers can the first tokens be forced.
+    If `begins` is False (a decoder), forced first tokens are ignored: transformers forces none after a prompt.
     """
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
-    begin = begin if begins else []  # after a prompt transformers forces none
+    begin = begin if begins else []
     vocab = data.integer("vocab")
     if max((token for place in begin for token in place), default=0) >= vocab:
         culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
@@ -149,7 +147,7 @@ def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
     }
 
 
-def _from_genai(folder: Path) -> FolderFacts:
+def _read_genai_folder(folder: Path) -> FolderFacts:
     model = Record.read(folder / GENAI).record("model")
     decoder = model.record("decoder")
     sliding = decoder.record("sliding_window", {})
@@ -167,7 +165,8 @@ def _from_genai(folder: Path) -> FolderFacts:
 
 
 def _resolve_file(path: Path, name: str) -> Path:
-    """Return the path of the file `name` next to the config at `path`. Raises WeftError for any other location."""
+    """Return the path of the file `name` next to the config at `path`. Raises WeftError if `name` has a folder part or
+    is a symbolic link: the file could be anywhere."""
     if Path(name).name != name or (path.parent / name).is_symlink():
-        raise WeftError(f"{path}: filename is {name!r}, but it must be that of a file in the same folder")
+        raise WeftError(f"{path}: filename is {name!r}, but it must be the name of a file in the same folder, no link")
     return path.parent / name

@@ -5,36 +5,35 @@ from __future__ import annotations
 from weft.ir.errors import WeftError
 
 from ..target import TARGETS, Backend, Place
-from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, onnxruntime
+from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, import_onnxruntime
 from .torch.open_torch import import_torch
 
 
 def choose_place(device: str, target: str | None = None) -> Place:
-    """Return the target, device and dtype for a source that runs on `device` (auto, cpu or cuda).
+    """Return the target, device and dtype with which to compile a source that will run on `device` (auto, cpu or cuda).
 
-    Without `target`, choose the first target that can use the device; "auto" takes a GPU if any target can use it.
-
-    Raises:
-        WeftError: if the device or the runtime of the target is missing, before anything is compiled.
+    Without `target`, choose the first registered target that can use the device. "auto" is the GPU if any target can
+    use it, else the CPU. Raises WeftError if `device` or `target` is unknown, or the device or the target's runtime is
+    missing.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     if target is not None:
         return TARGETS.lookup(target).place(device)
     if device != "cpu":
-        place, trouble = _first_usable("cuda")
+        place, trouble = _find_usable_place("cuda")
         if place is not None:
             return place
         if device == "cuda":
             raise WeftError(f"device cuda cannot be used: {trouble.removeprefix('device cuda cannot be used: ')}")
-    place, trouble = _first_usable("cpu")
+    place, trouble = _find_usable_place("cpu")
     if place is None:
         raise WeftError(f"{trouble}, or weft[torch]")
     return place
 
 
-def _first_usable(device: str) -> tuple[Place | None, str]:
-    """Return (the place of the first target that can use `device`, ""), or (None, the reason why the first cannot)."""
+def _find_usable_place(device: str) -> tuple[Place | None, str]:
+    """Return (the place of the first target that can use `device`, ""), or (None, why the first candidate cannot)."""
     trouble = ""
     for target in TARGETS.values():
         if device in target.chosen_on:
@@ -47,20 +46,22 @@ def _first_usable(device: str) -> tuple[Place | None, str]:
     return None, trouble
 
 
-def by_onnxruntime(device: str, target: Backend) -> Place:
-    """Return the place where ONNX Runtime runs `target`. Raises as `choose_place` does."""
+def choose_ort_place(device: str, target: Backend) -> Place:
+    """Return the place where ONNX Runtime runs `target`: the target's only device. Raises WeftError if `device` is
+    neither "auto" nor this device, or ONNX Runtime or CUDA cannot be used."""
     if device not in ("auto", target.device):
-        runs = f"what is compiled for {target.name} runs on {target.device}"
+        runs = f"models compiled for {target.name} run on {target.device}"
         raise WeftError(f"{runs}, not on {device}: leave out --target or --device")
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     trouble = find_cuda_problem(ort) if target.device == "cuda" else None
     if trouble:
         raise WeftError(f"device cuda cannot be used: {trouble}")
     return Place(target.name, target.device)
 
 
-def by_torch(device: str, target: Backend) -> Place:
-    """Return the place where PyTorch runs `target`, with dtype bf16 on a GPU. Raises as `choose_place` does."""
+def choose_torch_place(device: str, target: Backend) -> Place:
+    """Return the place where PyTorch runs `target`, with dtype bf16 on a GPU; "auto" is the GPU if PyTorch finds one.
+    Raises WeftError if PyTorch or the device is missing."""
     torch = import_torch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     from ..torch.package.module import checked_device

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
-_COLLAPSE = 25  # MADV_COLLAPSE of Linux
-_WORTH = 16 << 20  # least bytes of new memory for which a thread is started
+_MADV_COLLAPSE = 25  # MADV_COLLAPSE of Linux
+_MIN_BYTES = 16 << 20  # least bytes of new memory for which a thread is started
 _STRIDE = 32 << 20  # bytes per call: the kernel locks the memory map during a call
 _log = logging.getLogger("weft.runtime")
 
@@ -27,22 +27,25 @@ Ranges = list[tuple[int, int]]
 
 
 @contextmanager
-def huge_pages() -> Iterator[None]:
+def use_huge_pages() -> Iterator[None]:
     """Move memory that the process allocates inside the block to huge pages, in a thread that starts after the block.
 
-    Do nothing if the system lacks or forbids huge pages, or if less than 16 MiB were allocated.
+    Do nothing if the system lacks or forbids huge pages, or if the block allocated less than 16 MiB.
     """
-    page = _size()
-    before = _anonymous() if page else []
+    page = _read_page_size()
+    before = _list_anonymous_ranges() if page else []
     yield
     if page:
-        ranges = [(-(-first // page) * page, end // page * page) for first, end in _without(_anonymous(), before)]
+        ranges = [
+            (-(-first // page) * page, end // page * page)
+            for first, end in _subtract_ranges(_list_anonymous_ranges(), before)
+        ]
         ranges = [(first, end) for first, end in ranges if first < end]
-        if sum(end - first for first, end in ranges) >= _WORTH:
-            threading.Thread(target=_collapse, args=(ranges, page), name="weft huge pages", daemon=True).start()
+        if sum(end - first for first, end in ranges) >= _MIN_BYTES:
+            threading.Thread(target=_collapse_ranges, args=(ranges, page), name="weft huge pages", daemon=True).start()
 
 
-def _size() -> int:
+def _read_page_size() -> int:
     """Return the size of a huge page in bytes; 0 if the system lacks or forbids huge pages."""
     if not sys.platform.startswith("linux"):
         return 0
@@ -53,9 +56,9 @@ def _size() -> int:
         return 0
 
 
-def _anonymous() -> Ranges:
-    """Return (first address, end address) of each private, writable, anonymous mapping or heap, in rising order; the
-    end is exclusive."""
+def _list_anonymous_ranges() -> Ranges:
+    """Return (first address, exclusive end address) of each private writable anonymous mapping and of the heap, in
+    ascending order; [] if the system does not list them."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -65,7 +68,7 @@ def _anonymous() -> Ranges:
     return [(int(first, 16), int(end, 16)) for first, _, end in (where.partition("-") for where in plain)]
 
 
-def _without(ranges: Ranges, excluded: Ranges) -> Ranges:
+def _subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     """Return the parts of `ranges` that no range in `excluded` covers; both lists are sorted and without overlaps."""
     rest: Ranges = []
     remaining = iter([*excluded, (sys.maxsize, sys.maxsize)])
@@ -85,7 +88,7 @@ def _without(ranges: Ranges, excluded: Ranges) -> Ranges:
     return rest
 
 
-def _collapse(ranges: Ranges, page: int) -> None:
+def _collapse_ranges(ranges: Ranges, page: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     advise = libc.madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -94,7 +97,7 @@ def _collapse(ranges: Ranges, page: int) -> None:
     for first, end in ranges:
         for at in range(first, end, stride):
             # Memory that was freed meanwhile, or never written, stays in small pages.
-            if advise(at, min(stride, end - at), _COLLAPSE):
+            if advise(at, min(stride, end - at), _MADV_COLLAPSE):
                 trouble.add(os.strerror(ctypes.get_errno()))
     if trouble:
         _log.debug("huge pages: some memory stays in small ones: %s", "; ".join(sorted(trouble)))

@@ -18,10 +18,7 @@ from ..folder_facts import StateRecord
 
 def read_states(manifest: Record) -> tuple[StateRecord, ...]:
     """Return the states that a manifest records for the inputs of its graph; empty if it is older than such records.
-
-    Raises:
-        WeftError: if a record is broken.
-    """
+    Raises WeftError if a record is broken."""
     growths = tuple(growth.value for growth in Growth)
     return tuple(
         StateRecord(
@@ -39,8 +36,10 @@ _CACHE, _STATE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)"), re.compil
 
 
 def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[StateRecord, ...]:
-    """Return the states among the `inputs` of a graph, inferred from their names; `rolling` are layer indices of
-    rolling caches."""
+    """Return the states among the `inputs` of a graph: names past_key_values.{i}.key|value and past_states.{i}.{part}.
+
+    `rolling` has the indices i of rolling caches. Other inputs are ignored.
+    """
     states = []
     for name in inputs:
         if (cache := _CACHE.fullmatch(name)) is not None:
@@ -58,6 +57,7 @@ _CLASSES = {
 }
 
 
-def growth_of(layer: Any) -> Growth:
-    """Return how the cache object `layer` of a generated module grows: by its `growth`, else by its class name."""
+def get_growth(layer: Any) -> Growth:
+    """Return the growth of `layer`, a cache object of a generated module: its attribute `growth`, else that of its
+    class name (modules of older versions)."""
     return Growth(layer.growth) if hasattr(layer, "growth") else _CLASSES[type(layer).__name__]

@@ -44,7 +44,7 @@ class RankedText:
 
 
 class Tasks(ABC):
-    """The methods of an encoder that has a head; each raises WeftError if the head is for another task."""
+    """An encoder's methods for the task of its head, such as `classify`; for another task they raise WeftError."""
 
     task: Task | None
     outputs: Collection[str]
@@ -62,10 +62,10 @@ class Tasks(ABC):
     def run(
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str], skipped: int = 0
     ) -> list[Floats]:
-        """Run the model on a batch, right-padded to its longest row; return the outputs `names` as float32.
+        """Run the model on a batch, right-padded to its longest row; return the outputs `names` in order, as float32.
 
         `rows` and `types` are the token ids and token types of each batch row. The first `skipped` tokens of each row
-        are not pooled: their attention mask is 2.
+        get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves them out.
         """
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
@@ -74,30 +74,34 @@ class Tasks(ABC):
 
     @abstractmethod
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
-        """Return the float32 outputs `names` for `values` [batch, seq] by input name; ignore inputs the model lacks."""
+        """Run the model on `values` (input name to array [batch, seq]); return the outputs `names` as float32. Inputs
+        that the model does not declare are ignored."""
 
     def classify(self, texts: Any, *, batch: int = BATCH, truncate: bool = False) -> list[dict[str, float]]:
-        """Return for each of `texts` the score of every label, the highest first.
+        """Return a dict per text of `texts`, from every label to its score, the highest score first.
 
-        Scores are probabilities (by sigmoid for a multi-label problem, else softmax), or raw outputs for a regression.
-        A text is a string, token ids, or a pair (text, text); `batch` is the maximum batch size. Raises WeftError for a
-        model without such a head, and for a text above the model's maximum length unless `truncate` cuts it.
+        Scores are probabilities (sigmoid for a multi-label problem, else softmax), or raw outputs for a regression. A
+        text is a string, token ids, or a pair (text, text); `batch` is the maximum batch size. With `truncate`, texts
+        are cut to the model's maximum length. Raises WeftError if the head is for another task, or a text is empty or
+        too long.
         """
-        task = self.needs("text-classification", "next-sentence-prediction")
-        scores = self.probabilities(self._scores(_as_list(texts), batch, truncate))
-        return [_sort_by_score(task.labels, row) for row in scores]
+        task = self.require_task("text-classification", "next-sentence-prediction")
+        scores = self.compute_probabilities(self._scores(_list_texts(texts), batch, truncate))
+        return [_sort_labels(task.labels, row) for row in scores]
 
-    def probabilities(self, logits: Floats) -> Floats:
-        """Return the scores that `classify` computes from logits [texts, labels]. Raises WeftError on another task."""
-        return _activate(logits, self.needs("text-classification", "next-sentence-prediction").problem)
+    def compute_probabilities(self, logits: Floats) -> Floats:
+        """Return the scores [texts, labels] that `classify` reports for logits [texts, labels]. Raises WeftError if the
+        head is for another task."""
+        return _apply_activation(logits, self.require_task("text-classification", "next-sentence-prediction").problem)
 
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
     ) -> list[RankedText]:
         """Return the `top` texts (None: all) with the highest scores for `query`, the highest first.
 
-        Scores are computed as in sentence-transformers' CrossEncoder: the logit of the only label after the activation
-        that the folder names (default: sigmoid). Raises WeftError if there are several labels, and as `classify` does.
+        As in sentence-transformers' CrossEncoder, a score is the logit of the model's only label after the activation
+        that the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError if the
+        model does not have exactly one label, or as `classify` does.
         """
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])
@@ -105,31 +109,31 @@ class Tasks(ABC):
 
     def scores(self, pairs: Sequence[Pair], *, batch: int = BATCH, truncate: bool = False) -> list[float]:
         """Return the score of each pair (query, text), as `rank` computes it. Raises WeftError as `rank` does."""
-        self.check_ranks()
-        return self.relevance(self._scores([self.rendered(*pair) for pair in pairs], batch, truncate))
+        self.require_ranking()
+        return self.compute_relevance(self._scores([self.render_pair(*pair) for pair in pairs], batch, truncate))
 
-    def relevance(self, logits: Floats) -> list[float]:
-        """Return the scores that `rank` computes from logits [pairs, 1]. Raises WeftError if the model cannot rank."""
+    def compute_relevance(self, logits: Floats) -> list[float]:
+        """Return the score per pair that `rank` reports for logits [pairs, 1]. Raises WeftError if the model cannot
+        rank."""
         logit = logits[:, 0]
-        return [float(x) for x in (_sigmoid(logit) if self.check_ranks().activation == "sigmoid" else logit)]
+        return [float(x) for x in (_sigmoid(logit) if self.require_ranking().activation == "sigmoid" else logit)]
 
-    def check_ranks(self) -> Task:
-        """Return the task of the model. Raises WeftError unless it can rank: one label, activation sigmoid or
-        identity."""
-        task = self.needs("text-classification")
+    def require_ranking(self) -> Task:
+        """Return the task of the model. Raises WeftError unless the model can rank texts: it needs exactly one label
+        and the activation sigmoid or identity."""
+        task = self.require_task("text-classification")
         if len(task.labels) != 1:
             raise WeftError(
-                f"{self.folder} scores {len(task.labels)} labels, and ranks by none of them: `classify` gives them all"
+                f"{self.folder} has {len(task.labels)} labels, but ranking needs a model with one: use `classify`"
             )
         if task.activation not in ("sigmoid", "identity"):
-            raise WeftError(
-                f"{self.folder} was trained for scores by {task.activation}; weft knows sigmoid and identity"
-            )
+            raise WeftError(f"{self.folder} scores by {task.activation}, but ranking needs sigmoid or identity")
         return task
 
     def tag(self, text: str, *, ignore: Sequence[str] = ("O",)) -> list[Span]:
-        """Return a span with the likeliest label for each token of `text`, except tokens with a label in `ignore`."""
-        task, encoded = self.needs("token-classification"), self.encoded(text, False)
+        """Return a span with the likeliest label for each token of `text`, except tokens with a label in `ignore`.
+        Raises WeftError if the head is for another task, or `text` is empty or too long."""
+        task, encoded = self.require_task("token-classification"), self.encode_input(text, False)
         (logits,) = self.run([encoded.ids], [encoded.types], ["logits"])
         probabilities = _softmax(logits[0])
         spans = []
@@ -140,11 +144,11 @@ class Tasks(ABC):
         return spans
 
     def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[Span]:
-        """Return the `top` likeliest answers to `question`: spans of `context` of at most `longest` tokens. Raises
-        WeftError if the model is for another task, `longest` is not positive, or `context` has no tokens."""
-        self.needs("question-answering")
+        """Return the `top` likeliest answers to `question`, best first: spans of `context` of at most `longest` tokens.
+        Raises WeftError if the head is for another task, `longest` is below 1, or the texts are empty or too long."""
+        self.require_task("question-answering")
         check_count("longest", longest)
-        encoded = self.encoded((question, context), False)
+        encoded = self.encode_input((question, context), False)
         starts, ends = self.run([encoded.ids], [encoded.types], ["start_logits", "end_logits"])
         inside = np.array([part == 1 for part in encoded.parts])
         if not inside.any():
@@ -159,63 +163,66 @@ class Tasks(ABC):
         return spans
 
     def fill(self, text: str, *, top: int = 5) -> list[dict[str, float]]:
-        """Return for each mask token of `text` the `top` likeliest tokens with their probabilities. Raises WeftError
-        if the model is for another task or `text` has no mask token."""
-        from .text.chat import special_token
+        """Return a dict per mask token of `text`, from each of the `top` likeliest tokens to its probability. Raises
+        WeftError if the head is for another task, or `text` has no mask token or is too long."""
+        from .text.chat import read_special_token
 
-        self.needs("fill-mask")
-        encoded, mask = self.encoded(text, False), special_token(self.folder, "mask_token")
+        self.require_task("fill-mask")
+        encoded, mask = self.encode_input(text, False), read_special_token(self.folder, "mask_token")
         positions = [
-            i for i, token in enumerate(encoded.ids) if mask is not None and token == self.tokenizer.find(mask)
+            i for i, token in enumerate(encoded.ids) if mask is not None and token == self.tokenizer.find_id(mask)
         ]
         if not positions:
-            raise WeftError(f"the text has no mask token: put {mask or 'one'} where a token is to be found")
+            raise WeftError(f"the text has no mask token: write {mask or 'one'} where the model should fill in a token")
         name = "logits" if "logits" in self.outputs else "prediction_logits"  # of a model that has two heads
         (logits,) = self.run([encoded.ids], [encoded.types], [name])
         probabilities = _softmax(logits[0, positions])
         order = [np.argsort(-row, kind="stable")[:top] for row in probabilities]
         return [
-            {self.tokenizer.token(int(i)): float(row[i]) for i in best}
+            {self.tokenizer.get_token(int(i)): float(row[i]) for i in best}
             for row, best in zip(probabilities, order, strict=True)
         ]
 
     def choose(self, text: str, choices: Sequence[str], *, batch: int = BATCH) -> list[float]:
-        """Return the probability (softmax over `choices`) that each of `choices` is the continuation of `text`."""
-        self.needs("multiple-choice")
+        """Return for each of `choices` the probability that it continues `text` (softmax over `choices`). Raises
+        WeftError if the head is for another task, or a text is too long."""
+        self.require_task("multiple-choice")
         return [float(x) for x in _softmax(self._scores([(text, choice) for choice in choices], batch, False)[:, 0])]
 
-    def needs(self, *tasks: str) -> Task:
+    def require_task(self, *tasks: str) -> Task:
         """Return the task of the model. Raises WeftError if it is not one of `tasks`."""
         if self.task is None or self.task.name not in tasks:
             content = "an encoder without a head" if self.task is None else f"a model for {self.task.name}"
-            raise WeftError(f"{self.folder} holds {content}: it cannot do {tasks[0]}")
+            raise WeftError(f"{self.folder} is {content}, so it cannot do {tasks[0]}: use a model trained for that")
         return self.task
 
     def _scores(self, texts: Sequence[Any], batch: int, truncate: bool) -> Floats:
         check_count("batch", batch)
-        return self.logits([self.encoded(text, truncate) for text in texts], batch)
+        return self.logits([self.encode_input(text, truncate) for text in texts], batch)
 
     def logits(self, encoded: Sequence[Encoding], batch: int = BATCH) -> Floats:
-        """Return the logits [texts, labels]; a call runs at most `batch` texts of similar length, to save padding."""
+        """Return the logits [texts, labels] of tokenized texts, [0, 1] without texts. One run of the model has at most
+        `batch` texts, of similar length to save padding."""
         rows: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
-        for indices in self.batches([len(text.ids) for text in encoded], batch):
+        for indices in self.split_batches([len(text.ids) for text in encoded], batch):
             (outputs,) = self.run([encoded[i].ids for i in indices], [encoded[i].types for i in indices], ["logits"])
             for i, row in zip(indices, outputs, strict=True):
                 rows[i] = row
         return np.stack(rows) if rows else np.empty((0, 1), np.float32)
 
-    def batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-        """Yield lists of indices of texts that run in one call, given their `lengths` in tokens: at most `batch` texts
-        of similar length, or one text if padding would change its routing to experts."""
+    def split_batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+        """Yield lists of indices of the texts to run together, given their `lengths` in tokens: at most `batch` texts
+        of similar length, or a single text if padding would change its routing to experts."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         singles = [i for i in order if self.compares and lengths[i] > self.compares_above]
         batched = order[: len(order) - len(singles)]
         yield from (batched[at : at + batch] for at in range(0, len(batched), batch))
         yield from ([i] for i in singles)
 
-    def encoded(self, text: Any, truncate: bool = False) -> Encoding:
-        """Return the tokens of `text` (a string, a pair of strings, or token ids). Raises WeftError for another type,
-        without tokens, or above the model's maximum length unless `truncate` cuts it."""
+    def encode_input(self, text: Any, truncate: bool = False) -> Encoding:
+        """Return the tokens of `text` (a string, a pair of strings, or token ids), with `truncate` cut to the model's
+        maximum length. Raises WeftError if `text` has another type, no tokens, too many or one outside the
+        vocabulary."""
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]
@@ -228,13 +235,13 @@ class Tasks(ABC):
             raise WeftError(
                 f"a text is {text!r:.60}, but it must be a string, a pair of strings or a list of token ids"
             )
-        check_ids("a text", encoded.ids, self.vocab, self.max_length, "let it be cut with truncate=True")
+        check_ids("a text", encoded.ids, self.vocab, self.max_length, "cut it with truncate=True")
         return encoded
 
-    def rendered(self, query: str, text: str) -> Pair | list[int]:
-        """Return the pair (query, text) with the prompt of the task, or its token ids if the task uses the chat
-        template."""
-        task = self.needs("text-classification")
+    def render_pair(self, query: str, text: str) -> Pair | list[int]:
+        """Return (query, text), with the task's prompt before the query; token ids if the task uses the folder's chat
+        template to build the prompt."""
+        task = self.require_task("text-classification")
         if not task.template:
             return f"{task.prompt}{query}", text
         from .text.chat import ChatTemplate
@@ -244,14 +251,14 @@ class Tasks(ABC):
         return self.tokenizer.encode(ChatTemplate(self.folder).render([*system, *pair], answer=False), special=False)
 
 
-def _as_list(texts: Any) -> list[Any]:
-    """Return `texts` as a list; a single text (a string, token ids, or a tuple of two strings) is its only element."""
+def _list_texts(texts: Any) -> list[Any]:
+    """Return `texts` as a list: [texts] if `texts` is a single string, token id sequence, or tuple of two strings."""
     single = isinstance(texts, str) or is_ids(texts)
     pair = isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
     return [texts] if single or pair else list(texts)
 
 
-def _activate(scores: Floats, problem: str) -> Floats:
+def _apply_activation(scores: Floats, problem: str) -> Floats:
     if problem == "regression":
         return scores
     return _sigmoid(scores) if problem == "multi_label_classification" else _softmax(scores)
@@ -268,5 +275,5 @@ def _softmax(x: Floats) -> Floats:
     return p
 
 
-def _sort_by_score(labels: Sequence[str], row: Floats) -> dict[str, float]:
+def _sort_labels(labels: Sequence[str], row: Floats) -> dict[str, float]:
     return {labels[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}

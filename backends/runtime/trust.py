@@ -11,10 +11,7 @@ from weft.ir.errors import WeftError
 
 
 def require_trust(trust: bool, code: str) -> None:
-    """Check that the user trusts `code`, a clause that names the code and begins the error message.
-
-    Raises:
-        WeftError: if not.
-    """
+    """Check that the user has consented (`trust`) to run code that the clause `code` names. Raises WeftError if `trust`
+    is False; the message begins with `code`."""
     if not trust:
         raise WeftError(f"{code}; if you trust whoever wrote it, add --trust (in Python trust=True)")

@@ -44,9 +44,9 @@ class OnnxBackend(Backend):
         return [low.name for low in LOWERINGS.get(op, ()) if low.targets(self)]
 
     def refusals(self, node: Node) -> list[str] | None:
-        from ..onnx.lowering import refusals
+        from ..onnx.lowering import list_refusals
 
-        return refusals(node, self)
+        return list_refusals(node, self)
 
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
@@ -63,7 +63,7 @@ class OnnxBackend(Backend):
         return *base_passes, *(p for p, needed in conditional.items() if needed)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        from ..onnx.onnx_folder import GENAI, suits_genai
+        from ..onnx.onnx_folder import GENAI, can_run_genai
 
         legalized, forms = Phase(MODEL, (Legalize(self.name),)), dict[str, Form]()
         if graph.meta.get("kind") == "encoder-decoder":
@@ -71,7 +71,7 @@ class OnnxBackend(Backend):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
             return forms
         forms[MODEL] = Form(Pipeline((legalized,)))
-        if suits_genai(graph) and any(map(is_rolling, graph.nodes)):
+        if can_run_genai(graph) and any(map(is_rolling, graph.nodes)):
             forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
             forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
         return forms
@@ -84,27 +84,27 @@ class OnnxBackend(Backend):
         return OnnxFolder(forms, self, length, options, notes)
 
     def place(self, device: str) -> Place:
-        from ..runtime.device import by_onnxruntime
+        from ..runtime.device import choose_ort_place
 
-        return by_onnxruntime(device, self)
+        return choose_ort_place(device, self)
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("model.onnx", "encoder.onnx") if kind == "encoder-decoder" else ("model.onnx",)
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         from ..runtime.ort import open_ort as folder
-        from ..runtime.ort.session import offers_cuda
+        from ..runtime.ort.session import has_cuda_provider
 
         if facts.kind == "encoder":
-            return folder.encoder(facts, device, threads)
-        if device != "cpu" and offers_cuda():
+            return folder.open_encoder(facts, device, threads)
+        if device != "cpu" and has_cuda_provider():
             try:
                 from ..runtime.torch import ort_cuda_decoder as onnx
             except ImportError:  # PyTorch is optional: it only makes decoding faster
                 _log.info("without PyTorch tokens are chosen on the CPU")
             else:
-                return onnx.decoder(facts, device, threads)
-        return folder.decoder(facts, device, threads)
+                return onnx.open_decoder(facts, device, threads)
+        return folder.open_decoder(facts, device, threads)
 
 
 @dataclass(frozen=True)

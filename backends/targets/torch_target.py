@@ -116,9 +116,9 @@ class TorchBackend(Backend):
         return TorchFolder(forms, dtype, options, notes)
 
     def place(self, device: str) -> Place:
-        from ..runtime.device import by_torch
+        from ..runtime.device import choose_torch_place
 
-        return by_torch(device, self)
+        return choose_torch_place(device, self)
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("model.py",)
@@ -126,12 +126,12 @@ class TorchBackend(Backend):
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         from ..runtime.torch import open_torch as folder
 
-        return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
+        return (folder.open_encoder if facts.kind == "encoder" else folder.open_decoder)(facts, device, threads)
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         from ..runtime.torch import open_torch as folder
 
-        return folder.decoder(facts, device, threads, experts)
+        return folder.open_decoder(facts, device, threads, experts)
 
 
 register(

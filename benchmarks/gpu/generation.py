@@ -114,7 +114,7 @@ class Runtime(Module):
         scores = self.context.prefill(ids.tolist(), chunk=ids.shape[1])
         self.first = torch.from_numpy(scores.copy())
         self.token = self.first.argmax(-1, keepdim=True)
-        self.draw = self.context.drawing(self.samplers)
+        self.draw = self.context.new_sampling_step(self.samplers)
 
     def step(self) -> Tensor:
         tokens = self.draw(self.token[:, 0].numpy(), np.ones(len(self.token), bool))

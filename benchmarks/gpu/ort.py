@@ -42,7 +42,7 @@ def open_decoder(folder: Path, device: str, graphs: bool, draws: bool = False) -
 
     facts = read_facts(folder)
     target = TARGETS[facts.target] if device == "cuda" else None
-    stream = onnx.stream() if draws and device == "cuda" else None
+    stream = onnx.new_stream() if draws and device == "cuda" else None
     session = open_session(facts.model, device=device, target=target, graphs=graphs, stream=stream)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
@@ -50,7 +50,7 @@ def open_decoder(folder: Path, device: str, graphs: bool, draws: bool = False) -
         session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, rolling=facts.rolling
     )
     if draws:
-        model.contexts = onnx.DrawingOrtContext
+        model.context_class = onnx.SamplingOrtContext
     return model
 
 
@@ -67,7 +67,7 @@ def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray,
     with model.context(batch, length + steps) as context:
         token = context.prefill(draw_prompts(model, batch, length), chunk=2048).argmax(-1)
         samplers = [Sampler(Sampling(), ()) for _ in range(batch)]
-        draw, active = context.drawing(samplers), np.ones(batch, bool)
+        draw, active = context.new_sampling_step(samplers), np.ones(batch, bool)
         for _ in range(steps):
             start = time.perf_counter()
             token = context.step(token).argmax(-1) if draw is None else draw(token, active)
@@ -90,14 +90,14 @@ def prefill(model: Any, length: int, repeats: int) -> list[float]:
 
 def time_device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
     """Return seconds per step, the mean of `steps` runs of one step without a pause, for each round."""
-    from weft.backends.runtime.ort.session import onnxruntime
+    from weft.backends.runtime.ort.session import import_onnxruntime
 
     with model.context(batch, length + WARM) as context:
         token = context.prefill(draw_prompts(model, batch, length), chunk=2048).argmax(-1)
         for _ in range(WARM // 2):  # captures
             token = context.step(token).argmax(-1)
-        binding, options = context._steps[context._memory.side]
-        options = options or onnxruntime().RunOptions()
+        binding, options = context._steps[context._memory.copy_index]
+        options = options or import_onnxruntime().RunOptions()
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
         def run() -> None:
@@ -189,10 +189,10 @@ def prepare_ort(args: Namespace, dtype: str, xqa: bool = False) -> Callable[[], 
         RuntimeError: if ONNX Runtime has no CUDA provider.
     """
     import weft
-    from weft.backends.runtime.ort.session import CUDA, onnxruntime
+    from weft.backends.runtime.ort.session import CUDA, import_onnxruntime
 
-    version = onnxruntime().__version__
-    if args.device == "cuda" and CUDA not in onnxruntime().get_available_providers():
+    version = import_onnxruntime().__version__
+    if args.device == "cuda" and CUDA not in import_onnxruntime().get_available_providers():
         raise RuntimeError(f"onnxruntime {version} has no CUDA provider")
     source = architecture(SHAPES[args.model]) if args.model in SHAPES else args.model
     length, folder = max(args.prompts) + args.steps, Path(args.scratch) / f"ort{'_xqa' * xqa}"

@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, interpret, verify
 from weft.passes import legalize
@@ -63,8 +63,10 @@ def cases() -> dict[str, list[tuple[onnx.ModelProto, str, list[Array], list[Arra
 def compiled(graph: Graph, feeds: dict[str, Array], target: str) -> dict[str, Array]:
     place = TARGETS[target]
     lowered = graph.clone()
-    legalize(lowered, lambda node: refusals(node, place))
-    session = ort.InferenceSession(in_memory(build(lowered, place, max_length=64)), providers=["CPUExecutionProvider"])
+    legalize(lowered, lambda node: list_refusals(node, place))
+    session = ort.InferenceSession(
+        serialize_model(build_model(lowered, place, max_length=64)), providers=["CPUExecutionProvider"]
+    )
     used = {i.name for i in session.get_inputs()}
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(None, {k: v for k, v in feeds.items() if k in used}), strict=True))

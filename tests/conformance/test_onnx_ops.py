@@ -7,8 +7,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
@@ -35,8 +35,8 @@ def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
     feeds = {k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in feeds.items()}
     want = interpret(graph, feeds)
     place = TARGETS[target]
-    legalize(graph, lambda node: refusals(node, place))
-    model = in_memory(build(graph, place, max_length=1024))
+    legalize(graph, lambda node: list_refusals(node, place))
+    model = serialize_model(build_model(graph, place, max_length=1024))
     if target == "onnx":
         proto = onnx.load_from_string(model)
         onnx.checker.check_model(proto, full_check=True)

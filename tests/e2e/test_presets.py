@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.backends.onnx import export
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.frontends import PRESETS, load_source
 from weft.ir import Graph
@@ -40,8 +40,8 @@ def test_every_preset_is_built(name: str, target: str) -> None:
     sides = ("encoder-side", "decoder-side") if graph.meta["kind"] == "encoder-decoder" else ("",)
     parts = [run_passes(graph, side) for side in sides]
     for part in parts:
-        legalize(part, lambda node: refusals(node, place), Trace())
-    written = export.weight_bytes(export.build(part, place, 512) for part in parts)
+        legalize(part, lambda node: list_refusals(node, place), Trace())
+    written = export.count_weight_bytes(export.build_model(part, place, 512) for part in parts)
     expected = PRESETS[name].parameters * dtypes.parse(dtype).bits / 8
     assert abs(written / expected - 1) < 0.01  # norms are folded away, equal initial values merged, tables added
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.onnx.export import build
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, interpret, parse, print_graph
 from weft.passes import Trace, default_pipeline, legalize, run_passes
@@ -108,5 +108,5 @@ def test_text_passes_and_kernels(seed: int) -> None:
     if graph.meta["kind"] != "encoder-decoder":
         place = TARGETS["ort-cuda"]
         lowered = run_passes(graph, place.pipeline(graph, drawn.one(place.dtypes), max_length=LENGTH))
-        legalize(lowered, lambda node: refusals(node, place))
-        assert cuda_problems(build(lowered, place, LENGTH).model) == []
+        legalize(lowered, lambda node: list_refusals(node, place))
+        assert cuda_problems(build_model(lowered, place, LENGTH).model) == []

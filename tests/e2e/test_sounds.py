@@ -191,12 +191,12 @@ def test_sound_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     whisper, moonshine = (weft.load(tmp_path / name) for name in ("whisper", "moonshine"))
     reads = rf"a spectrogram \[{BINS}, {FRAMES}\], mel bins by frames"
     for model, prompt, reason in (
-        (whisper, "hello", f"a prompt is 'hello', but the model reads sound: an array of floats, {reads}"),
-        (whisper, [1, 2], r"a prompt is \[1, 2\], but the model reads sound"),
-        (whisper, np.zeros((BINS + 1, FRAMES)), rf"a prompt is an array \[7, 18\], but the model reads {reads}"),
-        (whisper, np.zeros((BINS, 5), np.float32), rf"a prompt is an array \[6, 5\], but the model reads {reads}"),
-        (moonshine, np.zeros((2, 900)), r"a prompt is an array \[2, 900\], but the model reads a waveform \[samples\]"),
-        (moonshine, np.zeros(5), "makes 0 frames, but the model reads 1 to 4096: give a longer one"),
+        (whisper, "hello", f"a prompt is 'hello', but the model takes sound: an array of floats, {reads}"),
+        (whisper, [1, 2], r"a prompt is \[1, 2\], but the model takes sound"),
+        (whisper, np.zeros((BINS + 1, FRAMES)), rf"a prompt is an array \[7, 18\], but the model takes {reads}"),
+        (whisper, np.zeros((BINS, 5), np.float32), rf"a prompt is an array \[6, 5\], but the model takes {reads}"),
+        (moonshine, np.zeros((2, 900)), r"a prompt is an array \[2, 900\], but the model takes a waveform \[samples\]"),
+        (moonshine, np.zeros(5), "has 0 frames, but the model takes 1 to 4096: use a longer sound"),
     ):
         with pytest.raises(WeftError, match=reason):
             model.generate([prompt])

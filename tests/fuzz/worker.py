@@ -134,11 +134,11 @@ def main(corpus: Path, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    from weft.backends.runtime.ort.session import onnxruntime
+    from weft.backends.runtime.ort.session import import_onnxruntime
 
     for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.app.cli"):
         importlib.import_module(name)  # what commands import when they run takes room once, not of an input
-    onnxruntime().set_default_logger_severity(4)
+    import_onnxruntime().set_default_logger_severity(4)
     _limit()
     print("ready", file=answers, flush=True)
     corpus = corpus.resolve()

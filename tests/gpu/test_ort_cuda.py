@@ -18,13 +18,13 @@ from decoders import DECODERS, DIM, LAYERS, LENGTH, VOCAB
 from numpy.typing import NDArray
 
 import weft
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.ort_encoder import EncoderModel as OpenEncoder
-from weft.backends.runtime.ort.session import CPU, CUDA, onnxruntime, open_session
+from weft.backends.runtime.ort.session import CPU, CUDA, import_onnxruntime, open_session
 from weft.backends.runtime.torch import ort_cuda_decoder as onnx
 from weft.backends.target import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
@@ -72,7 +72,7 @@ def opened(name: str, dtype: str, graphs: bool = True, draws: bool = False) -> G
         return reference
     facts = read_facts(compiled(name, "ort-cuda", dtype))
     graphs = graphs and DEVICE == "cuda"
-    stream = onnx.stream() if draws else None
+    stream = onnx.new_stream() if draws else None
     session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs, stream=stream)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
     model = OrtDecoder(
@@ -84,7 +84,7 @@ def opened(name: str, dtype: str, graphs: bool = True, draws: bool = False) -> G
         rolling=facts.rolling,
     )
     if draws:
-        model.contexts = onnx.DrawingOrtContext
+        model.contexts = onnx.SamplingOrtContext
     return Generator(model, stop_ids=facts.eos, folder=facts.folder)
 
 
@@ -207,12 +207,14 @@ def narrow_case(op: Op, case: Case, dtype: str) -> tuple[Graph, dict[str, Any], 
 
 def check_op(op: Op, dtype: str) -> None:
     """Every case of an op equals its float64 reference within a few dozen roundings."""
-    ort = onnxruntime()
+    ort = import_onnxruntime()
     provider = [(CUDA, {"use_tf32": "0"})] if DEVICE == "cuda" else [CPU]
     for number, case in enumerate(op.cases):
         graph, feeds, want = narrow_case(op, case, dtype)
-        legalize(graph, lambda node: refusals(node, TARGETS["ort-cuda"]))
-        session = ort.InferenceSession(in_memory(build(graph, TARGETS["ort-cuda"], 1024)), providers=provider)
+        legalize(graph, lambda node: list_refusals(node, TARGETS["ort-cuda"]))
+        session = ort.InferenceSession(
+            serialize_model(build_model(graph, TARGETS["ort-cuda"], 1024)), providers=provider
+        )
         used = {i.name for i in session.get_inputs()}
         for y, reference in zip(
             session.run(None, {k: v for k, v in feeds.items() if k in used}), want.values(), strict=True

@@ -19,7 +19,7 @@ from gpu.limits import capture
 from torch import Tensor
 
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.torch.expert_offloading import offload
+from weft.backends.runtime.torch.expert_offloading import offload_experts
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.backends.target import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
@@ -280,7 +280,7 @@ def check_offloaded(name: str, dtype: str, most: int) -> None:
     """With a few experts of each mixture in slots, a text read and then decoded has the logits of the whole model."""
     ids = tokens(1, 60, seed=5)
     net: Any = build_module(forms(name), dtype=DTYPES[dtype]).eval()
-    offloaded = offload(net, most, DEVICE, name, None if CUDA else AtOnce())
+    offloaded = offload_experts(net, most, DEVICE, name, None if CUDA else AtOnce())
     found = in_pieces(net, ids.to(DEVICE), [*range(30, 60)])
     near(found, model(name, "f32", "cpu")(ids), dtype, f"{name}, {most} experts on the device")
     assert offloaded.counts.found < offloaded.counts.asked and offloaded.counts.bytes > 0

@@ -20,42 +20,42 @@ from .standard import DIRECT
 Out = onnx.Value
 
 
-def is_length(mask: Value) -> bool:
+def is_length_mask(mask: Value) -> bool:
     """Return whether a key mask only encodes the lengths of batch rows: it is the graph input attention_mask of a
     decoder, whose padding is on the right."""
     return mask.graph.inputs.get("attention_mask") is mask
 
 
-def is_plain(node: Node) -> bool:
+def is_causal_only(node: Node) -> bool:
     """Return whether the attention `node` needs no mask other than is_causal: it has no cache, no sinks, no window and
     no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 
 
-def build_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
+def emit_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
     """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal, or
     if `include_causal` including causality; None if no mask is needed.
 
     The keys of a cached attention are its slots; with a rolling cache, its slots and then the new keys.
     """
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
-    if key_mask is not None and past is not None and is_length(key_mask):
+    if key_mask is not None and past is not None and is_length_mask(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
-    plain = not include_causal and is_plain(node)
+    plain = not include_causal and is_causal_only(node)
     sizes = node.required_operand("q").shape[1], node.required_operand("k").shape[1] if past is None else past.shape[2]
     facts = None if plain else (VisibleKeys.from_attrs(a), a.get("rolling", False))
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
-    return e.memo(key, lambda: _emit_mask(e, node, key_mask, plain))
+    return e.memo(key, lambda: _emit_new_mask(e, node, key_mask, plain))
 
 
-def _emit_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
+def _emit_new_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
     parts: list[Out] = []
     if not plain:
-        query_at, key_at = _query_key_positions(e, node)
+        query_at, key_at = _emit_positions(e, node)
         if node.attrs.get("rolling"):
             parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
-        parts += _conditions(e, node, query_at, key_at)
+        parts += _emit_conditions(e, node, query_at, key_at)
     if key_mask is not None:
         parts.append(_broadcast_key_mask(e, node, key_mask, plain))
     return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
@@ -81,17 +81,17 @@ def pad_end(e: OnnxEmitter, x: Out | None, axis: int, size: Any) -> Out:
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
 
-def _query_key_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
+def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
-        queries = e.op("Unsqueeze", index_range(e, node.required_operand("q").shape[1]), e.constant([1]))
-        return queries, index_range(e, node.required_operand("k").shape[1])
+        queries = e.op("Unsqueeze", emit_range(e, node.required_operand("q").shape[1]), e.constant([1]))
+        return queries, emit_range(e, node.required_operand("k").shape[1])
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs.get("rolling"):
-        return queries, index_range(e, past.shape[2])
-    key_positions = slot_positions(e, positions, past.shape[2])
-    keys = e.op("Concat", key_positions, consecutive_positions(e, positions), axis=1)
+        return queries, emit_range(e, past.shape[2])
+    key_positions = emit_slot_positions(e, positions, past.shape[2])
+    keys = e.op("Concat", key_positions, emit_consecutive_positions(e, positions), axis=1)
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 
@@ -106,19 +106,19 @@ def expand_bias(e: OnnxEmitter, bias: Value, queries: Any, keys: Any) -> Out:
     return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
 
 
-def index_range(e: OnnxEmitter, size: Any) -> Out:
+def emit_range(e: OnnxEmitter, size: Any) -> Out:
     """Return the integers from 0 to `size` − 1 as int64, for an IR size."""
     if isinstance(size, int):
         return e.constant(range(size))
     return e.memo(("count", size), lambda: e.range(e.size(size)))
 
 
-def first_position(e: OnnxEmitter, positions: Value) -> Out:
+def emit_first_position(e: OnnxEmitter, positions: Value) -> Out:
     """Return the position of the first new token of each batch row: positions[:, 0:1], [batch, 1]."""
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 
-def consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
+def emit_consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
     padding at the end.
 
@@ -126,17 +126,19 @@ def consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     visible.
     """
     new = positions.shape[1]
-    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), index_range(e, new)))
+    return e.memo(
+        ("consecutive", positions), lambda: e.op("Add", emit_first_position(e, positions), emit_range(e, new))
+    )
 
 
-def slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
+def emit_slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
     """Return the position of the key in each slot of a rolling cache before the new keys are written, [batch,
     capacity]; it is negative for empty slots."""
 
     def make() -> Out:
-        newest = e.op("Sub", first_position(e, positions), e.constant(1))
+        newest = e.op("Sub", emit_first_position(e, positions), e.constant(1))
         # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
-        age = e.op("Mod", e.op("Sub", newest, index_range(e, capacity)), e.size(capacity))
+        age = e.op("Mod", e.op("Sub", newest, emit_range(e, capacity)), e.size(capacity))
         return e.op("Sub", newest, age)
 
     return e.memo(("slot positions", positions, capacity), make)
@@ -163,7 +165,7 @@ class _Position(Operators["_Position"]):
         return self._apply("equal", self, other)
 
 
-def _conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
+def _emit_conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
     """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
     there are none, return one that is always true."""
     query, key = _Position(e, query_at), _Position(e, key_at)

@@ -16,30 +16,38 @@ from ...target import Backend
 from ..lowering import lowering
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from . import dequantized_caches as cache_codes
-from .attention_mask import build_mask, consecutive_positions, expand_bias, first_position, is_length, is_plain, pad_end
+from .attention_mask import (
+    emit_consecutive_positions,
+    emit_first_position,
+    emit_mask,
+    expand_bias,
+    is_causal_only,
+    is_length_mask,
+    pad_end,
+)
 
 Out = onnx.Value
 _END = 2**63 - 1  # end of a Slice of an axis of any size
 
 
-def _refusal(node: Node, target: Backend) -> str | None:
+def _find_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         mask = node.operand("key_mask")
-        if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
+        if node.operand("bias") is not None or (mask is not None and not is_length_mask(mask)):
             return "a bias or mask by position does not fit the slots of a rolling cache"
         if node.attrs["keep_first"]:
             return "the first keys have their own slots next to the rolling ones"
     return None
 
 
-@lowering(ops.attention, when=_refusal, opset=24)
+@lowering(ops.attention, when=_find_refusal, opset=24)
 def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, sinks = node.required_operand("q"), node.required_operand("k"), node.operand("sinks")
     v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
-    mask = _attention_mask(e, node)
+    mask = _emit_attention_mask(e, node)
     # is_causal shows query i the keys up to i: wrong if the keys begin with a cache. Then the mask covers causality.
-    is_causal = int(is_plain(node) and a["causal"])
+    is_causal = int(is_causal_only(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
     scales, bits = (node.operand("k_scale"), node.operand("v_scale")), a["cache_bits"]
     # 3-D operands [batch, seq, heads·d] need no transposes. Caches and the extra key of sinks need a separate axis of
@@ -59,7 +67,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
             kv = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
             present = [_update_rolling_cache(e, old, output, node) for old, output in zip(past, kv, strict=True)]
         else:
-            start = _first_slot(e, positions)
+            start = _emit_first_slot(e, positions)
             fresh = zip(past, kv, strict=True)
             kv = present = e.memo(
                 ("cache", past_k, k),  # other attentions may read the same cache
@@ -87,7 +95,7 @@ def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
     keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
     if past is not None and positions is not None:
-        keys = e.op("TensorScatter", e[past], keys, _first_slot(e, positions), axis=2)
+        keys = e.op("TensorScatter", e[past], keys, _emit_first_slot(e, positions), axis=2)
         present = [keys]
     # Flatten tokens and heads, so that one product gives all scores: [batch, 1, seq·heads, keys].
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
@@ -97,7 +105,7 @@ def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, transposed)), e.constant([0, -1, heads, 0]))
     scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
     mask = (
-        build_mask(e, node, include_causal=True)
+        emit_mask(e, node, include_causal=True)
         if node.attrs["causal"] or node.operand("key_mask") is not None
         else None
     )
@@ -114,9 +122,9 @@ def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     return [bias if mask is None else e.op("Where", mask, bias, hidden), *present]
 
 
-def _first_slot(e: OnnxEmitter, positions: Value) -> Out:
+def _emit_first_slot(e: OnnxEmitter, positions: Value) -> Out:
     """Return the first cache slot that each batch row writes, [batch]."""
-    return e.memo(("start", positions), lambda: _squeeze_column(e, first_position(e, positions)))
+    return e.memo(("start", positions), lambda: _squeeze_column(e, emit_first_position(e, positions)))
 
 
 def _split_heads(e: OnnxEmitter, value: Value, heads: int) -> Out:
@@ -130,14 +138,14 @@ def _squeeze_column(e: OnnxEmitter, column: Out) -> Out:
     return e.op("Squeeze", column, e.constant([1]))
 
 
-def _attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
+def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     """Return mask, bias and sinks of `node` as one operand of Attention: a boolean mask, or a bias that is added to the
     scores; None if there are none."""
-    mask, bias, sinks = build_mask(e, node), node.operand("bias"), node.operand("sinks")
+    mask, bias, sinks = emit_mask(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
-    keys = _key_count(node)
-    added = e.memo(("added", mask, bias, keys), lambda: _additive_mask(e, node, mask, bias, keys))
+    keys = _count_keys(node)
+    added = e.memo(("added", mask, bias, keys), lambda: _emit_additive_mask(e, node, mask, bias, keys))
     if sinks is None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
@@ -146,14 +154,14 @@ def _attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
 
 
-def _key_count(node: Node) -> Size:
+def _count_keys(node: Node) -> Size:
     """Return the number of keys that `node` reads, including masked ones."""
     new, past = node.required_operand("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
 
 
-def _additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
+def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
     """Return `bias` (None: 0) with −∞ where `mask` is False."""
     if bias is None:
         visible: Out | None = e.scalar(0.0, node.output.type.dtype)
@@ -178,7 +186,7 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
     source, start = e.memo(
-        ("rolled", positions, mask, capacity), lambda: _rolling_indices(e, positions, mask, capacity)
+        ("rolled", positions, mask, capacity), lambda: _emit_rolling_indices(e, positions, mask, capacity)
     )
     places = e.memo(
         ("rolled places", positions, mask, capacity, kv_heads, width),
@@ -188,11 +196,11 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 
 
-def _rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
+def _emit_rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
     """Return the indices of the keys to write [batch, count] in the concatenation of slots and new keys, and the first
     slot that each batch row writes [batch]."""
-    first = first_position(e, positions)
-    call_positions = consecutive_positions(e, positions)
+    first = emit_first_position(e, positions)
+    call_positions = emit_consecutive_positions(e, positions)
     at = e.op("Slice", call_positions, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
     if mask is not None:
         last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))

@@ -29,13 +29,13 @@ from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantiz
 from ...target import Backend
 from ..lowering import contrib, lowering
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
-from .layers import MS, add_bias, apply_norm, norm_cache_key, norm_refusal
+from .layers import MS, add_bias, apply_norm, find_norm_refusal, make_norm_key
 
 GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
 NATIVE = (2, 4, 8)  # widths of its codes, in bits
 
 
-def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
+def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
     """Return the block layout in which MatMulNBits multiplies by `weight`; else the reason (str) why it cannot."""
     layout = find_stored_layout(weight) if target.contrib else NOT_ASKED
     if isinstance(layout, str):
@@ -52,18 +52,18 @@ def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
     return layout
 
 
-def product_refusal(node: Node, target: Backend) -> str | None:
-    layout = layout_of(node.operand("weight"), target)
+def find_product_refusal(node: Node, target: Backend) -> str | None:
+    layout = find_layout(node.operand("weight"), target)
     return layout if isinstance(layout, str) else None
 
 
-def _norm_refusal(node: Node, target: Backend) -> str | None:
-    return norm_refusal(node, target) or product_refusal(node, target)
+def _find_norm_refusal(node: Node, target: Backend) -> str | None:
+    return find_norm_refusal(node, target) or find_product_refusal(node, target)
 
 
-def _lookup_refusal(node: Node, target: Backend) -> str | None:
+def _find_lookup_refusal(node: Node, target: Backend) -> str | None:
     table = node.operand("table")
-    layout = layout_of(table, target)
+    layout = find_layout(table, target)
     if isinstance(layout, str):
         return layout
     assert isinstance(table, Param)
@@ -78,23 +78,23 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
+@lowering(ops.linear, targets=contrib, when=find_product_refusal, first=True)
 def MatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
     return add_bias(e, multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
+@lowering(ops.norm_linear, targets=contrib, when=_find_norm_refusal, first=True)
 def NormMatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
-    return add_bias(e, multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
+    return add_bias(e, multiply_codes(e, make_norm_key(node), apply_norm(e, node), node), node)
 
 
-@lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)
+@lowering(ops.embedding, targets=contrib, when=_find_lookup_refusal, first=True)
 def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
     ids, table = node.inputs
     assert isinstance(table, Param)
-    layout, rows = layout_of(table, e.target), int(table.shape[0])
+    layout, rows = find_layout(table, e.target), int(table.shape[0])
     assert isinstance(layout, BlockLayout)
-    codes, scales, points = native_parts(e, table, layout)
+    codes, scales, points = emit_native_parts(e, table, layout)
     # A tied output head shares the initializer of the codes: only the shape differs.
     flat = e.op("Reshape", codes, e.constant([rows, -1]))
     return e.op(
@@ -112,36 +112,36 @@ def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> on
     """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
-    layout = layout_of(weight, e.target)
+    layout = find_layout(weight, e.target)
     assert isinstance(layout, BlockLayout)
     exact = is_exact(weight)
     level, has_full_groups = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
         x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
-        codes, scales, points = native_parts(e, weight, layout)
+        codes, scales, points = emit_native_parts(e, weight, layout)
         return _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     slow = exact and layout.bits == 8 and e.target.device == "cpu" and has_full_groups
     if layout.bits in NATIVE and not slow:
-        codes, scales, points = native_parts(e, weight, layout)
+        codes, scales, points = emit_native_parts(e, weight, layout)
         y = _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     else:
         y = _multiply_nibbles(e, key, x, weight, layout, level)
     if layout.has_minimum or (layout.has_zeros and slow):
-        sums = e.memo(("block sums", key, layout.group), lambda: _block_sums(e, x, layout.group, weight.width))
-        y = e.op("Add", y, e.op("FusedMatMul", sums, _part_initializer(e, weight, "offsets"), domain=MS, transB=1))
+        sums = e.memo(("block sums", key, layout.group), lambda: _emit_block_sums(e, x, layout.group, weight.width))
+        y = e.op("Add", y, e.op("FusedMatMul", sums, _emit_part(e, weight, "offsets"), domain=MS, transB=1))
     return y
 
 
-def native_parts(
+def emit_native_parts(
     e: OnnxEmitter, weight: Param, layout: BlockLayout
 ) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
     """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
     them, in the bits of its layout."""
     last = layout.group * layout.bits // 8
     groups = compute_part_widths(layout, weight.width)["packed"] // last
-    points = _part_initializer(e, weight, "points") if layout.has_zeros else None
-    scales = decode_scales(e, weight) if layout.sums else _part_initializer(e, weight, "steps")
-    return _part_initializer(e, weight, "packed", groups, last), scales, points
+    points = _emit_part(e, weight, "points") if layout.has_zeros else None
+    scales = decode_scales(e, weight) if layout.sums else _emit_part(e, weight, "steps")
+    return _emit_part(e, weight, "packed", groups, last), scales, points
 
 
 def _multiply_nibbles(
@@ -152,11 +152,9 @@ def _multiply_nibbles(
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
-    codes = _part_initializer(e, weight, "codes", planes * groups, layout.group // 2)
-    points = _part_initializer(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
-    return _emit_matmul(
-        e, x, codes, _part_initializer(e, weight, "scales"), points, weight, 4, layout.group, level, planes
-    )
+    codes = _emit_part(e, weight, "codes", planes * groups, layout.group // 2)
+    points = _emit_part(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
+    return _emit_matmul(e, x, codes, _emit_part(e, weight, "scales"), points, weight, 4, layout.group, level, planes)
 
 
 def _emit_matmul(
@@ -173,7 +171,7 @@ def _emit_matmul(
 ) -> onnx.Value:
     layout = find_stored_layout(weight)
     assert isinstance(layout, BlockLayout)
-    sums = -(-weight.width // group) + _sums_padding(e, weight.width, group) if layout.sums else 0
+    sums = -(-weight.width // group) + _count_sums_padding(e, weight.width, group) if layout.sums else 0
     # Without zero points the kernel subtracts 2^{bits−1}.
     return e.op(
         "MatMulNBits",
@@ -187,7 +185,7 @@ def _emit_matmul(
     )
 
 
-def _part_initializer(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Value:
+def _emit_part(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Value:
     recipe = Stored(weight.recipe, name)
     reshaped = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
     label = f"{weight.name}.{name}"
@@ -229,7 +227,7 @@ def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> on
     return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
 
 
-def _sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
+def _count_sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
     """Return the number of zeros after the group sums of `width` activations: some CUDA kernels need full groups."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
@@ -242,14 +240,14 @@ def append_sums(e: OnnxEmitter, key: object, x: onnx.Value, rank: int, width: in
     def concat_sums() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
         extended = e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
-        if not (padding := _sums_padding(e, width, group)):
+        if not (padding := _count_sums_padding(e, width, group)):
             return extended
         return e.op("Pad", extended, e.constant([*[0] * (2 * rank - 1), padding]))
 
     return e.memo(("with sums", key, group), concat_sums)
 
 
-def _block_sums(e: OnnxEmitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
+def _emit_block_sums(e: OnnxEmitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
     """Return the sums of `x` [..., in] over each group, [..., in / group]."""
     lead = e.op("Shape", x, start=0, end=-1)
     blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))

@@ -34,14 +34,14 @@ from ...target import Backend
 from ..lowering import lowering, standard
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
 from .block_matmul import append_sums, decode_scales
-from .layers import add_bias, apply_norm, norm_cache_key, norm_refusal
+from .layers import add_bias, apply_norm, find_norm_refusal, make_norm_key
 from .moe import gather_experts
 
 Out = onnx.Value
 SINCE = 21  # first opset where DequantizeLinear supports groups
 
 
-def layout_of(weight: Value | None) -> BlockLayout | str:
+def find_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices; else the
     reason (str) why it cannot."""
     layout = find_stored_layout(weight)
@@ -55,37 +55,37 @@ def layout_of(weight: Value | None) -> BlockLayout | str:
     return layout
 
 
-def _product_refusal(node: Node, target: Backend) -> str | None:
-    layout = layout_of(node.operand("weight"))
+def _find_product_refusal(node: Node, target: Backend) -> str | None:
+    layout = find_layout(node.operand("weight"))
     return layout if isinstance(layout, str) else None
 
 
-def _norm_refusal(node: Node, target: Backend) -> str | None:
-    return norm_refusal(node, target) or _product_refusal(node, target)
+def _find_norm_refusal(node: Node, target: Backend) -> str | None:
+    return find_norm_refusal(node, target) or _find_product_refusal(node, target)
 
 
-def _lookup_refusal(node: Node, target: Backend) -> str | None:
-    layout = layout_of(node.operand("table"))
+def _find_lookup_refusal(node: Node, target: Backend) -> str | None:
+    layout = find_layout(node.operand("table"))
     if isinstance(layout, BlockLayout) and layout.sums:
         return f"a lookup cannot decode {layout}"
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
+@lowering(ops.linear, targets=standard, when=_find_product_refusal, first=True, opset=SINCE)
 def DequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=standard, when=_norm_refusal, first=True, opset=23)
+@lowering(ops.norm_linear, targets=standard, when=_find_norm_refusal, first=True, opset=23)
 def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
-    return add_bias(e, _multiply_codes(e, norm_cache_key(node), apply_norm(e, node), node), node)
+    return add_bias(e, _multiply_codes(e, make_norm_key(node), apply_norm(e, node), node), node)
 
 
-@lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)
+@lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True, opset=SINCE)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, table = node.inputs
     assert isinstance(table, Param)
-    layout = layout_of(table)
+    layout = find_layout(table)
     assert isinstance(layout, BlockLayout)
     if layout.bits == 8:
         axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
@@ -123,13 +123,13 @@ def _drop_padding(e: OnnxEmitter, rows: Out, weight: Param, layout: BlockLayout)
 
 def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
     """Return the dequantized matrices of the stack `weight` [experts, out, in] at the indices `chosen` (None: all)."""
-    layout = layout_of(weight)
+    layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
 
     def part(name: str, dtype: DType) -> Out:
         return gather_experts(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
-    scales = _cast_scales(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
+    scales = _cast_scales(e, weight, layout, part("steps", _choose_scale_dtype(layout)), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
         zeros = part("middles", dtypes.u8) if layout.has_zeros else None
         return _dequantize_nibbles(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
@@ -142,13 +142,15 @@ def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
     """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]; `key` identifies x for sharing."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
-    layout = layout_of(weight)
+    layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
 
     def dequantize_weight() -> Out:
-        codes, zeros = (_weight_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
+        codes, zeros = (_emit_scaled_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
         scales = (
-            decode_scales(e, weight, transposed=True) if layout.sums else _weight_part(e, weight, layout, "steps", 1)
+            decode_scales(e, weight, transposed=True)
+            if layout.sums
+            else _emit_scaled_part(e, weight, layout, "steps", 1)
         )
         return _dequantize(e, codes, scales, zeros, layout, 0)
 
@@ -168,16 +170,16 @@ def _gather_part(
 ) -> Out | None:
     """Return the part `name` (codes, scales or zero points) of the rows `ids` of `table`, [..., elements of a row], or
     with `axis` 1 [elements of a row, ...]; None for zero points that the table lacks."""
-    part = _part_initializer(e, table, layout, name, axis, "table")
+    part = _emit_part(e, table, layout, name, axis, "table")
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
 
-def _weight_part(e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
-    part = _part_initializer(e, weight, layout, name, transposed)
+def _emit_scaled_part(e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
+    part = _emit_part(e, weight, layout, name, transposed)
     return None if part is None else _cast_scales(e, weight, layout, part, name)
 
 
-def _part_initializer(
+def _emit_part(
     e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
 ) -> Out | None:
     """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
@@ -197,7 +199,7 @@ def _part_initializer(
     if name in ("halves", "middles"):
         dtype = dtypes.u8
     elif name == "steps":
-        dtype = _scale_dtype(layout)
+        dtype = _choose_scale_dtype(layout)
     else:
         dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
     return e.weight(f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}", recipe, dtype, role)
@@ -206,10 +208,10 @@ def _part_initializer(
 def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
     """Return `part`, cast to the dtype of `weight` if it has scales (`name` is "steps") stored in another dtype: f16
     scales take half the bytes of f32 in the file."""
-    if name != "steps" or _scale_dtype(layout) == weight.type.dtype:
+    if name != "steps" or _choose_scale_dtype(layout) == weight.type.dtype:
         return part
     return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))
 
 
-def _scale_dtype(layout: BlockLayout) -> DType:
+def _choose_scale_dtype(layout: BlockLayout) -> DType:
     return layout.scale if layout.scale in (dtypes.f16, dtypes.f32) else dtypes.f32

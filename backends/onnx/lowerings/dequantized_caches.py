@@ -23,7 +23,7 @@ def quantize_cache(e: OnnxEmitter, x: Value, scale: Value, heads: int, bits: int
     u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
     low, high = get_code_range(bits)
     rounded = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
-    rounded = e.op("Clip", rounded, _f32(e, low), _f32(e, high))
+    rounded = e.op("Clip", rounded, _new_f32(e, low), _new_f32(e, high))
     by_head = e.op("Reshape", rounded, e.constant([0, 0, heads, x.width // heads]))
     quantized = e.op("Transpose", by_head, perm=[0, 2, 1, 3])
     return e.op("Cast", quantized, to=int(ONNX_DTYPES["i8"])) if bits == 8 else pack_codes(e, quantized)
@@ -40,18 +40,18 @@ def dequantize_cache(e: OnnxEmitter, cached: Out, scale: Value, heads: int, bits
 def pack_codes(e: OnnxEmitter, x: Out) -> Out:
     """Return x [.., n], f32 with integers from −8 to 7, packed two per byte: u8 [.., n / 2]."""
     halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
-    lower, upper = (e.op("Add", half, _f32(e, -get_code_range(4)[0])) for half in halves)
-    return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
+    lower, upper = (e.op("Add", half, _new_f32(e, -get_code_range(4)[0])) for half in halves)
+    return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _new_f32(e, 16))), to=int(ONNX_DTYPES["u8"]))
 
 
 def unpack_codes(e: OnnxEmitter, cached: Out, rank: int = 4) -> Out:
     """Return the 4-bit integers in the bytes `cached` [.., n / 2], a tensor of `rank` axes, as f32 [.., n]."""
     bytes_f32 = e.op("Cast", cached, to=_F32)
-    upper = e.op("Floor", e.op("Mul", bytes_f32, _f32(e, 1 / 16)))
-    lower = e.op("Sub", bytes_f32, e.op("Mul", upper, _f32(e, 16)))
+    upper = e.op("Floor", e.op("Mul", bytes_f32, _new_f32(e, 1 / 16)))
+    lower = e.op("Sub", bytes_f32, e.op("Mul", upper, _new_f32(e, 16)))
     pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([rank])) for x in (lower, upper)), axis=rank)
-    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _f32(e, get_code_range(4)[0]))
+    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _new_f32(e, get_code_range(4)[0]))
 
 
-def _f32(e: OnnxEmitter, x: float) -> Out:
+def _new_f32(e: OnnxEmitter, x: float) -> Out:
     return e.constant(x, np.float32)

@@ -15,14 +15,14 @@ from weft.passes.analysis.states import find_caches
 from ...target import Backend
 from ..lowering import contrib, lowering
 from ..onnx_emitter import OnnxEmitter
-from .attention_mask import expand_bias, is_length
-from .layers import MS, rope_tables
+from .attention_mask import expand_bias, is_length_mask
+from .layers import MS, emit_rope_tables
 
 Out = onnx.Value
 
 
 @dataclass(frozen=True)
-class _Operands:
+class _KernelOperands:
     """The operands of a GroupQueryAttention node, and the rotary embedding that it absorbs (or None). If key and value
     are None, `query` is the packed projection of all three."""
 
@@ -32,7 +32,7 @@ class _Operands:
     rope: Node | None
 
 
-def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
+def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     """Return the RoPE nodes of q and k of the attention `node` if the kernel can absorb both, else None."""
     ropes = match_ropes(node)
     if isinstance(ropes, str):
@@ -46,17 +46,17 @@ def _absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     return ropes if fits else None
 
 
-def _absorb_producers(node: Node) -> _Operands:
+def _absorb_producers(node: Node) -> _KernelOperands:
     q, k, v, rope = node.required_operand("q"), node.required_operand("k"), node.operand("v"), None
-    if (ropes := _absorbable_ropes(node)) is not None:
+    if (ropes := _find_absorbable_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.required_operand("x") for r in ropes)
     packed = q.producer
     if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v):
-        return _Operands(packed.required_operand("x"), None, None, rope)
-    return _Operands(q, k, v, rope)
+        return _KernelOperands(packed.required_operand("x"), None, None, rope)
+    return _KernelOperands(q, k, v, rope)
 
 
-def _refusal(node: Node, target: Backend) -> str | None:
+def _find_refusal(node: Node, target: Backend) -> str | None:
     a, q, k, v = node.attrs, node.required_operand("q"), node.required_operand("k"), node.operand("v")
     if v is None:
         return "it caches keys and values apart"
@@ -65,7 +65,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
     # The kernel receives only the length of each row, so it can only mask padding on the right.
-    if mask is None or not is_length(mask):
+    if mask is None or not is_length_mask(mask):
         return "no mask gives the total length"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
@@ -76,12 +76,12 @@ def _refusal(node: Node, target: Backend) -> str | None:
     # ONNX Runtime would silently run an f32 node on the CPU, with copies of the caches around it.
     if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):
         return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
-    if a["cache_bits"] is not None and (reason := _codes_refusal(node, head, target)):
+    if a["cache_bits"] is not None and (reason := _find_codes_refusal(node, head, target)):
         return reason
-    return None if bias is None else _bias_refusal(node, bias, mask, target)
+    return None if bias is None else _find_bias_refusal(node, bias, mask, target)
 
 
-def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
+def _find_codes_refusal(node: Node, head: int, target: Backend) -> str | None:
     """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`; `head` is a head's width."""
     k, v = node.required_operand("k_scale"), node.required_operand("v_scale")
     if k.shape != v.shape:
@@ -94,7 +94,7 @@ def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
     return None
 
 
-def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
+def _find_bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         return "a bias by position does not fit the slots of a rolling cache"
     if bias.shape[3] != mask.shape[1]:
@@ -104,13 +104,13 @@ def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str 
     return None
 
 
-def _reads(node: Node, target: Backend) -> Iterable[Value]:
+def _list_reads(node: Node, target: Backend) -> Iterable[Value]:
     operands = _absorb_producers(node)
     extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
     return [v for v in (operands.query, operands.key, operands.value, *extra) if v is not None]
 
 
-def _lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
+def _emit_lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
     """Return the kernel's operands seqlens_k, int32 [batch]: the number of ones in each row of `mask` [batch, total],
     less one, and total_sequence_length, an int32 scalar in host memory."""
     int32 = int(onnx.DataType.INT32)
@@ -125,14 +125,15 @@ def _lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
     return e.memo(("lengths", mask), make)
 
 
-@lowering(ops.attention, targets=contrib, when=_refusal, reads=_reads)
+# Tried before the standard Attention operator, which accepts the same nodes.
+@lowering(ops.attention, targets=contrib, when=_find_refusal, reads=_list_reads, first=True)
 def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
     a, operands = node.attrs, _absorb_producers(node)
     mask, bias = node.required_operand("key_mask"), node.operand("bias")
-    cos, sin = (None, None) if operands.rope is None else rope_tables(e, operands.rope, operands.query)
-    last, total = _lengths(e, mask)
+    cos, sin = (None, None) if operands.rope is None else emit_rope_tables(e, operands.rope, operands.query)
+    last, total = _emit_lengths(e, mask)
     bits, scale = a["cache_bits"], node.operand("k_scale")
     kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
     results = e.many(

@@ -16,26 +16,26 @@ from . import dequantized, quantized_experts
 PRODUCTS = (ops.linear, ops.norm_linear)
 
 
-def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
+def _reads_codes(weight: Param, node: Node, target: Backend) -> bool:
     """Return whether `node` reads the codes of `weight`, so that it is not dequantized at compile time."""
-    return _dequantize_reason(weight, node, target) is None
+    return _find_dequantize_reason(weight, node, target) is None
 
 
-def _dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
+def _find_dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
     """Return None if `node` reads the codes of `weight`, else the reason (str) why it needs `weight` dequantized."""
     if node.op in (*PRODUCTS, ops.embedding):
-        layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
+        layout = quantized.find_layout(weight, target) if target.contrib else dequantized.find_layout(weight)
         return None if isinstance(layout, BlockLayout) else layout
-    if node.op is ops.moe and target.contrib and weight in quantized_experts.expert_weights(node):
-        return quantized_experts.refusal(node, target)
-    if node.op is ops.moe and weight in quantized_experts.expert_weights(node):
-        return quantized_experts.stack_refusal(node, target)
+    if node.op is ops.moe and target.contrib and weight in quantized_experts.list_expert_weights(node):
+        return quantized_experts.find_refusal(node, target)
+    if node.op is ops.moe and weight in quantized_experts.list_expert_weights(node):
+        return quantized_experts.find_stack_refusal(node, target)
     return f"{target.name} has no {node.op.name} by codes"
 
 
 def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
     """Return the weights of `graph` that stay in blocks on `target`."""
-    return [p for p in list_read_params(graph) if any(_is_kept(p, node, target) for node in p.users)]
+    return [p for p in list_read_params(graph) if any(_reads_codes(p, node, target) for node in p.users)]
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
@@ -50,7 +50,8 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
     for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:
             reason = next(
-                filter(None, (_dequantize_reason(weight, node, target) for node in weight.users)), "it is an output"
+                filter(None, (_find_dequantize_reason(weight, node, target) for node in weight.users)),
+                "it is an output",
             )
             weights_by_reason.setdefault(reason, []).append(weight.name)
     return [
@@ -59,21 +60,21 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
     ]
 
 
-def rounds_activations(graph: Graph, target: Backend) -> bool:
+def has_rounded_activations(graph: Graph, target: Backend) -> bool:
     """Return whether products round activations to 8 bits: on a CPU, if weights quantized by a pass stay in blocks."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 
-def idle(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
+def list_idle_options(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
     """Return the reason by option name for each of KEEP_BLOCKS and ARITHMETIC that `options` sets but that has no
     effect on `graph`."""
     reasons = dict[str, str]()
     if all(map(is_quantized, list_kept_weights(graph, target))):
-        refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+        refusals = (quantized.find_product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
         why = next((reason for reason in refusals if reason), "no linear map has blocks of a checkpoint")
         reasons[KEEP_BLOCKS] = f"no weights keep their blocks: {why}"
     rounding = {p.name: p.recipe.item for p in graph.params.values() if isinstance(p.recipe, Kept) and is_quantized(p)}
-    if not rounds_activations(graph.clone(rounding), target):
+    if not has_rounded_activations(graph.clone(rounding), target):
         why = "activations are rounded for codes that --weights or a pass made, and the model keeps none"
         reasons[ARITHMETIC] = why
     return {name: reason for name, reason in reasons.items() if getattr(options, name, "")}

@@ -44,14 +44,14 @@ def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
     return y if bias is None else e.op("Add", y, e[bias])
 
 
-def _vector_or_fill(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
+def _emit_vector(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
     """Return the operand `name` of the norm `node`; if it is absent, a constant vector of `fill`, because the operators
     require a scale."""
     x, vector = node.required_operand("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
-def _rms_operator(e: OnnxEmitter) -> str:
+def _choose_rms_operator(e: OnnxEmitter) -> str:
     # On CUDA, ONNX Runtime fuses per-head norms into attention only if they use its own operator.
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
@@ -59,29 +59,33 @@ def _rms_operator(e: OnnxEmitter) -> str:
 @lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: OnnxEmitter, node: Node) -> Out:
     return e.op(
-        _rms_operator(e), e[node.inputs[0]], _vector_or_fill(e, node, "weight", 1.0), axis=-1, epsilon=node.attrs["eps"]
+        _choose_rms_operator(e),
+        e[node.inputs[0]],
+        _emit_vector(e, node, "weight", 1.0),
+        axis=-1,
+        epsilon=node.attrs["eps"],
     )
 
 
 @lowering(ops.layer_norm)
 def LayerNormalization(e: OnnxEmitter, node: Node) -> Out:
-    scale, bias = _vector_or_fill(e, node, "weight", 1.0), e[node.operand("bias")]
+    scale, bias = _emit_vector(e, node, "weight", 1.0), e[node.operand("bias")]
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
-def norm_refusal(node: Node, target: Backend) -> str | None:
+def find_norm_refusal(node: Node, target: Backend) -> str | None:
     """Return None, or a reason (str) if the norm_linear `node` has an activation."""
     activation = node.attrs["activation"]
     return None if activation == "identity" else f"it ends in {activation}"
 
 
-def norm_cache_key(node: Node) -> object:
+def make_norm_key(node: Node) -> object:
     """Return a key that is equal for norm_linear nodes with the same normed input."""
     x, kind = node.required_operand("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
 
-@lowering(ops.norm_linear, when=norm_refusal, opset=23)
+@lowering(ops.norm_linear, when=find_norm_refusal, opset=23)
 def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required_operand("weight")), node)
 
@@ -93,51 +97,51 @@ def apply_norm(e: OnnxEmitter, node: Node) -> Out:
         return x
 
     def emit_norm() -> Out:
-        operands = [x, _vector_or_fill(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
-        name = "LayerNormalization" if kind == "layer" else _rms_operator(e)
+        operands = [x, _emit_vector(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
+        name = "LayerNormalization" if kind == "layer" else _choose_rms_operator(e)
         return e.op(name, *operands, axis=-1, epsilon=node.attrs["eps"])
 
-    return e.memo(("normed", norm_cache_key(node)), emit_norm)
+    return e.memo(("normed", make_norm_key(node)), emit_norm)
 
 
 # ONNX Runtime itself fuses an addition with a LayerNorm, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: OnnxEmitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
-    scale, total = _vector_or_fill(e, node, "weight", 1.0), node.outputs[1]
+    scale, total = _emit_vector(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
     # Always set: the default of these operators is 1e-12.
     eps = node.attrs["eps"]
     name, operands = "SkipSimplifiedLayerNormalization", [x, y, scale]
     if node.attrs["kind"] == "layer":
-        name, operands = "SkipLayerNormalization", [*operands, _vector_or_fill(e, node, "bias", 0.0)]
+        name, operands = "SkipLayerNormalization", [*operands, _emit_vector(e, node, "bias", 0.0)]
     results = e.many(name, *operands, domain=MS, epsilon=eps, outputs=[True, False, False, wants_sum])
     return [results[0], results[3]]
 
 
-def _gelu_refusal(node: Node, target: Backend) -> str | None:
+def _find_gelu_refusal(node: Node, target: Backend) -> str | None:
     return "ONNX has no gelu by a sigmoid" if node.attrs["approximate"] == "sigmoid" and not target.contrib else None
 
 
-@lowering(ops.gelu, when=_gelu_refusal)
+@lowering(ops.gelu, when=_find_gelu_refusal)
 def Gelu(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
+    return emit_activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: OnnxEmitter, node: Node) -> Out:
-    return activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
+    return emit_activation(e, e[node.required_operand("x")], find_activation_name(node) or "", node.output.type.dtype)
 
 
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
 BODIES = ("elu", "relu2")  # activations that are expanded into their bodies, except in experts
 
 
-def activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
+def emit_activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
     """Emit act(x) for the activation called `name` (a key of `ACTIVATIONS`, or "swish(β)"), x in `dtype`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
-    beta = swish_slope(name)
+    beta = find_swish_slope(name)
     if name == "identity":
         return x
     if name == "relu2":
@@ -151,14 +155,14 @@ def activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
     return e.op("Mul", x, e.op("Sigmoid", inner))
 
 
-def swish_slope(name: str) -> float | None:
+def find_swish_slope(name: str) -> float | None:
     """Return β of the activation called `name` if it is x·σ(βx); None for other activations."""
     if name.startswith("swish("):
         return float(name[6:-1])
     return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
 
 
-def _glu_refusal(node: Node, target: Backend) -> str | None:
+def _find_glu_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["limit"] is not None:
         return "gates with a limit go through their body"
     name = node.attrs["activation"]
@@ -166,13 +170,13 @@ def _glu_refusal(node: Node, target: Backend) -> str | None:
     return f"no ONNX operator for {name}" if lacks else None
 
 
-@lowering(ops.glu, when=_glu_refusal)
+@lowering(ops.glu, when=_find_glu_refusal)
 def GatedUnit(e: OnnxEmitter, node: Node) -> Out:
     gate, up = e[node.required_operand("gate")], e[node.required_operand("up")]
-    return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
+    return e.op("Mul", emit_activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
 
 
-def rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
+def emit_rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
     """Return cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
     frequencies, amplitude = rope.required_operand("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
@@ -180,19 +184,19 @@ def rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
     return [e.weight(f"rope.{fn}", table, like.type.dtype) for fn, table in tables.items()]
 
 
-def _rope_refusal(node: Node, target: Backend) -> str | None:
+def _find_rope_refusal(node: Node, target: Backend) -> str | None:
     frequencies = node.inputs[2]
     return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
 
 
-@lowering(ops.rope, when=_rope_refusal, opset=23)
+@lowering(ops.rope, when=_find_rope_refusal, opset=23)
 def RotaryEmbedding(e: OnnxEmitter, node: Node) -> Out:
     x, heads = node.required_operand("x"), node.attrs["heads"]
     rotated = 2 * node.required_operand("frequencies").width
     return e.op(
         "RotaryEmbedding",
         e[x],
-        *rope_tables(e, node, x),
+        *emit_rope_tables(e, node, x),
         e[node.required_operand("positions")],
         num_heads=heads,
         interleaved=int(node.attrs["interleaved"]),

@@ -23,7 +23,7 @@ from weft.ir.types.dtypes import DType
 from ...target import Backend
 from ..lowering import contrib, lowering, on_cpu
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
-from .layers import MS, activation, swish_slope
+from .layers import MS, emit_activation, find_swish_slope
 
 Out = onnx.Value
 F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])
@@ -96,30 +96,30 @@ _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "ide
 
 
 # Fixed by onnxruntime's pull request 32659 of September 2026, which is not known to be in a release.
-WRONG_CHOICES = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
+BF16_ROUTER_BUG = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
 
 
-def chooses_wrong_experts(node: Node, target: Backend) -> bool:
+def has_bf16_router_bug(node: Node, target: Backend) -> bool:
     """Return whether ONNX Runtime's kernel would choose wrong experts for `node`."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
-def _kernel_refusal(node: Node, target: Backend) -> str | None:
-    return WRONG_CHOICES if chooses_wrong_experts(node, target) else activation_refusal(node)
+def _find_kernel_refusal(node: Node, target: Backend) -> str | None:
+    return BF16_ROUTER_BUG if has_bf16_router_bug(node, target) else find_activation_refusal(node)
 
 
-def activation_refusal(node: Node) -> str | None:
+def find_activation_refusal(node: Node) -> str | None:
     """Return the reason why ONNX Runtime's MoE and QMoE lack the activation of `node`; None if they have it."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
-    if swish_slope(name) is None:
+    if find_swish_slope(name) is None:
         return f"the kernel has no gate by {name}"
     packed = (up, gate, node.operand("up_bias"), node.operand("gate_bias"))
     return None if all(v is None or isinstance(v, Param) for v in packed) else "gate and up are computed at run time"
 
 
-def _absorbable_router(node: Node) -> Node | None:
+def _find_absorbable_router(node: Node) -> Node | None:
     """Return the router of the mixture `node` if the kernel MoE can absorb it (softmax and top-k, without bias and
     groups); else None. Of equal scores the kernel takes the last."""
     producer = node.required_operand("combine").producer
@@ -128,8 +128,8 @@ def _absorbable_router(node: Node) -> Node | None:
     return producer if producer.attrs["scoring"] == "softmax" and producer.attrs["groups"] == 1 else None
 
 
-def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
-    router = _absorbable_router(node)
+def _list_kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
+    router = _find_absorbable_router(node)
     absorbed = None if router is None else node.operand("combine")
     logits = [] if router is None else [router.operand("logits")]
     return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
@@ -163,7 +163,7 @@ def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | No
     The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
     lets the two share memory.
     """
-    router, combine = _absorbable_router(node), node.required_operand("combine")
+    router, combine = _find_absorbable_router(node), node.required_operand("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
     factor: Out | None = None
@@ -186,17 +186,17 @@ def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | No
     return logits, k, factor
 
 
-def activation_attributes(node: Node) -> dict[str, Any]:
+def list_activation_attributes(node: Node) -> dict[str, Any]:
     """Return the attributes of MoE and QMoE that describe the activation of an expert."""
     a = node.attrs
     if node.operand("gate") is None:
         return {"activation_type": _KERNEL[a["activation"]]}
     # Rows of gate and up are interleaved: the CPU kernels support neither another layout nor a third weight (fc3).
     fused = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
-    return fused | {"activation_alpha": swish_slope(a["activation"]), "activation_beta": a["shift"]}
+    return fused | {"activation_alpha": find_swish_slope(a["activation"]), "activation_beta": a["shift"]}
 
 
-@lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
+@lowering(ops.moe, targets=contrib, when=_find_kernel_refusal, reads=_list_kernel_reads)
 def MoE(e: OnnxEmitter, node: Node) -> Out:
     x = node.required_operand("x")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
@@ -210,7 +210,7 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
-    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **activation_attributes(node))
+    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **list_activation_attributes(node))
     y = y if fits else reshape_like(e, y, x)
     return y if factor is None else e.op("Mul", y, factor)
 
@@ -218,17 +218,17 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
 # -- experts in batched products
 
 
-def _emit_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
+def _emit_expert_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
     """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), limited."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
-        return activation(e, up, a["activation"], dtype)
+        return emit_activation(e, up, a["activation"], dtype)
     if a["limit"] is not None:
         high, low = e.scalar(a["limit"], dtype), e.scalar(-a["limit"], dtype)
         gate, up = e.op("Min", gate, high), e.op("Clip", up, low, high)
     if a["shift"]:
         up = e.op("Add", up, e.scalar(a["shift"], dtype))
-    return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
+    return e.op("Mul", emit_activation(e, gate, a["activation"], dtype), up)
 
 
 def gather_experts(e: OnnxEmitter, value: Out, chosen: Out | None) -> Out:
@@ -247,7 +247,7 @@ def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | No
     return e.op("MatMul", rows, e.op("Transpose", gather_experts(e, e[weight], chosen), perm=[0, 2, 1]))
 
 
-def _largest_count(e: OnnxEmitter, counts: Out) -> Out:
+def _emit_largest_count(e: OnnxEmitter, counts: Out) -> Out:
     """Return the largest of `counts` [n], or 1 if that is larger, as a tensor [1]."""
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
@@ -277,7 +277,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 
     # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero.
-    n = _largest_count(e, e.op("ReduceSum", used, constant_1, keepdims=0))
+    n = _emit_largest_count(e, e.op("ReduceSum", used, constant_1, keepdims=0))
     tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
@@ -288,7 +288,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
 
     opened = None if gate is None else project(rows, gate, gate_bias)
     assert up is not None and down is not None
-    hidden = _emit_activation(e, node, project(rows, up, up_bias), opened)
+    hidden = _emit_expert_activation(e, node, project(rows, up, up_bias), opened)
     results = e.op("Reshape", project(hidden, down, down_bias), e.constant([-1, x.width]))
 
     # Back to tokens: the rows in `results` of a token's k experts, [tokens, k].
@@ -297,7 +297,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
     # Clamped for experts that a token does not use: any row will do, its weight is zero.
     row_in_expert = e.op("Transpose", e.op("Min", before, e.op("Sub", n, constant_1)), perm=[1, 0])
-    k = _largest_count(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
+    k = _emit_largest_count(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
     weight, expert_indices = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
     at = e.op("Add", e.op("Mul", expert_indices, n), e.op("GatherElements", row_in_expert, expert_indices, axis=1))
     mixed = e.op("MatMul", e.op("Unsqueeze", weight, constant_1), e.op("Gather", results, at, axis=0))

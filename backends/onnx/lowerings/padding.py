@@ -18,12 +18,12 @@ from weft.passes.analysis.states import find_state_inputs, has_cache
 from weft.passes.analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 
 from ..onnx_emitter import ONNX_DTYPES, Emitted, OnnxEmitter
-from .attention_mask import first_position
+from .attention_mask import emit_first_position
 
 Emit = Callable[[OnnxEmitter, Node], Emitted]
 
 
-def lower(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
+def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones.
 
     The last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted
@@ -47,13 +47,13 @@ def lower(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
             e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
     outputs = [value for value in graph.outputs.values() if has_token_axes(value, tokens)]
     inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
-    heads = dict(head for value in outputs if (head := _output_head(value, tokens, chosen)))
+    heads = dict(head for value in outputs if (head := _find_output_head(value, tokens, chosen)))
     e.lower({**chosen, **{node: _restore_order(chosen[node], x, inverse_order) for node, x in heads.items()}})
     for value in outputs:
-        if _output_head(value, tokens, chosen) is None:
+        if _find_output_head(value, tokens, chosen) is None:
             e.output_values[value] = _gather_rows(e, e[value], inverse_order)
-    if (logits := graph.outputs.get("logits")) is not None and (limit := _padding_limit(e)) is not None:
-        first = first_position(e, graph.inputs["position_ids"])
+    if (logits := graph.outputs.get("logits")) is not None and (limit := _emit_padding_limit(e)) is not None:
+        first = emit_first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
         last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
@@ -68,7 +68,7 @@ def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value
     return e.op("GatherND", x, e.op("Unsqueeze", order, e.constant([-1])), batch_dims=1)
 
 
-def _output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
+def _find_output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
     """Return the first node of the chain of token-wise nodes that computes the output `value`, and the node's per-token
     operand; None if the producer of `value` is not token-wise. Reordering that operand is cheaper than reordering
     logits."""
@@ -98,7 +98,7 @@ def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
     return emit_restored
 
 
-def _padding_limit(e: OnnxEmitter) -> onnx.Value | None:
+def _emit_padding_limit(e: OnnxEmitter) -> onnx.Value | None:
     """Return the number of tokens of a batch row [1] up to which padding is harmless: the slots of the smallest rolling
     cache, or 0 with a recurrent state; None if padding is always harmless."""
     limits = [

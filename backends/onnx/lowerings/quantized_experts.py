@@ -32,21 +32,21 @@ from ..onnx_emitter import OnnxEmitter
 from . import dequantized
 from .block_matmul import cast_scales
 from .layers import MS
-from .moe import activation_attributes, activation_refusal, emit_grouped, interleave_rows, reshape_like
+from .moe import emit_grouped, find_activation_refusal, interleave_rows, list_activation_attributes, reshape_like
 
 Out = onnx.Value
 GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
 
 
-def expert_weights(node: Node) -> list[Value]:
+def list_expert_weights(node: Node) -> list[Value]:
     """Return the weights of the experts of `node`: up, down and, if present, gate."""
     return [v for v in map(node.operand, ("up", "down", "gate")) if v is not None]
 
 
-def refusal(node: Node, target: Backend) -> str | None:
+def find_refusal(node: Node, target: Backend) -> str | None:
     """Return None, or the reason (str) why QMoE cannot compute `node` on `target`."""
     layouts: list[BlockLayout] = []
-    for weight in expert_weights(node):
+    for weight in list_expert_weights(node):
         layout = find_stored_layout(weight)
         # --keep-blocks applies to linear layers only.
         if not isinstance(weight, Param) or not is_quantized(weight) or isinstance(layout, str):
@@ -66,24 +66,24 @@ def refusal(node: Node, target: Backend) -> str | None:
             return f"the CUDA kernel of QMoE is left out in {node.output.type.dtype}"
         if up.has_zeros:
             return "the CUDA kernel of QMoE is not known to take zero points"
-    elif any(isinstance(w, Param) and is_exact(w) for w in expert_weights(node)) and max(up.bits, down.bits) == 8:
+    elif any(isinstance(w, Param) and is_exact(w) for w in list_expert_weights(node)) and max(up.bits, down.bits) == 8:
         return "the CPU kernel of QMoE rounds activations to 8 bits where codes have 8"
-    return activation_refusal(node)
+    return find_activation_refusal(node)
 
 
-@lowering(ops.moe, targets=contrib, when=refusal, first=True)
+@lowering(ops.moe, targets=contrib, when=find_refusal, first=True)
 def QMoE(e: OnnxEmitter, node: Node) -> Out:
     x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     assert isinstance(up, Param) and isinstance(down, Param)
-    first, second = (_code_form(e, weight) for weight in (up, down))
+    first, second = (_choose_code_form(e, weight) for weight in (up, down))
     opened = gate if isinstance(gate, Param) else None
     bias = e[up_bias] if opened is None else interleave_rows(e, gate_bias, up_bias, opened, "interleaved.bias")
-    fc1, fc2 = (_parts(e, up, opened, first), _parts(e, down, None, second))
+    fc1, fc2 = (_emit_parts(e, up, opened, first), _emit_parts(e, down, None, second))
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, combine.width]))
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
-    unit = activation_attributes(node)
+    unit = list_activation_attributes(node)
     quantized: dict[str, Any] = {"quant_type": "int", "block_size": first.group, "expert_weight_bits": first.bits}
     if second.bits != first.bits:
         quantized["fc2_expert_weight_bits"] = second.bits
@@ -108,13 +108,13 @@ class _CodeForm:
         self.has_zeros = layout.has_zeros
 
 
-def _code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
+def _choose_code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
     layout = find_stored_layout(weight)
     assert isinstance(layout, BlockLayout)
     return _CodeForm(layout, e.target.device == "cuda" or is_exact(weight))
 
 
-def _parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
+def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
     """Return codes, scales, and zero points (or None) of the stack `weight` in `form`; if `gate` is given, with its
     rows interleaved: gate 0, weight 0, gate 1, …"""
     parts: list[Out | None] = []
@@ -135,15 +135,15 @@ def _parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -
 # -- in standard operators
 
 
-def stack_refusal(node: Node, target: Backend) -> str | None:
+def find_stack_refusal(node: Node, target: Backend) -> str | None:
     """Return None, or the reason (str) why DequantizeLinear cannot decode the experts of `node`."""
-    layouts = [dequantized.layout_of(weight) for weight in expert_weights(node)]
+    layouts = [dequantized.find_layout(weight) for weight in list_expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"
     return next((layout for layout in layouts if isinstance(layout, str)), None)
 
 
-@lowering(ops.moe, targets=standard, when=stack_refusal, first=True, opset=dequantized.SINCE)
+@lowering(ops.moe, targets=standard, when=find_stack_refusal, first=True, opset=dequantized.SINCE)
 def DequantizeExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
 

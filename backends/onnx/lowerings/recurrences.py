@@ -23,7 +23,7 @@ from weft.ir.types.sizes import Size
 from ...target import Backend
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
 from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
-from .layers import BODIES, MS, activation
+from .layers import BODIES, MS, emit_activation
 
 CHUNK = 32  # tokens in a chunk of the parallel form
 
@@ -47,27 +47,27 @@ def cast_results(e: OnnxEmitter, node: Node, results: list[Out]) -> list[Out]:
     return [cast(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
 
 
-def zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
+def emit_zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
     """Return f32 zeros [batch, *tail]."""
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
-def initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any:
+def emit_initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any:
     """Return the initial state [batch, *tail]: `past`, reshaped, or zeros if it is None."""
-    return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
+    return emit_zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
 # -- linear attention and the delta rule
 
 
-def _operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
+def _list_operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
     """Return q, k, v, beta (None in linear attention), decay and past of `node` as ONNX values, on CPUs in f32."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
     q, k, v, *beta, decay, past = (to_f32(e, node.operand(n)) for n in names)
     return q, k, v, beta[0] if beta else None, decay, past
 
 
-def head_sizes(node: Node) -> tuple[int, int, int, int]:
+def get_head_sizes(node: Node) -> tuple[int, int, int, int]:
     """Return the number of groups of q and k, the number of heads, and the key and value sizes of a head."""
     groups, heads = node.attrs["groups"], node.attrs["heads"]
     return groups, heads, node.required_operand("q").width // groups, node.output.width // heads
@@ -75,9 +75,9 @@ def head_sizes(node: Node) -> tuple[int, int, int, int]:
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=contrib)
 def LinearAttention(e: OnnxEmitter, node: Node) -> list[Out]:
-    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
+    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _list_operands(e, node), get_head_sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
-        past = zeros(e, node.output.shape[0], heads, d, dv)
+        past = emit_zeros(e, node.output.shape[0], heads, d, dv)
     plain, gated = ("linear", "gated") if beta is None else ("delta", "gated_delta")
     rule: dict[str, Any] = {"update_rule": plain if decay is None else gated, "scale": 1.0}
     operands = (q, k, v, past, decay, *([] if beta is None else [beta]))
@@ -85,19 +85,19 @@ def LinearAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     return cast_results(e, node, e.many("LinearAttention", *operands, domain=MS, outputs=2, **sizes, **rule))
 
 
-def _decay_refusal(node: Node, target: Backend) -> str | None:
+def _find_decay_refusal(node: Node, target: Backend) -> str | None:
     decay = node.operand("decay")
     return "it has a decay per key" if decay is not None and decay.width != node.attrs["heads"] else None
 
 
-@lowering(ops.gated_linear_attention, targets=standard, when=_decay_refusal)
+@lowering(ops.gated_linear_attention, targets=standard, when=_find_decay_refusal)
 def ChunkScan(e: OnnxEmitter, node: Node) -> list[Out]:
-    (q, k, v, _, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
+    (q, k, v, _, decay, past), (groups, heads, d, dv) = _list_operands(e, node), get_head_sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
         parts.append(chunks.cut(decay, *grid, 1))
-    state, y = e.scan(chunks.step, [initial_state(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(chunks.step, [emit_initial_state(e, node, past, *grid, d, dv)], parts)
     y = chunks.join(y, heads * dv)
     return cast_results(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
@@ -105,7 +105,7 @@ def ChunkScan(e: OnnxEmitter, node: Node) -> list[Out]:
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=standard)
 def HeadScan(e: OnnxEmitter, node: Node) -> list[Out]:
     """Scan token by token: a step is a few products with the state, which stays in the CPU cache."""
-    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
+    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _list_operands(e, node), get_head_sizes(node)
     grid = [groups, heads // groups]
 
     def step(state: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[Any, Any]:
@@ -126,7 +126,7 @@ def HeadScan(e: OnnxEmitter, node: Node) -> list[Out]:
         gates = node.required_operand("decay").width // heads
         shapes.append((e.op("Exp", decay), [*grid, gates, 1]))
     parts = [e.op("Reshape", x, e.constant([0, 0, *shape])) for x, shape in shapes]
-    state, y = e.scan(step, [initial_state(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(step, [emit_initial_state(e, node, past, *grid, d, dv)], parts)
     y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
     return cast_results(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
@@ -210,7 +210,7 @@ def TokenScan(e: OnnxEmitter, node: Node) -> list[Out]:
     # Terms that do not depend on the state are computed for all tokens at once, outside of the Scan.
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
     parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
-    state, y = e.scan(step, [initial_state(e, node, past, states, channels)], parts)
+    state, y = e.scan(step, [emit_initial_state(e, node, past, states, channels)], parts)
     y = e.op("Squeeze", y, e.constant([2]))
     return cast_results(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
 
@@ -218,14 +218,14 @@ def TokenScan(e: OnnxEmitter, node: Node) -> list[Out]:
 # -- short convolutions
 
 
-def _kernel_refusal(node: Node, target: Backend) -> str | None:
+def _find_kernel_refusal(node: Node, target: Backend) -> str | None:
     name = node.attrs["activation"]
     if name not in ("identity", "silu"):
         return f"the kernel has no activation {name}"
     return None if isinstance(node.inputs[1], Param) else "its weight is not a parameter"
 
 
-@lowering(ops.causal_conv, targets=contrib_on("cuda"), when=_kernel_refusal)
+@lowering(ops.causal_conv, targets=contrib_on("cuda"), when=_find_kernel_refusal)
 def CausalConvWithState(e: OnnxEmitter, node: Node) -> list[Out]:
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
     assert isinstance(weight, Param)
@@ -245,13 +245,13 @@ def CausalConvWithState(e: OnnxEmitter, node: Node) -> list[Out]:
     return results[: len(node.outputs)]
 
 
-def _taps_refusal(node: Node, target: Backend) -> str | None:
+def _find_taps_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["activation"] in BODIES:
         return f"no ONNX operator for {node.attrs['activation']}"
     return None if isinstance(node.inputs[1], Param) else "its weight is not a parameter"
 
 
-@lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
+@lowering(ops.causal_conv, targets=on_cpu, when=_find_taps_refusal)
 def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     """Emit a product per tap: on CPUs as fast as the better of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = node.required_operand("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
@@ -274,6 +274,6 @@ def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
         term = e.op("Mul", rows(j), tap)
         y = term if y is None else e.op("Add", y, term)
     assert y is not None
-    y = activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
+    y = emit_activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
     # The next call begins with the last width − 1 inputs, which are the rows from `length` on.
     return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**62]), e.constant([1]))]

@@ -13,17 +13,13 @@ from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
 
 from ...target import Backend
-from ..lowering import lowering, refusals, select
+from ..lowering import list_refusals, lowering, select_lowerings
 from ..onnx_emitter import OnnxEmitter
 
 
-def _step_graph(node: Node, target: Backend) -> Graph:
+def _build_step_graph(node: Node, target: Backend) -> Graph:
     """Return the step of the recurrence `node` as a graph that is legal for `target`; constants that are parameters
-    stay parameters.
-
-    Raises:
-        WeftError: if the target cannot run an op of the step; the message names it.
-    """
+    stay parameters. Raises WeftError if the target cannot run an op of the step; the message names it."""
     step: Step = node.attrs["step"]
     constants = dict(zip(step.constants, node.inputs[len(step.tokens) :], strict=False))
     graph, new_values = Graph("step", node.graph.reader), dict[Value, Value]()
@@ -41,28 +37,28 @@ def _step_graph(node: Node, target: Backend) -> Graph:
         new_values.update(zip(inner.outputs, copy.outputs, strict=True))
     for name, value in step.graph.outputs.items():
         graph.add_output(name, new_values[value])
-    legalize(graph, lambda inner: refusals(inner, target), Trace())
+    legalize(graph, lambda inner: list_refusals(inner, target), Trace())
     return graph
 
 
-def _refusal(node: Node, target: Backend) -> str | None:
+def _find_refusal(node: Node, target: Backend) -> str | None:
     try:
-        select(_step_graph(node, target), target)
+        select_lowerings(_build_step_graph(node, target), target)
     except WeftError as error:
         return f"in its step {error}"
     return None
 
 
-@lowering(ops.scan, when=_refusal)
+@lowering(ops.scan, when=_find_refusal)
 def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
     step: Step = node.attrs["step"]
-    body = _step_graph(node, e.target)
-    chosen = {inner: choice.emit for inner, choice in select(body, e.target).chosen.items()}
+    body = _build_step_graph(node, e.target)
+    chosen = {inner: choice.emit for inner, choice in select_lowerings(body, e.target).chosen.items()}
     first, second = len(step.tokens), len(step.tokens) + len(step.constants)
     values: list[Any] = [v for v in node.inputs if v is not None]
     constants = {n: e[v] for n, v in zip(step.constants, values[first:second], strict=True) if n in body.inputs}
     past = values[second:]
-    states = [e[v] for v in past] or [_initial_state(e, node, name) for name in step.states]
+    states = [e[v] for v in past] or [_emit_initial_state(e, node, name) for name in step.states]
 
     def run(*inputs: onnx.Value) -> list[onnx.Value]:
         named_inputs = dict(zip((*step.states, *step.tokens), inputs, strict=True))
@@ -75,7 +71,7 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
     return [*results[count:], *(results[:count] if past else [])]
 
 
-def _initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
+def _emit_initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
     """Return the initial value of `state`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
     type = step.input_type(state, node.output.shape[0])

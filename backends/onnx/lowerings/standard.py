@@ -12,7 +12,7 @@ from weft.ir.op import Op
 from weft.ir.types import dtypes
 
 from ..lowering import lowering
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter, storage_type
+from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter, get_storage_type
 from . import dequantized_caches as cache_codes
 
 Out = onnx.Value
@@ -32,11 +32,11 @@ _AXES = {  # operators that take their axes as an operand
 }
 
 
-def _same(e: OnnxEmitter, node: Node, operator: str) -> Out:
+def _emit_same(e: OnnxEmitter, node: Node, operator: str) -> Out:
     return e.op(operator, *(e[v] for v in node.inputs), axis=node.attrs.get("axis"))
 
 
-def _over_axes(e: OnnxEmitter, node: Node, operator: str) -> Out:
+def _emit_over_axes(e: OnnxEmitter, node: Node, operator: str) -> Out:
     keepdims = int(node.attrs["keepdims"]) if "keepdims" in node.attrs else None
     return e.op(operator, e[node.inputs[0]], e.constant(list(node.attrs["axes"])), keepdims=keepdims)
 
@@ -51,9 +51,9 @@ def _register(op: Op, operator: str, emit: Callable[[OnnxEmitter, Node, str], Ou
 
 
 for _name, _onnx in {**DIRECT, "concat": "Concat", "gather": "Gather"}.items():
-    _register(getattr(ops, _name), _onnx, _same)
+    _register(getattr(ops, _name), _onnx, _emit_same)
 for _name, _onnx in _AXES.items():
-    _register(getattr(ops, _name), _onnx, _over_axes)
+    _register(getattr(ops, _name), _onnx, _emit_over_axes)
 
 
 @lowering(ops.square)
@@ -107,7 +107,7 @@ def Cast(e: OnnxEmitter, node: Node) -> Out:
 @lowering(ops.reshape)
 def Reshape(e: OnnxEmitter, node: Node) -> Out:
     x = node.required_operand("x")
-    return e.op("Reshape", e[x], e.shape(storage_type(node.output.type).shape, storage_type(x.type).shape))
+    return e.op("Reshape", e[x], e.shape(get_storage_type(node.output.type).shape, get_storage_type(x.type).shape))
 
 
 @lowering(ops.expand)

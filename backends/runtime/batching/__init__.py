@@ -16,8 +16,9 @@ from .static import StaticBatch
 def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256) -> Batch:
     """Return an empty batch for `decoder` that decodes at most `most` answers at a time.
 
-    It is a `RunningBatch` for a decoder: answers join while others decode; after `quantum` tokens an answer gives up
-    its row if another one waits. It is a `StaticBatch` for an encoder-decoder: its answers begin together.
+    For a decoder it is a `RunningBatch`: answers join while others decode; after `quantum` tokens an answer gives up
+    its row if another answer waits. For an encoder-decoder it is a `StaticBatch`: the answers of a batch begin
+    together.
     """
     if decoder.start is not None:
         return StaticBatch(decoder, most)

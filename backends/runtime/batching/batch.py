@@ -17,8 +17,9 @@ from ..core.sampler import check_count
 class Batch(ABC):
     """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining.
 
-    An answer leaves the batch when its result has a `finish`, or when its `error` is set (NaN logits, for example). An
-    error of the model is raised instead; call `close` before the batch is used again.
+    An answer leaves the batch when its result has a `finish`, or when its own `error` is set (by NaN logits, for
+    example). An error of a model call concerns all answers: `advance` raises it, and `close` must be called before the
+    batch is used again.
     """
 
     def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
@@ -30,13 +31,13 @@ class Batch(ABC):
     @property
     @abstractmethod
     def active(self) -> list[Answer]:
-        """Return the answers that have rows."""
+        """Return the answers that have a row of the batch, in row order; waiting answers are not included."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.active)
 
     def join(self, answer: Answer) -> None:
-        """Add an answer; it gets a row as soon as one is free."""
+        """Add an answer; it gets a batch row as soon as one is free."""
         self.waiting.append(answer)
 
     @abstractmethod
@@ -45,19 +46,19 @@ class Batch(ABC):
 
     @abstractmethod
     def advance(self) -> list[Answer]:
-        """Read prompt tokens of new answers, then run at most one decode step; return the answers that got a token or
-        an error. Answers that ended are no longer in the batch."""
+        """Run prompt tokens of new answers, then at most one decode step; return the answers that got a token or an
+        error. Answers that ended leave the batch."""
 
     @abstractmethod
     def close(self) -> None:
         """Empty the batch and release the caches; the batch may be used again."""
 
 
-def push(answer: Answer, logits: Floats) -> bool:
-    """Draw the next token of `answer` from `logits` [vocab]; return whether it continues. A WeftError ends it and
-    becomes its `error`."""
+def draw_token(answer: Answer, logits: Floats) -> bool:
+    """Draw the next token of `answer` from `logits` [vocab]; return whether the answer continues. A WeftError is not
+    raised but stored as the answer's `error`."""
     try:
-        answer.push(logits)
+        answer.draw_token(logits)
     except WeftError as error:
         answer.error = error
     return answer.error is None and answer.result.finish is None

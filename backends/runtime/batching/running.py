@@ -17,15 +17,15 @@ from weft.ir.errors import WeftError
 from ..core.answers import Answer
 from ..core.batch_context import BatchContext
 from ..core.decoder import CachedDecoder
-from .batch import Batch, push
+from .batch import Batch, draw_token
 
 # Prompt tokens read between two decode steps; decoding rows wait meanwhile.
-READ = {"cpu": 128, "cuda": 2048}
+PROMPT_CHUNK = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass
 class _Row:
-    """An answer in its row: the token `sequence` to read before it decodes, and the number of tokens `read` so far."""
+    """An answer in its row: the token `sequence` to run before the answer decodes, of which `read` tokens have run."""
 
     answer: Answer
     sequence: list[int]
@@ -47,13 +47,13 @@ class _Row:
 
 
 class RunningBatch(Batch):
-    """A batch whose answers join and leave at any step.
+    """A batch whose answers join and leave at any step. Its caches grow with the longest sequence.
 
     If answers wait and no row is free, the answer that generated the most tokens since it got its row goes to the end
-    of the queue, provided that it generated at least `quantum`. Later it reads its prompt and its own tokens again.
+    of the queue, provided that it generated at least `quantum`. Later its prompt and its own tokens run again.
 
-    `compact` (default: on a CPU) keeps the decoding rows at the front, and a step computes only those rows. Otherwise a
-    step computes all rows, which takes no longer on a GPU and needs no copies. Caches grow with the longest sequence.
+    With `compact` (None: on a CPU) the decoding rows are moved to the front, and a step computes only these rows.
+    Otherwise a step computes all rows, which takes no longer on a GPU and needs no copies.
     """
 
     def __init__(self, decoder: CachedDecoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
@@ -72,37 +72,37 @@ class RunningBatch(Batch):
             self.waiting.remove(answer)
         for at, row in enumerate(self._rows):
             if row is not None and row.answer is answer:
-                self._release(at)
+                self._release_row(at)
                 break
 
     def advance(self) -> list[Answer]:
-        changed = self._read()
-        return changed + [answer for answer in self._step() if answer not in changed]
+        changed = self._read_prompts()
+        return changed + [answer for answer in self._decode() if answer not in changed]
 
     def close(self) -> None:
         self.waiting.clear()
         self._rows = [None] * self.most
-        self._drop()
+        self._drop_context()
 
-    def _drop(self) -> None:
+    def _drop_context(self) -> None:
         if self._context is not None:
             self._context.close()
         self._context = None
 
     # -- prompts
 
-    def _read(self) -> list[Answer]:
-        """Prefill a chunk of one prompt, or several short prompts in one call; return the answers whose prompt is
-        complete, each with a token drawn or an error."""
+    def _read_prompts(self) -> list[Answer]:
+        """Run a chunk of one prompt, or several short prompts in one model call. Return the answers whose prompt is now
+        complete, each with its first token drawn, or with an error."""
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
-        budget = READ[self.decoder.device_type] if decoding else self.decoder.chunk
+        budget = PROMPT_CHUNK[self.decoder.device_type] if decoding else self.decoder.chunk
         # Idle rows repeat their last step, which would advance recurrent states: read such prompts without a pause.
-        in_one_go = not self._compact and not self.decoder.rewinds
-        first, rows = (reading, 1) if reading is not None else self._seat(budget)
+        in_one_go = not self._compact and not self.decoder.can_rewind
+        first, rows = (reading, 1) if reading is not None else self._assign_rows(budget)
         if not rows:
             return []
-        group = [self._row(at) for at in range(first, first + rows)]
+        group = [self._get_row(at) for at in range(first, first + rows)]
         try:
             context = self._grow_context(
                 max(len(row.sequence) if in_one_go else min(len(row.sequence), row.read + budget) for row in group)
@@ -112,10 +112,10 @@ class RunningBatch(Batch):
             if rows > 1:  # the rest may fit
                 self._rows[first : first + rows] = [None] * rows
                 self.waiting.extendleft(row.answer for row in reversed(group))
-            return self._fail(longest, error)
+            return self._fail_answer(longest, error)
         if reading is None:
             for at in range(first, first + rows):
-                context.vacate(at)
+                context.clear_row(at)
         while True:
             parts = [row.sequence[row.read : row.read + budget] for row in group]
             logits = context.append(first, parts)
@@ -125,14 +125,14 @@ class RunningBatch(Batch):
             if group[0].decodes or not in_one_go:
                 break
         drawn = [(row.answer, scores) for row, scores in zip(group, logits, strict=True) if row.decodes]
-        self._end([answer for answer, scores in drawn if not push(answer, scores)])
+        self._remove_answers([answer for answer, scores in drawn if not draw_token(answer, scores)])
         return [answer for answer, _ in drawn]
 
-    def _seat(self, budget: int) -> tuple[int, int]:
-        """Assign adjacent rows to waiting answers; return (first row, number of rows), (0, 0) if no answer can join.
-        Several answers get rows only if one call of at most `budget` tokens, padding included, reads all of them."""
+    def _assign_rows(self, budget: int) -> tuple[int, int]:
+        """Assign adjacent rows to the first waiting answers; return (first row, number of rows), or (0, 0) if no answer
+        can join. Several answers get rows only if their sequences, padded, fit one call of `budget` tokens."""
         if self.waiting and None not in self._rows:
-            self._preempt()
+            self._requeue_longest()
         if not self.waiting or None not in self._rows:
             return 0, 0
         first = self._rows.index(None)
@@ -149,100 +149,102 @@ class RunningBatch(Batch):
             self._rows[at] = _Row(answer, [*answer.begin, *answer.result.tokens], 0, len(answer.result.tokens))
         return first, count
 
-    def _preempt(self) -> None:
-        """Requeue the answer that generated the most tokens in its row, if it generated at least `quantum`."""
+    def _requeue_longest(self) -> None:
+        """Move the answer that generated the most tokens in its row to the end of the queue, if these are at least
+        `quantum` tokens."""
         candidates = [(row.new_tokens, at) for at, row in enumerate(self._rows) if row is not None and row.decodes]
         most, at = max(candidates, default=(0, 0))
         if most >= self.quantum:
-            answer = self._row(at).answer
-            self._release(at)
+            answer = self._get_row(at).answer
+            self._release_row(at)
             self.waiting.append(answer)
 
     # -- steps
 
-    def _step(self) -> list[Answer]:
-        """Run one step of all decoding rows; return their answers, after the answers that failed for lack of memory."""
+    def _decode(self) -> list[Answer]:
+        """Run one step of all decoding rows; return the answers that failed for lack of memory, then those that got a
+        token or an error of their own."""
         failed: list[Answer] = []
         while rows := [at for at, row in enumerate(self._rows) if row is not None and row.decodes]:
-            lengths = [self._length(at) for at in rows]
+            lengths = [self._count_cached(at) for at in rows]
             try:
                 context = self._grow_context(max(lengths) + 1)
                 break
             except WeftError as error:
-                failed += self._fail(self._row(rows[int(np.argmax(lengths))]).answer, error)
+                failed += self._fail_answer(self._get_row(rows[int(np.argmax(lengths))]).answer, error)
         else:
             return failed
         tokens = np.zeros(self.most, np.int64)
-        tokens[rows] = [self._row(at).token for at in rows]
+        tokens[rows] = [self._get_row(at).token for at in rows]
         if self._compact:
             scores = context.step_first(tokens[: len(rows)])
         else:
             active = np.zeros(self.most, np.bool_)
             active[rows] = True
             scores = context.step(tokens, active)
-        answers = [self._row(at).answer for at in rows]
-        continues = [push(answer, scores[at]) for at, answer in zip(rows, answers, strict=True)]
-        self._end([answer for answer, goes_on in zip(answers, continues, strict=True) if not goes_on])
+        answers = [self._get_row(at).answer for at in rows]
+        continues = [draw_token(answer, scores[at]) for at, answer in zip(rows, answers, strict=True)]
+        self._remove_answers([answer for answer, goes_on in zip(answers, continues, strict=True) if not goes_on])
         return failed + answers
 
     # -- rows
 
-    def _row(self, at: int) -> _Row:
+    def _get_row(self, at: int) -> _Row:
         row = self._rows[at]
         assert row is not None
         return row
 
-    def _length(self, at: int) -> int:
+    def _count_cached(self, at: int) -> int:
         """Return the number of tokens that row `at` has cached: all except the last token drawn."""
-        row = self._row(at)
+        row = self._get_row(at)
         return len(row.sequence) + row.new_tokens - 1
 
-    def _end(self, answers: Sequence[Answer]) -> None:
+    def _remove_answers(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             self.leave(answer)
 
-    def _fail(self, answer: Answer, error: WeftError) -> list[Answer]:
+    def _fail_answer(self, answer: Answer, error: WeftError) -> list[Answer]:
         answer.error = error
         self.leave(answer)
         return [answer]
 
-    def _release(self, at: int) -> None:
-        """Free row `at`. In a compact batch move the last decoding row into the gap, then the row that still reads its
-        prompt, if any. Drop the context if no row is left and it is larger than the minimum."""
-        decoding = self._row(at).decodes
+    def _release_row(self, at: int) -> None:
+        """Free row `at`. In a compact batch move the last decoding row into the gap, then the row whose prompt still
+        runs, if any. Close the context if no answer is left and its capacity is above the minimum."""
+        decoding = self._get_row(at).decodes
         self._rows[at] = None
         if self._compact:
             last = max((i for i, row in enumerate(self._rows) if row is not None and row.decodes), default=-1)
             if decoding and last > at:
-                self._move(last, at)
+                self._move_row(last, at)
                 at = last
             # At most one row still reads: prompts that are read together finish in one call.
             reading = next((i for i, row in enumerate(self._rows) if row is not None and i > at), None)
             if reading is not None:
-                self._move(reading, at)
-        if not self.active and self._context is not None and self._context.capacity > self.decoder.capacity_for(1):
-            self._drop()  # the long answers are over: start again with small caches
+                self._move_row(reading, at)
+        if not self.active and self._context is not None and self._context.capacity > self.decoder.compute_capacity(1):
+            self._drop_context()  # the long answers are over: start again with small caches
 
-    def _move(self, row: int, to: int) -> None:
+    def _move_row(self, row: int, to: int) -> None:
         assert self._context is not None
-        self._context.move(row, to)
+        self._context.copy_row(row, to)
         self._rows[to], self._rows[row] = self._rows[row], None
 
     def _grow_context(self, tokens: int) -> BatchContext:
-        """Return the context of the batch, reallocated with the contents of its rows if a row has fewer than `tokens`
-        tokens of capacity. Raises WeftError when memory is insufficient."""
+        """Return the context of the batch with a capacity of at least `tokens` tokens per row; a larger context is
+        allocated, and the rows copied, if necessary. Raises WeftError when memory is insufficient."""
         decoder, old = self.decoder, self._context
         if old is not None and old.capacity >= tokens:
             return old
         context: BatchContext
         if old is None:
-            context = decoder.new_context(self.most, decoder.capacity_for(tokens))
+            context = decoder.new_context(self.most, decoder.compute_capacity(tokens))
             # An idle row repeats its last step, so every row needs one.
             context.reset() if self._compact else context.prefill([[0]] * self.most)
         else:
             most = min(max(tokens, 2 * old.capacity), decoder.max_length)
-            context = decoder.new_context(self.most, decoder.capacity_for(most))
-            context.take(old)
+            context = decoder.new_context(self.most, decoder.compute_capacity(most))
+            context.copy_from(old)
             old.close()
         self._context = context
         return context

@@ -11,7 +11,7 @@ from ..arrays import Bools, Ints
 from ..core.answers import Answer
 from ..core.batch_context import BatchContext
 from ..core.decoder import CachedDecoder
-from .batch import Batch, push
+from .batch import Batch, draw_token
 
 
 class StaticBatch(Batch):
@@ -35,19 +35,19 @@ class StaticBatch(Batch):
         if answer in self._rows:
             self._continues[self._rows.index(answer)] = False
         if not self._continues.any():
-            self._release()
+            self._release_context()
 
     def advance(self) -> list[Answer]:
         if not self._rows:
-            return self._begin() if self.waiting else []
+            return self._begin_batch() if self.waiting else []
         assert self._context is not None
-        return self._push(self._context.step(self._tokens, self._continues))
+        return self._draw_tokens(self._context.step(self._tokens, self._continues))
 
     def close(self) -> None:
         self.waiting.clear()
-        self._release()
+        self._release_context()
 
-    def _begin(self) -> list[Answer]:
+    def _begin_batch(self) -> list[Answer]:
         decoder = self.decoder
         self._rows = [self.waiting.popleft() for _ in range(min(self.most, len(self.waiting)))]
         self._continues, self._tokens = np.ones(len(self._rows), np.bool_), np.zeros(len(self._rows), np.int64)
@@ -55,20 +55,20 @@ class StaticBatch(Batch):
         most = max(len(answer.begin) + answer.limit - 1 for answer in self._rows)
         self._context = self._lease.enter_context(decoder.context(len(prompts), most))
         self.read_tokens += sum(map(len, prompts))
-        return self._push(self._context.prefill(prompts, decoder.chunk))
+        return self._draw_tokens(self._context.prefill(prompts, decoder.chunk))
 
-    def _push(self, scores: Any) -> list[Answer]:
+    def _draw_tokens(self, scores: Any) -> list[Answer]:
         rows = np.flatnonzero(self._continues).tolist()
         for at in rows:
-            self._continues[at] = push(self._rows[at], scores[at])
+            self._continues[at] = draw_token(self._rows[at], scores[at])
             if self._rows[at].error is None:
                 self._tokens[at] = self._rows[at].result.tokens[-1]
         changed = [self._rows[at] for at in rows]
         if not self._continues.any():
-            self._release()
+            self._release_context()
         return changed
 
-    def _release(self) -> None:
+    def _release_context(self) -> None:
         self._rows, self._continues, self._context = [], np.zeros(0, np.bool_), None
         self._lease.close()
         self._lease = ExitStack()

@@ -1,4 +1,4 @@
-"""Generation code shared by all executors: sampling, rows of a batch, beams, the generation loop, conversations.
+"""Generation code for all executors: sampling, batch contexts, beam search, the generation loop, conversations.
 
 Never here: ONNX Runtime or PyTorch.
 """

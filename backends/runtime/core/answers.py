@@ -1,4 +1,4 @@
-"""Answers in progress: tokens drawn and text emitted for each prompt, token by token or with drafts."""
+"""Answers in progress: the tokens and the text of each prompt's answer, one token at a time or by verified drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from weft.ir.errors import WeftError
 
 from ..arrays import Bools, Floats, Ints
-from ..text.tokenizer import GrowingText, StopStrings, Tokenizer
+from ..text.tokenizer import StopStringFilter, StreamingDetokenizer, Tokenizer
 from .batch_context import BatchContext
 from .results import Result, TokenLogprobs
 from .sampler import Sampler, TokenRules
@@ -21,21 +21,23 @@ class Constraint(Protocol):
     """A formal language that an answer must belong to, checked token by token."""
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the accepted text belongs to the language and no token may follow it."""
 
-    def masked(self, logits: Floats) -> Floats:
-        """Return a copy of `logits` [vocab] with minus infinity for tokens that may not follow."""
+    def mask_logits(self, logits: Floats) -> Floats:
+        """Return a copy of `logits` [vocab] with minus infinity for tokens that may not follow the accepted tokens; a
+        stop token may follow where the text may end."""
 
-    def accept(self, token: int) -> None:
-        """Advance past `token`; a stop token of the model is allowed if the text may end here."""
+    def accept_token(self, token: int) -> None:
+        """Add `token`, which `mask_logits` allows, to the accepted tokens."""
 
 
 class Answer:
     """The answer to one prompt, of at most `limit` tokens; its batch row begins with the tokens `begin`.
 
-    With a `constraint`, the answer belongs to its language. With `logprobs` = n, the result has the log-probabilities
-    of the answer's tokens and of the n most likely tokens at each position.
+    It ends with a token in `stop_ids` or before a string in `stops`. `forced` and `constraint` restrict its tokens.
+    Without a `tokenizer` the result has no text. With `logprobs` = n, the result has the log-probabilities of the
+    answer's tokens and of the n most likely tokens at each position.
     """
 
     def __init__(
@@ -54,23 +56,26 @@ class Answer:
     ) -> None:
         self.result, self.begin, self.limit = Result(prompt), begin, limit
         self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
-        self._growing = GrowingText(tokenizer) if tokenizer else None
-        self._stops = StopStrings(stops)
+        self._growing = StreamingDetokenizer(tokenizer) if tokenizer else None
+        self._stops = StopStringFilter(stops)
         self._constraint, self._logprobs = constraint, logprobs
         self._emitted = 0
         self.error: WeftError | None = None  # why it ended early, in a batch that continues
 
-    def push(self, logits: Floats) -> int:
-        """Draw the next token that forced tokens and the constraint allow from `logits` [vocab]; add and return it."""
+    def draw_token(self, logits: Floats) -> int:
+        """Draw the next token from `logits` [vocab], restricted by forced tokens and the constraint; add and return it.
+
+        Raises WeftError when the largest logit is NaN or infinite.
+        """
         scores = self._forced(logits, len(self.result.tokens), self.limit)
         if self._constraint is not None:
-            scores = self._constraint.masked(scores)
+            scores = self._constraint.mask_logits(scores)
         token = self.sampler(scores)
         if self._logprobs is not None:
-            self.result.logprobs.append(token_logprobs(logits, token, self._logprobs))
-        return self.add(token)
+            self.result.logprobs.append(compute_logprobs(logits, token, self._logprobs))
+        return self.add_token(token)
 
-    def add(self, drawn: int | np.int64) -> int:
+    def add_token(self, drawn: int | np.int64) -> int:
         """Add the next token to the result, set `finish` if the answer ends with it, and return the token."""
         result, token = self.result, int(drawn)
         result.tokens.append(token)
@@ -80,28 +85,28 @@ class Answer:
             if self._growing:
                 result.text += self._stops.push(self._growing.push(token))
             if self._constraint is not None:
-                self._constraint.accept(token)
-            if self._stops.found:
+                self._constraint.accept_token(token)
+            if self._stops.stopped:
                 result.finish = "stop_string"
-            elif self._constraint is not None and self._constraint.complete:
+            elif self._constraint is not None and self._constraint.is_complete:
                 result.finish = "stop"
             elif len(result.tokens) == self.limit:
                 result.finish = "length"
         if self._growing and result.finish in ("stop", "length"):
             result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
             # The withheld text may complete a stop string.
-            if self._stops.found:
+            if self._stops.stopped:
                 result.finish = "stop_string"
         return token
 
-    def take(self) -> str:
+    def pop_text(self) -> str:
         """Return the text that was added since the last call."""
         piece = self.result.text[self._emitted :]
         self._emitted += len(piece)
         return piece
 
 
-def token_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
+def compute_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
     """Return the log-probabilities of `token` and of the `most` likeliest tokens after `logits` [vocab]."""
     shifted = logits - logits.max()
     total = np.float32(np.log(np.exp(shifted, dtype=np.float32).sum(dtype=np.float64)))
@@ -113,12 +118,13 @@ def token_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
     )
 
 
-def advance(
+def add_tokens(
     rows: Sequence[Answer], add: Callable[[Answer, Any], int], values: Floats | Ints, tokens: Ints, active: Bools
 ) -> int:
-    """Call `add(row, values[i])` for every active row i; `values` are next tokens or their logits, one per row.
+    """Call `add(rows[i], values[i])` for every i with `active[i]`; `values` are next tokens [rows], or logits.
 
-    Store the added tokens in `tokens` and clear `active` for rows that end. Return the number of tokens added.
+    `add` adds a token to the answer and returns it (`Answer.draw_token` or `Answer.add_token`). Store it in
+    `tokens[i]`, and set `active[i]` to False if the answer has ended. Return the number of tokens added.
     """
     indices = np.flatnonzero(active).tolist()
     for at in indices:
@@ -127,12 +133,14 @@ def advance(
     return len(indices)
 
 
-def verify(
+def verify_drafts(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
-    """Verify drafts of the active rows by one model call: push tokens up to the first that differs from its draft.
+    """Draft tokens for the active rows and verify the drafts by one model call. Each answer gets the tokens drawn up to
+    and including the first one that differs from the draft, or one more than the draft.
 
-    Update `tokens` and `active` as `advance` does, the timings, and the cached lengths.
+    `tokens` [rows] has the last token of each row. Update it, `active`, the timings, and the cached lengths of
+    `context`.
     """
     timings, starts = answers[0].result.timings, context.lengths.copy()
     inputs: list[list[int]] = [[] for _ in answers]
@@ -142,17 +150,17 @@ def verify(
         room = min(answer.limit - len(answer.result.tokens), context.capacity - int(starts.max())) - 1
         inputs[at] = [int(tokens[at]), *drafts[at].propose([*answer.begin, *answer.result.tokens], room)]
     if max(map(len, inputs)) == 1:
-        timings.decoded_tokens += advance(answers, Answer.push, context.step(tokens, active), tokens, active)
+        timings.decoded_tokens += add_tokens(answers, Answer.draw_token, context.step(tokens, active), tokens, active)
         return
     logits = context.extend_all(inputs)
     for at in np.flatnonzero(active).tolist():
         answer, draft, count = answers[at], inputs[at][1:], 0
         for scores, expected in zip(logits[at], [*draft, None], strict=True):
             count += 1
-            tokens[at] = answer.push(scores)
+            tokens[at] = answer.draw_token(scores)
             if answer.result.finish is not None or tokens[at] != expected:
                 break
-        drafts[at].adapt(len(draft), count - 1)
+        drafts[at].adapt_length(len(draft), count - 1)
         timings.drafted_tokens += len(draft)
         timings.accepted_tokens += count - 1
         timings.decoded_tokens += count

@@ -57,7 +57,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The beam search of one prompt. `open` is True until it ends; `best` lists ended sequences, best first."""
+    """The beam search of one prompt, with answers of at most `limit` tokens.
+
+    `open` is True until the search ends; `best` lists the ended sequences, best first, at most as many as beams.
+    """
 
     def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: TokenRules) -> None:
         self.open, self.best = True, list[Hypothesis]()
@@ -110,7 +113,7 @@ class BeamSearch:
         return possible > self.best[-1].score
 
 
-def search(
+def run_beam_search(
     decoder: CachedDecoder[Any],
     prompts: Sequence[Sequence[int]],
     most: int,
@@ -118,9 +121,10 @@ def search(
     chunk: int,
     timings: Timings,
 ) -> None:
-    """Run `searches` (one per prompt) as one batch to their end; the results are in `searches` and `timings`.
+    """Run `searches` (one per prompt, with equal numbers of beams) as one batch to their end; the results are in
+    `searches` and `timings`.
 
-    `most` is the maximum number of cached tokens per row, `chunk` that of prompt tokens per call. Raises WeftError when
+    `most` is the maximum number of cached tokens per row, `chunk` of prompt tokens per model call. Raises WeftError if
     the caches cannot be allocated.
     """
     beams = searches[0].width
@@ -141,14 +145,15 @@ def search(
                     origin[part], tokens[part], active[part] = first + np.array(parents), drawn, True
             if not active.any():
                 break
-            context.gather(origin)
+            context.gather_rows(origin)
             logits = context.step(tokens, active)
             timings.decoded_tokens += int(active.sum())
     timings.decode_seconds = perf_counter() - start
 
 
 def _arrange_rows(running: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
-    """Return `running` in an order that keeps one continuation of each batch row in that row, to copy few caches."""
+    """Return the items (batch row that a hypothesis continues, hypothesis) reordered for few copies of caches: one
+    continuation of each row stays at the index of that row."""
     rows: list[tuple[int, Hypothesis] | None] = [None] * len(running)
     moved = []
     for item in running:
@@ -168,7 +173,8 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def _select_largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
-    """Return (index, value) of each finite score among the `count` largest, largest first."""
+    """Return an iterator over (index, value) of the `count` largest of `scores` [n], largest first; infinite ones are
+    left out."""
     # Partition first: linear in the vocabulary, and only a few candidates remain to sort.
     indices = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
     indices = indices[np.argsort(-scores[indices], kind="stable")]

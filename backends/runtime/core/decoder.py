@@ -25,16 +25,16 @@ CHUNK = {"cpu": 512, "cuda": 8192}
 class CachedDecoder(ABC, Generic[C]):
     """A language model with caches on `device`, "cpu" or "cuda".
 
-    `start`: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt.
-    `max_prompt`: the maximum length of a prompt.
-    `every_position`: a call returns the logits of all new tokens, not only of the last token.
-    `padded`: the rows of a call may have different numbers of new tokens.
-    `rewinds`: rows can drop their last tokens, which recurrent states and rolling caches cannot.
+    - start: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt
+    - max_prompt: the maximum length of a prompt; of an encoder-decoder `max_source`, that of a source
+    - every_position: a model call returns the logits of all new tokens, not only of the last token
+    - padded: the rows of a model call may have different numbers of new tokens
+    - can_rewind: rows can drop their last tokens, which recurrent states and rolling caches cannot
     """
 
     every_position: bool
     padded: bool
-    rewinds: bool
+    can_rewind: bool
     sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
@@ -50,19 +50,15 @@ class CachedDecoder(ABC, Generic[C]):
 
     @property
     def experts(self) -> ExpertCounts:
-        """Return counts of the experts used so far; all 0 if all experts are on the device."""
+        """Return the counts of expert offloading since the model was opened; all 0 if no experts are offloaded."""
         return ExpertCounts()
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[C]:
-        """Yield a context for `batch` rows of at most `tokens` tokens each; the next call of the same size reuses it.
-
-        It may still hold tokens of its last use. Several contexts may be in use at the same time.
-
-        Raises:
-            WeftError: if `tokens` is above `max_length` or memory is insufficient.
-        """
-        capacity = self.capacity_for(tokens)
+        """Yield a context for `batch` rows of at most `tokens` tokens each. A later context of the same size reuses its
+        memory, so it may contain tokens of an earlier use. Several contexts may be in use at the same time. Raises
+        WeftError if `tokens` is above `max_length` or memory is insufficient."""
+        capacity = self.compute_capacity(tokens)
         # Taken out while in use: a second context must not get the same caches.
         context, self._spare = self._spare, None
         if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
@@ -78,12 +74,12 @@ class CachedDecoder(ABC, Generic[C]):
                 self._spare.close()
             self._spare = context
 
-    def capacity_for(self, tokens: int) -> int:
-        """Return the capacity for `tokens` tokens per row: rounded up to a multiple of STEP, at most `max_length`.
-        Raises WeftError if `tokens` is above `max_length`."""
+    def compute_capacity(self, tokens: int) -> int:
+        """Return the capacity of caches for `tokens` tokens per row: `tokens` rounded up to a multiple of the device's
+        STEP, at most `max_length`. Raises WeftError if `tokens` is above `max_length`."""
         if tokens > self.max_length:
             raise WeftError(
-                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
+                f"{tokens} tokens are more than the maximum of {self.max_length} that the model was compiled for"
             )
         step = STEP[self.device_type]
         return min(self.max_length, -(-tokens // step) * step)

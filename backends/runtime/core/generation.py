@@ -16,11 +16,11 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.encoder_inputs import check_sound, length_of, quote_prompt
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, prompts_of
-from .answers import Answer, Constraint, advance, verify
-from .batch_context import BatchContext, parts
-from .beams import Beams, BeamSearch, EarlyStopping, search
+from ..text.encoder_inputs import check_sound, measure_prompt, quote_prompt
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, list_prompts
+from .answers import Answer, Constraint, add_tokens, verify_drafts
+from .batch_context import BatchContext, split_chunks
+from .beams import Beams, BeamSearch, EarlyStopping, run_beam_search
 from .decoder import CachedDecoder
 from .results import Result, Timings
 from .sampler import Sampler, Sampling, SamplingOptions, TokenRules, check_count
@@ -37,7 +37,7 @@ class Stream(Iterator[str]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """End the stream without generating further."""
+        """End the iteration: no further tokens are generated."""
         self._pieces = iter(())
 
 
@@ -77,7 +77,8 @@ class Generator:
     def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Return the token ids of a chat up to the start of the next answer, as a prompt for `generate` or `stream`.
 
-        `messages` are mappings with "role" and "content"; `variables` are passed to the chat template.
+        `messages` are mappings with "role" and "content"; `variables` are passed to the chat template. Raises WeftError
+        if the folder has no tokenizer or chat template, or the template fails.
         """
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), special=False)
 
@@ -87,7 +88,7 @@ class Generator:
 
     def encode(self, *_: object, **__: object) -> NoReturn:
         """Raise WeftError: a decoder predicts the next token and has no embeddings of texts."""
-        raise WeftError(f"{self.folder} holds a decoder, which encodes nothing: `generate` continues texts")
+        raise WeftError(f"{self.folder} is a decoder, which computes no embeddings: use an encoder for `encode`")
 
     def generate(
         self,
@@ -105,37 +106,39 @@ class Generator:
         returned: int = 1,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Result]:
-        """Continue one prompt or a batch of prompts; return one result for each.
+        """Continue one prompt or a batch of prompts; return a list of results in the order of the prompts.
 
-        A prompt is text or token ids. Models that read sound take arrays of floats: waveforms [samples] or spectrograms
-        [bins, frames], a list of them for a batch.
+        A prompt is text or token ids. Models that read sound take arrays of floats instead: waveforms [samples] or
+        spectrograms [bins, frames]. A batch is a list of prompts.
 
         An answer ends with a stop token of the model, before a string in `stop`, after `max_tokens` tokens (None: no
-        such bound), or at the model's maximum length. A call reads at most `chunk` prompt tokens, by default 512 on a
-        CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1, run
-        a beam search (see `Beams`) and return the `returned` best sequences of each prompt, best first, with scores.
-        Speculative decoding yields the same tokens in fewer calls (see `speculation`): drafts of up to
-        `prompt_lookup_num_tokens` tokens come from the sequence so far, or drafts of up to `num_assistant_tokens` from
-        `assistant`, a smaller model with the same vocabulary.
+        such bound), or at the model's maximum length. A model call has at most `chunk` prompt tokens, by default 512 on
+        a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1,
+        run a beam search (see `Beams`) and return the `returned` best sequences of each prompt, best first, with
+        scores. Speculative decoding yields the same tokens in fewer model calls: drafts of up to
+        `prompt_lookup_num_tokens` tokens come from the sequence so far, or drafts of up to `num_assistant_tokens`
+        tokens from `assistant`, a smaller model with the same vocabulary.
 
         Raises WeftError on a prompt that is empty or longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range or without effect in this combination, and text without a tokenizer.
         """
-        batch = prompts_of(prompt)
+        batch = list_prompts(prompt)
         if not batch:
             return []
         how = Beams(beams, length_penalty, early_stopping, returned)
         if beams > 1:
             if sampling or stop:
-                raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
+                raise WeftError(f"beams is {beams}, but a beam search takes no stop strings or sampling options")
             default = Speculation.num_assistant_tokens
             if prompt_lookup_num_tokens or assistant is not None or num_assistant_tokens != default:
-                raise WeftError(f"beams is {beams}: a beam search drafts no tokens")
-            return self._search(batch, max_tokens, self._chunk(chunk), how)
+                raise WeftError(f"beams is {beams}, but a beam search cannot draft tokens: leave out one of the two")
+            return self._search_beams(batch, max_tokens, self._resolve_chunk(chunk), how)
         if how != Beams():
-            raise WeftError("length_penalty and early_stopping are rules of a beam search: give beams above 1")
-        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling.chosen(**sampling), drafts)
+            raise WeftError("length_penalty, early_stopping and returned need a beam search: set beams above 1")
+        drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        rows, run = self._start_answers(
+            batch, max_tokens, stop, self._resolve_chunk(chunk), Sampling.chosen(**sampling), drafts
+        )
         for _ in run:
             pass
         return [row.result for row in rows]
@@ -160,23 +163,26 @@ class Generator:
         if not (isinstance(prompt, str) or is_ids(prompt) or is_sound(prompt)):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: raise now
-        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling.chosen(**sampling), drafts)
-        return Stream(row.result, (piece for _ in run if (piece := row.take())))
+        drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        (row,), run = self._start_answers(
+            [prompt], max_tokens, stop, self._resolve_chunk(chunk), Sampling.chosen(**sampling), drafts
+        )
+        return Stream(row.result, (piece for _ in run if (piece := row.pop_text())))
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
         """Return the float32 logits of a sequence of token ids.
 
-        They are [len(ids), vocab] if the model returns logits of every position. Otherwise they are [chunks, vocab],
-        for the last token of each `chunk` (1: all tokens). Raises WeftError as `generate` does.
+        Their shape is [len(ids), vocab] if the model returns logits of every position. Otherwise it is [chunks, vocab]:
+        the sequence runs in pieces of `chunk` tokens (None: the device's default), each with the logits of its last
+        token. Raises WeftError as `generate` does, and for an encoder-decoder.
         """
         if self.decoder.start is not None:
             raise WeftError("the logits of an encoder-decoder also depend on a source: generate its answers instead")
-        ids = self._encode(ids)
-        chunk = self._chunk(chunk)
+        ids = self._encode_prompt(ids)
+        chunk = self._resolve_chunk(chunk)
         with self.decoder.context(1, len(ids)) as context:
             context.reset()
-            return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
+            return np.concatenate([context.extend(part) for part in split_chunks(ids, chunk)])
 
     def answer(
         self,
@@ -189,11 +195,11 @@ class Generator:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> Answer:
-        """Return a new answer to join a `Batch` (see `batching`). Arguments and errors are the same as of `generate`
-        and `Answer`; `row` is added to the seed, so that answers with the same seed differ."""
-        return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
+        """Return a new answer for `Batch.join`. Arguments and errors are those of `generate` and `Answer`; `row` is
+        added to the seed, so that answers with the same seed differ."""
+        return self._new_answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
 
-    def _start(
+    def _start_answers(
         self,
         batch: Sequence[Any],
         max_tokens: int | None,
@@ -202,10 +208,10 @@ class Generator:
         sampling: Sampling,
         speculation: Speculation,
     ) -> tuple[list[Answer], Iterator[None]]:
-        rows = self._answers(batch, max_tokens, stop, sampling)
-        return rows, self._run(rows, chunk, speculation)
+        rows = self._new_answers(batch, max_tokens, stop, sampling)
+        return rows, self._run_answers(rows, chunk, speculation)
 
-    def _answers(
+    def _new_answers(
         self,
         batch: Sequence[Any],
         max_tokens: int | None,
@@ -217,21 +223,23 @@ class Generator:
     ) -> list[Answer]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
-            raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
+            raise WeftError(f"stop is {stop!r}, but it must be a nonempty string or a list of nonempty strings")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
         extras: dict[str, Any] = {"constraint": constraint, "logprobs": logprobs}
-        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens), first):
+        for at, (prompt, limit) in enumerate(self._encode_prompts(batch, max_tokens), first):
             begin = self.decoder.start or prompt
             sampler = Sampler(sampling, begin, at)
             rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops, **extras))
         return rows
 
-    def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
-        limits = self._limits(batch, max_tokens)
+    def _search_beams(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
+        limits = self._encode_prompts(batch, max_tokens)
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in limits]
-        timings = Timings(prompt_tokens=sum(length_of(prompt) for prompt, _ in limits))
-        search(self.decoder, [prompt for prompt, _ in limits], self._most(limits), searches, chunk, timings)
+        timings = Timings(prompt_tokens=sum(measure_prompt(prompt) for prompt, _ in limits))
+        run_beam_search(
+            self.decoder, [prompt for prompt, _ in limits], self._count_cached_tokens(limits), searches, chunk, timings
+        )
         results = []
         for (prompt, _), finished in zip(limits, searches, strict=True):
             for tokens, score in ((list(text.tokens), text.score) for text in finished.best[: how.returned]):
@@ -240,14 +248,14 @@ class Generator:
                 results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
         return results
 
-    def _speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
-        """Return the source of drafts. Raises WeftError if this model cannot verify them."""
+    def _new_speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
+        """Return the settings of speculative decoding. Raises WeftError if this model cannot verify drafts."""
         speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
         if speculation:
             speculation.check(self.decoder)
         return speculation
 
-    def _chunk(self, asked: int | None) -> int:
+    def _resolve_chunk(self, asked: int | None) -> int:
         """Return the number of prompt tokens per call: `asked`, or the default of the device."""
         if asked is None:
             return self.decoder.chunk
@@ -258,21 +266,22 @@ class Generator:
     def _has_text(self) -> bool:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
-    def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
-        """Return (token ids, maximum number of new tokens) for each prompt of `batch`; at most `max_tokens` if set."""
+    def _encode_prompts(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
+        """Return (token ids, maximum number of new tokens) for each prompt of `batch`. The maximum is `max_tokens`, or
+        what fits into the model's maximum length if that is less."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []
-        for prompt in map(self._encode, batch):
+        for prompt in map(self._encode_prompt, batch):
             room = self.decoder.max_length + 1 - len(self.decoder.start or prompt)  # the last token is never fed back
             results.append((prompt, room if max_tokens is None else min(room, max_tokens)))
         return results
 
-    def _most(self, limits: Sequence[tuple[list[int], int]]) -> int:
-        """Return the maximum number of tokens that a row will cache, given (prompt, limit) of each row."""
+    def _count_cached_tokens(self, limits: Sequence[tuple[list[int], int]]) -> int:
+        """Return the largest number of tokens that a row caches, given (prompt, maximum of new tokens) of each row."""
         return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in limits)
 
-    def _encode(self, prompt: Prompt) -> Any:
+    def _encode_prompt(self, prompt: Prompt) -> Any:
         if self.decoder.sound is not None:
             return check_sound(self.decoder.sound, prompt)
         if isinstance(prompt, str):
@@ -287,41 +296,44 @@ class Generator:
 
     @contextmanager
     def _open_context(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
-        """Yield a context for `prompts` with `most` tokens per row, and the number of prompt tokens it has cached."""
+        """Yield (a context for `prompts` with room for `most` tokens per row, the number of prompt tokens that the
+        context has cached already)."""
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
-    def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
-        """Generate the answers `rows` to their end; yield after the prefill and after each step."""
-        timings = Timings(prompt_tokens=sum(length_of(row.result.prompt) for row in rows))
+    def _run_answers(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
+        """Generate the answers `rows` to their end, in place; yield None after the prefill and after each step."""
+        timings = Timings(prompt_tokens=sum(measure_prompt(row.result.prompt) for row in rows))
         for row in rows:
             row.result.timings = timings
         tokens = np.zeros(len(rows), np.int64)
         active = np.ones(len(rows), np.bool_)
         prompts = [row.result.prompt for row in rows]
-        most = self._most([(row.result.prompt, row.limit) for row in rows])
+        most = self._count_cached_tokens([(row.result.prompt, row.limit) for row in rows])
         with self._open_context(prompts, most) as (context, keep):
             timings.cache_bytes = context.cache_bytes
             timings.prompt_tokens -= keep
             start = perf_counter()
-            advance(rows, Answer.push, context.prefill(prompts, chunk, keep), tokens, active)
+            add_tokens(rows, Answer.draw_token, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             before = self.decoder.experts
             yield
             # Forced tokens replace logits on the host, so the host must also draw.
             host = self.forced != TokenRules() or speculation
-            draw = None if host else context.drawing([row.sampler for row in rows])
-            drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
+            draw = None if host else context.new_sampling_step([row.sampler for row in rows])
+            drafts = [speculation.new_drafts(context.capacity) for _ in rows] if speculation else []
             try:
                 while active.any():
                     start = perf_counter()
                     if speculation:
-                        verify(context, rows, drafts, tokens, active)
+                        verify_drafts(context, rows, drafts, tokens, active)
                     elif draw is None:
                         scores = context.step(tokens, active)
-                        timings.decoded_tokens += advance(rows, Answer.push, scores, tokens, active)
+                        timings.decoded_tokens += add_tokens(rows, Answer.draw_token, scores, tokens, active)
                     else:
-                        timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
+                        timings.decoded_tokens += add_tokens(
+                            rows, Answer.add_token, draw(tokens, active), tokens, active
+                        )
                     timings.decode_seconds += perf_counter() - start
                     timings.experts = self.decoder.experts - before
                     yield
@@ -336,9 +348,9 @@ class Conversation(Generator):
         talk = Conversation(weft.load("out/"), [{"role": "system", "content": "Be brief."}])
         print("".join(talk.say("What is the capital of France?")))
 
-    `variables` are passed to the chat template. Only the part of a new prompt after the common prefix with the cached
-    tokens is computed; recurrent states and rolling caches cannot rewind, so they are reused only if all their tokens
-    are in the prefix. With a seed the same messages get the same answers.
+    `variables` are passed to the chat template. The conversation keeps its caches: only the part of a new prompt after
+    the common prefix with the cached tokens is computed. Recurrent states and rolling caches cannot rewind, so they are
+    reused only if the prompt begins with all cached tokens. With a seed the same messages get the same answers.
     """
 
     def __init__(self, model: Generator, messages: Sequence[Message] = (), **variables: Any) -> None:
@@ -367,8 +379,8 @@ class Conversation(Generator):
     def say(self, text: str, **options: Any) -> Stream:
         """Return a stream of the answer to the user's message `text`; end an earlier answer that is still streaming.
 
-        `options` are those of `stream`. Raises WeftError as `stream` does, and if the folder has no chat template; the
-        messages are then unchanged.
+        `options` are those of `stream`. Raises WeftError as `stream` does, and if the folder has no chat template; an
+        error leaves the messages unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.stream(self.chat_prompt(messages, **self._variables), **options)
@@ -392,7 +404,7 @@ class Conversation(Generator):
                 # The decoder lends contexts that were used before.
                 context.reset()
             else:
-                context.take(self._context)
+                context.copy_from(self._context)
             # Released only now: `take` reads the old caches.
             self._lease.close()
             self._lease, self._context = lease, context

@@ -1,4 +1,4 @@
-"""Results of generation: texts and tokens, why they ended, and their cost."""
+"""Results of generation: text and tokens of an answer, why it ended, and timings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ Finish = Literal["stop", "stop_string", "length"]
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Counts of offloaded experts. `asked`: used; `found`: used and already on the device; `guessed`: used and on the
-    device due to a prefetch; `bytes`: copied to the device."""
+    """Counts of expert offloading, summed over mixtures and runs.
+
+    - asked, found, guessed: experts used; those of them that were on the device already; due to a prefetch
+    - bytes: bytes copied to the device
+    """
 
     asked: int = 0
     found: int = 0
@@ -27,7 +30,8 @@ class ExpertCounts:
 
 @dataclass
 class Timings:
-    """Time and memory of a call, summed over the rows of a batch. Prefill includes sampling the first tokens."""
+    """Time and memory of a generation, summed over the rows of its batch. Prefill includes sampling the first
+    tokens."""
 
     prompt_tokens: int = 0  # without the tokens that a conversation has cached
     prefill_seconds: float = 0.0
@@ -51,9 +55,9 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position: of the chosen `token` (`logprob`), and of the likeliest tokens.
+    """Natural log-probabilities at one position, before temperature, penalties and constraints.
 
-    `top` has (token, log-probability), best first. The logits are those before temperature, penalties and constraints.
+    `logprob` is that of the chosen `token`; `top` has (token, log-probability) of the likeliest tokens, best first.
     """
 
     token: int
@@ -65,10 +69,10 @@ class TokenLogprobs:
 class Result:
     """The result of one prompt; while it is streamed, `tokens`, `text` and `logprobs` grow."""
 
-    prompt: Any  # its tokens, a list; or the array of a sound
+    prompt: Any  # the prompt: a list of token ids, or the array of a sound
     tokens: list[int] = field(default_factory=list)  # all generated tokens, the stop token included
     text: str = ""  # without special tokens, cut before a stop string; empty without a tokenizer
-    finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
+    finish: Finish | None = None  # ended by a stop token, a stop string or the length limit; None: not ended
     score: float | None = None  # of a beam search: log-probability / length^length_penalty
     timings: Timings = field(default_factory=Timings, compare=False)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each of `tokens`, if requested

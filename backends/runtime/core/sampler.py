@@ -19,9 +19,9 @@ from ..arrays import Floats, Ints
 # Options whose defaults a checkpoint may specify, and their types.
 DEFAULTS = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "repetition_penalty": float}
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-NEAR = 80.0  # tokens whose score is further below the largest cannot follow: e^-80 is below float32 precision
-_FAR = 1e30  # scores whose differences might overflow
-_MOST = 1e6  # largest bias or penalty of a logit
+MAX_GAP = 80.0  # tokens whose score is further below the largest cannot follow: e^-80 is below float32 precision
+_MAX_SCORE = 1e30  # scores whose differences might overflow
+_MAX_BIAS = 1e6  # largest bias or penalty of a logit
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -70,9 +70,9 @@ class Sampling:
             if isinstance(token, bool) or not isinstance(token, int | np.integer) or token < 0:
                 raise WeftError(f"logit_bias names {token!r}, but its keys must be token ids")
             self._check_number("logit_bias", bias)
-            if abs(bias) > _MOST:
+            if abs(bias) > _MAX_BIAS:
                 raise WeftError(
-                    f"logit_bias is {bias} for token {token}, but it must be between -{_MOST:g} and {_MOST:g}"
+                    f"logit_bias is {bias} for token {token}, but it must be between -{_MAX_BIAS:g} and {_MAX_BIAS:g}"
                 )
         in_range = {
             "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
@@ -80,8 +80,11 @@ class Sampling:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0 (1 is off)"),
-            "frequency_penalty": (abs(self.frequency_penalty) <= _MOST, f"between -{_MOST:g} and {_MOST:g}"),
-            "presence_penalty": (abs(self.presence_penalty) <= _MOST, f"between -{_MOST:g} and {_MOST:g}"),
+            "frequency_penalty": (
+                abs(self.frequency_penalty) <= _MAX_BIAS,
+                f"between -{_MAX_BIAS:g} and {_MAX_BIAS:g}",
+            ),
+            "presence_penalty": (abs(self.presence_penalty) <= _MAX_BIAS, f"between -{_MAX_BIAS:g} and {_MAX_BIAS:g}"),
             "seed": (self.seed is None or self.seed >= 0, "at least 0"),
         }
         for name, (good, expected) in in_range.items():
@@ -90,10 +93,8 @@ class Sampling:
 
     @classmethod
     def chosen(cls, **options: Unpack[SamplingOptions]) -> Sampling:
-        """Return a `Sampling` with `options`.
-
-        Raises WeftError on a value outside its range or without effect (a filter or a seed at temperature 0).
-        """
+        """Return a `Sampling` with `options`. Raises WeftError on a value outside its range, and on a filter or seed at
+        temperature 0, which would have no effect."""
         sampling = cls(**options)
         for name in ("top_k", "top_p", "min_p", "seed"):
             value = getattr(sampling, name)
@@ -105,12 +106,12 @@ class Sampling:
         return sampling
 
     @property
-    def adjusts(self) -> bool:
+    def has_adjustments(self) -> bool:
         """Return whether penalties or a bias change the logits before the temperature."""
-        return self.repetition_penalty != 1 or self.counts or bool(self.logit_bias)
+        return self.repetition_penalty != 1 or self.has_count_penalties or bool(self.logit_bias)
 
     @property
-    def counts(self) -> bool:
+    def has_count_penalties(self) -> bool:
         """Return whether a penalty depends on the number of times that a token was drawn."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
@@ -125,9 +126,8 @@ class Sampling:
 
 
 def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the options in `DEFAULTS` that `metadata` sets (top_k −1 counts as unset); `names` maps options to keys.
-
-    Raises WeftError on a value of the wrong type or outside its range.
+    """Return the options in `DEFAULTS` that `metadata` sets (top_k −1 counts as unset). `names` maps options to keys of
+    `metadata` that differ from the option's name. Raises WeftError on a value of the wrong type or outside its range.
     """
     options = {name: metadata.get((names or {}).get(name, name), kind, None) for name, kind in DEFAULTS.items()}
     options = {name: value for name, value in options.items() if value is not None and (name, value) != ("top_k", -1)}
@@ -142,8 +142,8 @@ def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = N
 class TokenRules:
     """Rules that restrict the tokens of an answer, regardless of the logits.
 
-    `begin`: the allowed tokens at each of the first positions; `last`: the token forced at the length limit.
-    `never`: tokens not allowed at positions after `begin`; `never_first`: nor at the first position after `begin`.
+    - begin, last: the allowed tokens at each of the first positions; the token forced at the length limit
+    - never, never_first: tokens not allowed at any position after those of `begin`; only at the first such position
     """
 
     begin: tuple[tuple[int, ...], ...] = ()
@@ -152,7 +152,8 @@ class TokenRules:
     never_first: tuple[int, ...] = ()
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
-        """Return `scores` [..., vocab] with minus infinity for each token not allowed at index `count` of `limit`."""
+        """Return `scores` [..., vocab] with minus infinity for each token not allowed as token `count` (from 0) of an
+        answer of at most `limit` tokens. A single allowed token gets the score 0."""
         if count == limit - 1 and self.last is not None:
             return _mask_except(scores, (self.last,))
         if count < len(self.begin):
@@ -173,13 +174,14 @@ def _mask_except(scores: Floats, tokens: tuple[int, ...]) -> Floats:
 
 
 class Sampler:
-    """The sampler of batch row `row`, which is added to the seed; it tracks tokens if a penalty needs them."""
+    """The sampler of one batch row; the index `row` is added to the seed. If penalties are set, it tracks the tokens of
+    the `prompt` and the tokens drawn."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
         self._rng = np.random.default_rng(None if sampling.seed is None else sampling.seed + row)
-        self._seen = set(prompt) if sampling.repetition_penalty != 1 else None
-        self._drawn: Counter[int] | None = Counter() if sampling.counts else None
+        self._used_tokens = set(prompt) if sampling.repetition_penalty != 1 else None
+        self._drawn_counts: Counter[int] | None = Counter() if sampling.has_count_penalties else None
 
     def __call__(self, logits: Floats) -> int:
         """Return the next token, drawn from `logits` [vocab] in float32, which stay unchanged.
@@ -189,24 +191,24 @@ class Sampler:
         token = int(logits.argmax())  # argmax returns a NaN if there is one
         check_logits(logits[token])
         if self.sampling.temperature > 0:
-            token = self._draw(*self.candidates(logits))
-        elif self.sampling.adjusts:
+            token = self._draw(*self.filter_candidates(logits))
+        elif self.sampling.has_adjustments:
             token = int(self._adjust(logits.copy()).argmax())
-        if self._seen is not None:
-            self._seen.add(token)
-        if self._drawn is not None:
-            self._drawn[token] += 1
+        if self._used_tokens is not None:
+            self._used_tokens.add(token)
+        if self._drawn_counts is not None:
+            self._drawn_counts[token] += 1
         return token
 
-    def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return the next `count` uniform random numbers in [0, 1) of this row's generator."""
+    def draw_uniforms(self, count: int) -> NDArray[np.float64]:
+        """Draw `count` uniform random numbers in [0, 1) from this row's generator and return them."""
         return self._rng.random(count)
 
-    def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
-        """Return the ids and processed scores of the tokens of `logits` [vocab] that pass top-k, top-p and min-p; only
-        the likeliest at temperature 0."""
+    def filter_candidates(self, logits: Floats) -> tuple[Ints, Floats]:
+        """Return the ids and the processed scores, both [n], of the tokens of `logits` [vocab] that pass top-k, top-p
+        and min-p; at temperature 0 those of the likeliest token only."""
         s = self.sampling
-        if s.adjusts:
+        if s.has_adjustments:
             logits = self._adjust(logits.copy())
         if s.temperature == 0:
             best: Ints = logits.argmax(axis=-1, keepdims=True)
@@ -218,27 +220,27 @@ class Sampler:
             ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
             scores = scores[ids]
         if s.top_p < 1:
-            keep = _select_nucleus(scores, s.top_p)
-            ids, scores = ids[keep], scores[keep]
+            nucleus = _select_nucleus(scores, s.top_p)
+            ids, scores = ids[nucleus], scores[nucleus]
         if s.min_p > 0:
             p = _softmax(scores)
-            keep = np.flatnonzero(p >= s.min_p * p.max())
-            ids, scores = ids[keep], scores[keep]
+            likely = np.flatnonzero(p >= s.min_p * p.max())
+            ids, scores = ids[likely], scores[likely]
         return ids, scores
 
     def _adjust(self, logits: Floats) -> Floats:
-        """Apply penalties and bias to `logits` in place and return them."""
+        """Apply penalties and bias to `logits` [vocab] in place, and return `logits`."""
         s = self.sampling
-        if self._seen:
-            seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
+        if self._used_tokens:
+            seen = np.fromiter((i for i in self._used_tokens if i < logits.size), np.int64)
             old = logits[seen]
             penalty = _float32(s.repetition_penalty)
             # A tiny penalty yields ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
             with np.errstate(over="ignore"):
                 logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
-        if self._drawn:
-            tokens = np.fromiter(self._drawn, np.int64)
-            times = np.fromiter(self._drawn.values(), np.float32)
+        if self._drawn_counts:
+            tokens = np.fromiter(self._drawn_counts, np.int64)
+            times = np.fromiter(self._drawn_counts.values(), np.float32)
             logits[tokens] -= times * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
         for token, bias in (s.logit_bias or {}).items():
             if token < logits.size:
@@ -247,7 +249,7 @@ class Sampler:
 
     def _draw(self, ids: Ints, scores: Floats) -> int:
         p = _softmax(scores)
-        if np.count_nonzero(scores > scores.max() - NEAR) == 1:  # only one token can follow: draw no random number
+        if np.count_nonzero(scores > scores.max() - MAX_GAP) == 1:  # only one token can follow: draw no random number
             return int(ids[p.argmax()])
         # f64: in a vocabulary of 100,000 an f32 sum would swallow small probabilities. Rounded, they do not sum to 1.
         total = np.cumsum(p, dtype=np.float64)
@@ -257,7 +259,7 @@ class Sampler:
 
 
 def check_logits(largest: Floats | np.float32) -> None:
-    """Check that the `largest` logit of each row is finite. Raises WeftError if one is NaN or infinite."""
+    """Check that `largest`, the largest logit of each row, is finite. Raises WeftError if one is NaN or infinite."""
     if not np.isfinite(largest).all():
         wrong = np.ravel(largest)[~np.isfinite(np.ravel(largest))][0]
         raise WeftError(
@@ -267,25 +269,23 @@ def check_logits(largest: Floats | np.float32) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    """Check that `value` is a whole number of at least 1. Raises WeftError if not."""
+    """Check that `value` is an integer of at least 1. Raises WeftError that calls the value `name` if not."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise WeftError(f"{name} is {value!r}, but it must be a whole number of at least 1")
 
 
 def _float32(number: float) -> np.float32:
-    """Return `number` > 0 as float32, clamped to the normal finite range (1e-45 is subnormal, 1e39 overflows)."""
+    """Return the positive `number` as float32, clamped to the range of normal finite values."""
     return np.float32(min(max(number, _TINY), _HUGE))
 
 
 def _apply_temperature(logits: Floats, temperature: float) -> Floats:
-    """Return `logits` / `temperature`; if that would overflow float32, first shift the largest logit to 0.
-
-    So low temperatures converge to the most likely token.
-    """
+    """Return `logits` / `temperature`; if the quotient would overflow float32, shift the largest logit to 0 before, so
+    that low temperatures converge to the most likely token."""
     divisor = _float32(temperature)
     with np.errstate(over="ignore"):
         scores: Floats = logits / divisor
-        if not abs(scores.max()) < _FAR:
+        if not abs(scores.max()) < _MAX_SCORE:
             scores = (logits - logits.max()) / divisor
     return scores
 
@@ -297,15 +297,16 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _select_nucleus(scores: Floats, top_p: float) -> Ints:
-    """Return, in rising order, the indices of the fewest likeliest tokens whose probabilities sum to at least `top_p`.
+    """Return, in ascending order, the indices of the smallest set of likeliest tokens whose probabilities sum to at
+    least `top_p`. Of equally likely tokens the first are selected.
 
-    Of equally likely tokens the first are kept. Only tokens with probability (1 - top_p) / size or more are sorted: all
-    others sum to less than 1 - top_p, so none of them is kept.
+    Only tokens with probability (1 - top_p) / size or more are sorted: all others together have less than 1 - top_p, so
+    none of them is selected.
     """
     p = _softmax(scores)
     # The likeliest token always stays, even if rounding puts the bound above it.
-    few = np.flatnonzero(p >= min((1 - top_p) / p.size, p.max()))
-    falling = few[np.argsort(-scores[few], kind="stable")]
-    above = np.cumsum(p[falling], dtype=np.float64) - p[falling]
-    keep = above < max(top_p, _TINY) * p.sum(dtype=np.float64)
-    return np.sort(falling[keep])
+    candidates = np.flatnonzero(p >= min((1 - top_p) / p.size, p.max()))
+    ranked = candidates[np.argsort(-scores[candidates], kind="stable")]
+    above = np.cumsum(p[ranked], dtype=np.float64) - p[ranked]
+    selected = above < max(top_p, _TINY) * p.sum(dtype=np.float64)
+    return np.sort(ranked[selected])

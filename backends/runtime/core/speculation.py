@@ -15,52 +15,53 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from .batch_context import parts
+from .batch_context import split_chunks
 from .decoder import CachedDecoder
 from .sampler import check_count
 
 LONGEST, SHORTEST = 4, 2  # tokens of the n-grams that are looked up
-MOST_REST = 16
+MAX_PAUSE = 16
 
 
 class Drafter(ABC):
     """A source of drafts for one sequence."""
 
     @abstractmethod
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow the tokens `text`. Each call has all tokens of the last call."""
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens that may follow `tokens`, the prompt and the answer so far. From call to call
+        `tokens` only grows."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release resources; the drafter must not be used afterwards."""
 
 
 class PromptLookup(Drafter):
-    """A drafter by prompt look-up (Saxena 2023): it takes the longest n-gram at the end of the sequence that occurred
-    before, and proposes the tokens that followed its last occurrence."""
+    """A drafter by prompt look-up (Saxena 2023): it finds the longest n-gram (2 to 4 tokens) at the end of the sequence
+    that occurred before, and proposes the tokens that followed the last earlier occurrence."""
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
         self._indexed = 0
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        for end in range(max(self._indexed, SHORTEST), len(text)):
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        for end in range(max(self._indexed, SHORTEST), len(tokens)):
             for n in range(SHORTEST, min(LONGEST, end) + 1):
-                self._follows[tuple(text[end - n : end])] = end
-        self._indexed = len(text)
-        for n in range(min(LONGEST, len(text)), SHORTEST - 1, -1):
-            if (at := self._follows.get(tuple(text[-n:]))) is not None:
-                return _repeat_from(text, at, most)
+                self._follows[tuple(tokens[end - n : end])] = end
+        self._indexed = len(tokens)
+        for n in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
+            if (at := self._follows.get(tuple(tokens[-n:]))) is not None:
+                return _repeat_from(tokens, at, most)
         return []
 
 
-def _repeat_from(text: Sequence[int], at: int, most: int) -> list[int]:
-    """Return `most` tokens: `text[at:]`, repeated as often as necessary and cut to length."""
-    period = len(text) - at
-    return [text[at + i % period] for i in range(most)]
+def _repeat_from(tokens: Sequence[int], at: int, count: int) -> list[int]:
+    """Return `count` tokens: `tokens[at:]`, repeated as often as necessary and cut to length."""
+    period = len(tokens) - at
+    return [tokens[at + i % period] for i in range(count)]
 
 
 class Assistant(Drafter):
-    """A drafter that proposes the greedy continuation of a smaller model with the same vocabulary."""
+    """A drafter that proposes the greedy continuation by a smaller model with the same vocabulary."""
 
     def __init__(self, decoder: CachedDecoder[Any], capacity: int) -> None:
         self._context = decoder.new_context(1, min(capacity, decoder.max_length))
@@ -69,13 +70,13 @@ class Assistant(Drafter):
     def close(self) -> None:
         self._context.close()
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         context = self._context
-        room = context.capacity - len(text)
+        room = context.capacity - len(tokens)
         if room < 1:
             return []
-        context.rewind(keep) if (keep := context.count_cached(text)) else context.reset()
-        for part in parts(text[keep:], self._chunk):
+        context.rewind(cached) if (cached := context.count_cached(tokens)) else context.reset()
+        for part in split_chunks(tokens[cached:], self._chunk):
             scores = context.extend(part)[-1]
         drafted = [int(scores.argmax())]
         while len(drafted) < min(most, room):
@@ -85,10 +86,10 @@ class Assistant(Drafter):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The source of drafts: prompt look-up of at most `prompt_lookup_num_tokens` tokens at a time, or the model
-    `assistant` with at most `num_assistant_tokens`; False if neither is set.
+    """The settings of speculative decoding: drafts of at most `prompt_lookup_num_tokens` tokens by prompt look-up, or
+    of at most `num_assistant_tokens` by the model `assistant`. Its truth value is False if neither is set.
 
-    Raises WeftError on a value outside its range, and on `num_assistant_tokens` without an assistant.
+    Raises WeftError on a value outside its range, on both sources, and on `num_assistant_tokens` without an assistant.
     """
 
     prompt_lookup_num_tokens: int = 0
@@ -100,68 +101,71 @@ class Speculation:
             check_count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)
         check_count("num_assistant_tokens", self.num_assistant_tokens)
         if self.assistant is None and self.num_assistant_tokens != Speculation.num_assistant_tokens:
-            raise WeftError(f"num_assistant_tokens is {self.num_assistant_tokens}, but there is no assistant: give one")
+            raise WeftError(f"num_assistant_tokens is {self.num_assistant_tokens}, but there is no assistant: set one")
         if self.prompt_lookup_num_tokens and self.assistant is not None:
-            raise WeftError("tokens are drafted by prompt look-up or by an assistant: give one of them")
+            raise WeftError(
+                "drafts come from prompt look-up or from an assistant, not from both: leave out one of them"
+            )
 
     def __bool__(self) -> bool:
         return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
 
     def check(self, decoder: CachedDecoder[Any]) -> None:
-        """Check that `decoder` can verify drafts and that the assistant can propose them. Raises WeftError if not."""
-        if not decoder.rewinds or not decoder.padded:
-            why = "its tokens compete" if decoder.rewinds else "states and rolling caches cannot drop tokens again"
-            raise WeftError(f"the model cannot verify drafted tokens: {why}")
+        """Check that `decoder` can verify drafts, and that the assistant, if set, can propose them. Raises WeftError if
+        not."""
+        if not decoder.can_rewind or not decoder.padded:
+            why = "its tokens compete" if decoder.can_rewind else "states and rolling caches cannot drop tokens again"
+            raise WeftError(f"the model cannot verify drafted tokens: {why}; generate without drafts")
         if not decoder.every_position:
             raise WeftError(
-                "the model gives the logits of the last token alone, so it cannot verify drafted tokens: "
+                "the model returns the logits of the last token only, so it cannot verify drafted tokens: "
                 'compile it with --passes "default,-last-token-logits"'
             )
         if self.assistant is None:
             return
         if self.assistant.vocab != decoder.vocab:
             raise WeftError(
-                f"the assistant has {self.assistant.vocab} tokens, but the model has {decoder.vocab}: it must be one "
-                "of the same vocabulary"
+                f"the assistant has {self.assistant.vocab} tokens, but the model has {decoder.vocab}: use an assistant "
+                "with the same vocabulary"
             )
-        if not self.assistant.rewinds or self.assistant.start is not None:
+        if not self.assistant.can_rewind or self.assistant.start is not None:
             raise WeftError(
-                "the assistant must be a decoder that can drop tokens: one without states and rolling caches"
+                "the assistant cannot drop tokens again: use a decoder without recurrent states and rolling caches"
             )
 
-    def drafts(self, capacity: int) -> Drafts:
-        """Return new drafts for a batch row of at most `capacity` tokens."""
+    def new_drafts(self, capacity: int) -> Drafts:
+        """Return a new drafter with adaptive lengths, for a batch row of at most `capacity` tokens."""
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)
 
 
 class Drafts:
-    """The drafts of one batch row, of at most `most` tokens. A draft has one token more than the last draft had
-    correct tokens, or twice the length of the last draft if all its tokens were correct.
+    """The drafts for one batch row, of at most `most` tokens each. Of the last draft, let n tokens have been correct:
+    the next draft has 2n tokens if all were correct, else n + 1.
 
-    After n consecutive drafts without a correct token, the next 2^(n-1) steps (at most 16) draft nothing.
+    After k consecutive drafts without a correct token, the next 2^(k-1) steps (at most 16) draft nothing.
     """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most
-        self._wrong = self._rest = 0  # drafts in a row without a right token; steps left without a draft
+        self._failures = self._pause = 0  # drafts in a row without a right token; steps left without a draft
 
-    def propose(self, text: Sequence[int], room: int) -> list[int]:
-        """Return at most `room` tokens that may follow the tokens `text`."""
-        if self._rest > 0:
-            self._rest -= 1
+    def propose(self, tokens: Sequence[int], room: int) -> list[int]:
+        """Return a draft of at most `room` tokens that may follow `tokens`, the prompt and the answer so far."""
+        if self._pause > 0:
+            self._pause -= 1
             return []
         count = min(self._count, room)
-        return self._drafter.propose(text, count) if count > 0 else []
+        return self._drafter.propose(tokens, count) if count > 0 else []
 
     def close(self) -> None:
         """Release the drafter's resources."""
         self._drafter.close()
 
-    def adapt(self, drafted: int, accepted: int) -> None:
-        """Adapt the length of later drafts: the model accepted `accepted` of the `drafted` tokens."""
+    def adapt_length(self, drafted: int, accepted: int) -> None:
+        """Adapt the length of later drafts to the last one: the model accepted `accepted` of its `drafted` tokens."""
         if drafted:
-            self._wrong = 0 if accepted else self._wrong + 1
-            self._rest = 0 if accepted else min(2 ** (self._wrong - 1), MOST_REST)
+            self._failures = 0 if accepted else self._failures + 1
+            self._pause = 0 if accepted else min(2 ** (self._failures - 1), MAX_PAUSE)
             self._count = min(self._most, 2 * accepted if accepted == drafted else accepted + 1)

@@ -1,9 +1,9 @@
-"""Caches and states that a decoder carries from call to call.
+"""Buffers for the caches and states of a decoder, which the graph reads and writes at fixed addresses.
 
 Caches [batch, kv_heads, capacity, width] are written in place: input and output share memory. The capacity grows with
-the sequence, or it is fixed in the graph and bounds the sequence, unless the cache rolls (position p in slot
-p mod capacity). Recurrent states [batch, ...] have constant size, usually zero at the start of a sequence, and are
-double-buffered: a run reads one side and writes the other.
+the sequence, or the graph fixes it. A fixed capacity bounds the sequence, unless the cache rolls (position p is in slot
+p mod capacity). Recurrent states [batch, ...] have constant size, usually begin as zeros, and are double-buffered: each
+state has two copies, 0 and 1; a run reads one copy and writes the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.ir.schema.states import Growth
 
 from ...folder_facts import StateRecord
 from ..arrays import Ints
-from .buffers import Buffer, Kind, kind_of
+from .buffers import Buffer, Kind, find_kind
 from .session import Session
 
 _ALIGNMENT = 64  # bytes, a cache line
@@ -32,8 +32,8 @@ _ALIGNMENT = 64  # bytes, a cache line
 class BoundState:
     """One cache or state of a graph: input `past`, output `present`.
 
-    `shape` is that of one batch row, None for the capacity of a cache that grows. `initial` fills a recurrent state at
-    the start of a sequence.
+    - shape: without the batch axis; the capacity of a cache that grows is None
+    - initial: the fill value of a recurrent state at the start of a sequence
     """
 
     past: str
@@ -51,27 +51,27 @@ class BoundState:
 
     @property
     def limit(self) -> int | None:
-        """Return the number of tokens that a cache of fixed capacity can hold; None for other caches and states."""
+        """Return the fixed capacity of a cache that does not roll, in tokens; None for all other caches and states."""
         return self.shape[1] if self.growth is Growth.TEXT else None
 
     def nbytes(self, capacity: int) -> int:
-        """Return the bytes of one batch row, with `capacity` slots in a cache that grows and both recurrent buffers."""
+        """Return the bytes of one batch row: a cache that grows has `capacity` slots, a recurrent state two copies."""
         size = math.prod(capacity if n is None else n for n in self.shape) * np.dtype(self.kind[1]).itemsize
         return 2 * size if self.recurrent else size
 
 
-def read_states(
+def bind_states(
     name: str,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
     carried: Iterable[StateRecord],
     head_dim: int | None = None,
 ) -> list[BoundState]:
-    """Return a `BoundState` for each of `carried`, with its type and shape from ONNX Runtime's `inputs` of graph
-    `name`.
+    """Return a `BoundState` for each record in `carried`; types and shapes are those of the graph's inputs.
 
-    `head_dim` is the last size of caches if the graph leaves it dynamic. Raises WeftError when a state is not an input
-    and an output of the graph, or has a dynamic axis other than its capacity.
+    `inputs` and `outputs` are ONNX Runtime's descriptions by name; error messages call the graph `name`. `head_dim` is
+    the width of caches if the graph leaves it dynamic. Raises WeftError if a state is not both an input and an output,
+    or an axis other than the capacity is dynamic.
     """
     states = []
     for state in carried:
@@ -87,112 +87,118 @@ def read_states(
             axes = "sizes" if recurrent else "heads and head size"
             raise WeftError(f"{name}: {past} is {inputs[past].shape}, but its {axes} must be fixed numbers")
         aliases = tuple(output for output in outputs if output.startswith(f"{present}."))
-        kind = kind_of(name, inputs[past])
+        kind = find_kind(name, inputs[past])
         states.append(BoundState(past, present, kind, tuple(shape), state.growth, state.initial, aliases))
     return states
 
 
-class Memory:
-    """The caches and states of one batch; `side` (0 or 1) is the buffer that recurrent states are read from next."""
+class StateBuffers:
+    """The buffers for the caches and states of one batch.
+
+    `copy_index` (0 or 1) is the copy of recurrent states that the next run reads; `copy_count` is 2 with recurrent
+    states, else 1.
+    """
 
     def __init__(self, session: Session, states: Sequence[BoundState], batch: int, capacity: int) -> None:
-        self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
+        self.copy_index, self.copy_count = 0, 1 + any(state.recurrent for state in states)
         self._states = states
-        self._at = np.zeros(batch, np.int64)  # the side that holds each row's recurrent states
+        self._row_copies = np.zeros(batch, np.int64)  # the copy that has the current states of each row
         self._buffers: list[tuple[Buffer, Buffer]] = []
         room = _allocate(session, states, batch, capacity)
         for state in states:
             shape = (batch, *(capacity if n is None else n for n in state.shape))
-            sides = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
-            self._buffers.append((sides[0], sides[-1]))
+            copies = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
+            self._buffers.append((copies[0], copies[-1]))
         if any(state.initial for state in states):
-            self.clear()
+            self.clear_states()
 
     @property
     def nbytes(self) -> int:
         """Return the bytes allocated for caches and states."""
-        return sum(buffer.nbytes for sides in self._buffers for buffer in dict.fromkeys(sides))
+        return sum(buffer.nbytes for copies in self._buffers for buffer in dict.fromkeys(copies))
 
-    def bind(self, binding: Any, side: int, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` rows (default: all) from `first` on; recurrent states are read from `side`, written to the
-        opposite side."""
-        for state, buffers in zip(self._states, self._buffers, strict=True):
-            buffers[side].bind_input(binding, state.past, first, rows)
+    def bind(self, binding: Any, copy: int, first: int = 0, rows: int | None = None) -> None:
+        """Bind all caches and states of `rows` batch rows (default: all) from row `first` on to an IO binding.
+
+        Recurrent states are read from copy `copy` (0 or 1) and written to the other copy.
+        """
+        for state, copies in zip(self._states, self._buffers, strict=True):
+            copies[copy].bind_input(binding, state.past, first, rows)
             for output in (state.present, *state.aliases):
-                buffers[1 - side].bind_output(binding, output, first, rows)
+                copies[1 - copy].bind_output(binding, output, first, rows)
 
-    def swap_sides(self, first: int = 0, rows: int | None = None) -> None:
-        """Swap the sides after a run of `rows` rows from `first` on (default: all), so that the next run reads the new
-        states."""
-        self.side = (self.side + 1) % self.sides
-        self._at[first : None if rows is None else first + rows] = self.side
+    def swap_copies(self, first: int = 0, rows: int | None = None) -> None:
+        """Switch `copy_index` after a run of `rows` rows (default: all) from row `first` on: the next run reads the
+        states that this run wrote."""
+        self.copy_index = (self.copy_index + 1) % self.copy_count
+        self._row_copies[first : None if rows is None else first + rows] = self.copy_index
 
-    def bring(self, first: int, rows: int, side: int | None = None) -> None:
-        """Set the side that is read next to `side` (default: unchanged), and copy to it the recurrent states of `rows`
-        rows from `first` on that are on the opposite side."""
-        self.side = self.side if side is None else side
-        for row in np.flatnonzero(self._at[first : first + rows] != self.side) + first:
-            for buffers in self._recurrent():
-                values = buffers[self.side].pull()
-                values[row] = buffers[1 - self.side].pull()[row]
-                buffers[self.side].write(values)
-            self._at[row] = self.side
+    def sync_rows(self, first: int, rows: int, copy: int | None = None) -> None:
+        """Set `copy_index` to `copy` (None: unchanged), and move the current states of `rows` batch rows from row
+        `first` on to that copy."""
+        self.copy_index = self.copy_index if copy is None else copy
+        for row in np.flatnonzero(self._row_copies[first : first + rows] != self.copy_index) + first:
+            for copies in self._iter_recurrent():
+                values = copies[self.copy_index].download()
+                values[row] = copies[1 - self.copy_index].download()[row]
+                copies[self.copy_index].write(values)
+            self._row_copies[row] = self.copy_index
 
-    def vacate(self, row: int) -> None:
-        """Set the recurrent states of one row to their values at the start of a sequence."""
-        for state, buffers in zip(self._states, self._buffers, strict=True):
+    def clear_row(self, row: int) -> None:
+        """Set the recurrent states of batch row `row` to their initial values."""
+        for state, copies in zip(self._states, self._buffers, strict=True):
             if state.recurrent:
-                values = buffers[self.side].pull()
+                values = copies[self.copy_index].download()
                 values[row] = state.initial
-                buffers[self.side].write(values)
-        self._at[row] = self.side
+                copies[self.copy_index].write(values)
+        self._row_copies[row] = self.copy_index
 
-    def move(self, row: int, to: int, used: int) -> None:
-        """Copy the recurrent states and the first `used` cache slots of `row` to row `to`."""
-        self.bring(row, 1)
-        for state, sides in zip(self._states, self._buffers, strict=True):
-            values = sides[self.side].pull()
+    def copy_row(self, row: int, to: int, used: int) -> None:
+        """Copy the recurrent states and the first `used` cache slots of batch row `row` to batch row `to`."""
+        self.sync_rows(row, 1)
+        for state, copies in zip(self._states, self._buffers, strict=True):
+            values = copies[self.copy_index].download()
             used_slots = values if state.recurrent else values[:, :, :used]
             used_slots[to] = used_slots[row]
-            sides[self.side].write(values)
-        self._at[to] = self.side
+            copies[self.copy_index].write(values)
+        self._row_copies[to] = self.copy_index
 
-    def _recurrent(self) -> Iterator[tuple[Buffer, Buffer]]:
-        return (sides for state, sides in zip(self._states, self._buffers, strict=True) if state.recurrent)
+    def _iter_recurrent(self) -> Iterator[tuple[Buffer, Buffer]]:
+        return (copies for state, copies in zip(self._states, self._buffers, strict=True) if state.recurrent)
 
-    def clear(self) -> None:
-        """Reset recurrent states to the start of a sequence. Caches need no reset: no row reads beyond its length."""
-        self.side = 0
-        self._at[:] = 0
-        for state, sides in zip(self._states, self._buffers, strict=True):
-            for buffer in sides if state.recurrent else ():
+    def clear_states(self) -> None:
+        """Set all recurrent states to their initial values. Caches need no reset: no row reads beyond its length."""
+        self.copy_index = 0
+        self._row_copies[:] = 0
+        for state, copies in zip(self._states, self._buffers, strict=True):
+            for buffer in copies if state.recurrent else ():
                 buffer.write(np.full(buffer.shape, state.initial, state.kind[1]))
 
-    def gather(self, rows: Ints, used: int) -> None:
-        """Copy the recurrent states and the first `used` cache slots of row `rows[r]` to every row r."""
+    def gather_rows(self, rows: Ints, used: int) -> None:
+        """Copy the recurrent states and the first `used` cache slots of batch row `rows[r]` to row r, for every r."""
         moved = np.flatnonzero(rows != np.arange(rows.size))
         if not moved.size:
             return
-        for state, sides in zip(self._states, self._buffers, strict=True):
-            # Only this side: the other one is overwritten before it is read again.
-            buffer = sides[self.side]
-            values = buffer.pull()
+        for state, copies in zip(self._states, self._buffers, strict=True):
+            # Only this copy: the other copy is overwritten before it is read again.
+            buffer = copies[self.copy_index]
+            values = buffer.download()
             used_slots = values if state.recurrent else values[:, :, :used]
             # Advanced indexing copies the right side first, so rows may swap places.
             used_slots[moved] = used_slots[rows[moved]]
             buffer.write(values)
 
-    def take(self, other: Memory, used: int) -> None:
-        """Copy the recurrent states and the first `used` cache slots of `other`, which has the same batch size and at
-        most the same capacity."""
-        other.bring(0, other._at.size)
-        self.side, self._at = other.side, other._at.copy()
+    def copy_from(self, other: StateBuffers, used: int) -> None:
+        """Copy the recurrent states and the first `used` cache slots of `other` into these buffers. `other` must have
+        the same batch size, and at most the same capacity."""
+        other.sync_rows(0, other._row_copies.size)
+        self.copy_index, self._row_copies = other.copy_index, other._row_copies.copy()
         for state, mine, theirs in zip(self._states, self._buffers, other._buffers, strict=True):
-            to, values = mine[self.side], theirs[self.side].pull()
+            to, values = mine[self.copy_index], theirs[self.copy_index].download()
             if state.recurrent or to.shape == values.shape:
                 to.write(values)
             else:
-                used_slots = to.pull()
+                used_slots = to.download()
                 used_slots[:, :, :used] = values[:, :, :used]
                 to.write(used_slots)
 
@@ -200,10 +206,10 @@ class Memory:
 def _allocate(
     session: Session, states: Sequence[BoundState], batch: int, capacity: int
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield memory for each buffer of each state: on the CPU parts of one block, for which numpy requests huge pages;
-    on other devices None."""
-    sides = [1 + state.recurrent for state in states]
-    sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, sides, strict=True) for _ in range(n)]
+    """Yield the memory for each buffer, by state and then by copy. On the CPU these are parts of one zeroed block, for
+    which numpy requests huge pages; on other devices None."""
+    counts = [1 + state.recurrent for state in states]
+    sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, counts, strict=True) for _ in range(n)]
     if session.device != "cpu":
         yield from [None] * len(sizes)
         return

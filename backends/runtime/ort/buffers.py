@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .session import Session, onnxruntime
+from .session import Session, import_onnxruntime
 
 # ONNX Runtime's name of a tensor type: (its ONNX enum value, the numpy dtype of its bytes; numpy has no bf16).
 _TYPES: dict[str, tuple[int, type[np.generic]]] = {
@@ -25,22 +25,19 @@ _TYPES: dict[str, tuple[int, type[np.generic]]] = {
 Kind = tuple[int, type[np.generic]]
 
 
-def kind_of(name: str, value: Any) -> Kind:
-    """Return the ONNX enum value and the numpy dtype of an input or output `value` of the graph `name`.
-
-    Raises:
-        WeftError: if the runtime cannot hold its type.
-    """
+def find_kind(name: str, value: Any) -> Kind:
+    """Return the ONNX enum value and the numpy dtype of an input or output `value` of the graph `name`. Raises
+    WeftError if the runtime cannot hold its type."""
     if value.type not in _TYPES:
         raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")
     return _TYPES[value.type]
 
 
 class Buffer:
-    """A zero-filled buffer at a fixed address on the session's device; `host` is its memory (CPU) or a staging copy
-    (CUDA).
+    """A zero-filled buffer at a fixed `address` on the session's device. On the CPU the array `host` is its memory; on
+    CUDA `host` is a staging copy.
 
-    The argument `host` may provide zeroed bytes to use instead of a new allocation.
+    The argument `host` may provide zeroed bytes (CPU only) to use instead of a new allocation.
     """
 
     def __init__(
@@ -49,39 +46,41 @@ class Buffer:
         self.shape, self.device, (self.onnx_type, dtype) = shape, session.device, kind
         self.host: NDArray[Any] = np.zeros(shape, dtype) if host is None else host.view(dtype).reshape(shape)
         self.nbytes = self.host.nbytes
-        self._value = onnxruntime().OrtValue.ortvalue_from_numpy(self.host, self.device, 0)
+        self._value = import_onnxruntime().OrtValue.ortvalue_from_numpy(self.host, self.device, 0)
         self.address: int = self._value.data_ptr()
 
     def drop_host(self) -> Buffer:
-        """Free the staging copy on CUDA; return this buffer."""
+        """Free the staging copy on CUDA (nothing on the CPU); return the buffer itself."""
         if self.device != "cpu":
             self.host = np.empty(0, self.host.dtype)
         return self
 
-    def push(self) -> None:
+    def upload(self) -> None:
         """Copy `host` to the device; do nothing on the CPU."""
         self.write(self.host)
 
-    def pull(self) -> NDArray[Any]:
-        """Return the contents on the host: on the CPU the memory itself, on CUDA a copy that `write` writes back."""
+    def download(self) -> NDArray[Any]:
+        """Return the contents as a host array: on the CPU the memory itself, on CUDA a copy; changes to either take
+        effect when the array is passed to `write`."""
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:
-        """Replace the contents by `values`; on the CPU the array that `pull` returned needs no copy."""
+        """Replace the contents by `values`. On the CPU the array that `download` returned is not copied."""
         if self.device != "cpu":
             self._value.update_inplace(np.ascontiguousarray(values))
         elif values is not self.host:
             self.host[...] = values
 
     def bind_input(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` batch rows (default: all) from `first` on as the input `name`."""
+        """Bind `rows` batch rows (default: all) from row `first` on as the input `name` of the IO binding `binding`."""
         binding.bind_input(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def bind_output(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` batch rows (default: all) from `first` on as the output `name`."""
+        """Bind `rows` batch rows (default: all) from row `first` on as the output `name` of the IO binding
+        `binding`."""
         binding.bind_output(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def _row_range(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
-        # The batch is the first axis, so neighbouring rows are one block of memory.
+        # The batch is the first axis, so adjacent rows are one block of memory.
         shape = (self.shape[0] - first if rows is None else rows, *self.shape[1:])
         return shape, self.address + first * (self.nbytes // self.shape[0])

@@ -12,19 +12,20 @@ from .ort_encoder import OrtEncoder
 from .session import Session, open_session
 
 
-def encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEncoder:
-    """Return the encoder of a folder. Raises WeftError when a file or the device cannot be used."""
-    return OrtEncoder(_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
+def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEncoder:
+    """Return the encoder of an ONNX folder on `device` ("auto", "cpu" or "cuda"). Raises WeftError when a file or the
+    device cannot be used."""
+    return OrtEncoder(_open_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
 
 
-def decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
+def open_decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
     """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
 
-    Raises as `encoder` does.
+    Raises as `open_encoder` does.
     """
-    session, sources = _session(facts, 0, device, threads, graphs=True, stream=stream), None
+    session, sources = _open_session(facts, 0, device, threads, graphs=True, stream=stream), None
     if facts.kind == "encoder-decoder":
-        encoder_half = _session(facts, 1, device, threads)
+        encoder_half = _open_session(facts, 1, device, threads)
         sources = SourceEncoder(
             encoder_half, facts.start, facts.max_source, str(facts.files[1]), facts.compares, facts.sound
         )
@@ -41,5 +42,5 @@ def decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = 
     )
 
 
-def _session(facts: FolderFacts, file: int, device: str, threads: int | None, **options: Any) -> Session:
+def _open_session(facts: FolderFacts, file: int, device: str, threads: int | None, **options: Any) -> Session:
     return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **options)

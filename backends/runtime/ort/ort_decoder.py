@@ -1,8 +1,11 @@
 """A compiled decoder on ONNX Runtime: caches, states, inputs and logits are bound at fixed addresses, without copies.
 
-The graph's contract: inputs `input_ids` [batch, seq]; if declared, `attention_mask` [batch, total] (1 for a token of
-the row, padding only on the right) and `position_ids` [batch, seq]; caches and states as in `states`; for an
-encoder-decoder the outputs of `SourceEncoder`. Outputs: `logits` [batch, 1 or seq, vocab] and the present states.
+The contract of the graph:
+
+- inputs: `input_ids` [batch, seq]; if declared, `attention_mask` [batch, total] (1 for a token, 0 for padding, which
+  must be on the right) and `position_ids` [batch, seq]; past caches and states, as in `bound_states`; for an
+  encoder-decoder also the outputs of `SourceEncoder`
+- outputs: `logits` [batch, 1 or seq, vocab]; present caches and states
 """
 
 from __future__ import annotations
@@ -17,29 +20,28 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ...folder_facts import StateRecord
-from ..arrays import Floats, Ints, float32
+from ..arrays import Floats, Ints, convert_to_float32
 from ..core.batch_context import BatchContext
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..state_io import infer_states
 from ..text.tokenizer import pad_rows
-from .bound_states import Memory, read_states
-from .buffers import Buffer, kind_of
+from .bound_states import StateBuffers, bind_states
+from .buffers import Buffer, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
-from .session import Session, convert_errors, one_line, ort_errors
+from .session import Session, convert_ort_errors, join_lines, list_ort_errors
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
 class OrtDecoder(CachedDecoder["OrtContext"]):
-    """A decoder graph in an open session; `sources` is the encoder of an encoder-decoder.
+    """A decoder graph in an open session; `sources` is the encoder of an encoder-decoder (None for a decoder).
 
-    `carried`: the states that the folder records; if empty, states are inferred from names, and `rolling` are the layer
-    indices of rolling caches.
-    `head_dim`: features per head of the caches, if the graph leaves them dynamic.
-    `compares`: tokens of a batch row compete, for example for the capacity of experts.
+    - carried: the caches and states that the folder records; if empty, they are inferred from the names of inputs, and
+      `rolling` has the layer indices of rolling caches
+    - head_dim: features per head of the caches, if the graph leaves them dynamic
+    - compares: tokens of a model call compete, for example for the capacity of experts
 
-    Raises:
-        WeftError: if the graph does not follow the contract of this module.
+    Raises WeftError if the graph does not follow the contract in the docstring of this module.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
             raise WeftError(f"{name}: {TAKES_EMBEDDINGS}")
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
-        self.crossed = {} if sources is None else sources.gives(inputs)
+        self.cross_inputs = {} if sources is None else sources.select_inputs(inputs)
         carried = carried or infer_states(inputs, rolling)
-        expected = {*_TEXT, *self.crossed, *(state.input for state in carried)}
+        expected = {*_TEXT, *self.cross_inputs, *(state.input for state in carried)}
         if unknown := [i for i in inputs if i not in expected]:
-            raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
-        self.kinds = {i: kind_of(name, inputs[i]) for i in _TEXT if i in inputs}
-        self.logits_kind = kind_of(name, outputs["logits"])
-        self.states = read_states(name, inputs, outputs, carried, head_dim)
+            raise WeftError(f"{name}: the graph has the input {unknown[0]}, which the runtime cannot provide")
+        self.kinds = {i: find_kind(name, inputs[i]) for i in _TEXT if i in inputs}
+        self.logits_kind = find_kind(name, outputs["logits"])
+        self.states = bind_states(name, inputs, outputs, carried, head_dim)
         if not self.states:
             raise WeftError(
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
@@ -86,33 +88,32 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
                 f"{name}: its logits are {width} wide, but the manifest records a vocabulary of {vocab} tokens"
             )
         self.can_rewind = all(state.growth.can_rewind for state in self.states)
-        self.padded = self.rewinds and not compares
+        self.padded = self.can_rewind and not compares
         # Contexts share the session, whose captured graphs are identified only by number.
         self.graph_ids = itertools.count(1)
-        self.contexts: type[OrtContext] = OrtContext
+        self.context_class: type[OrtContext] = OrtContext
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
-        return self.contexts(self, batch, capacity)
+        return self.context_class(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Return the bytes that `context` allocates for the caches and states of `batch` rows of `tokens` tokens each.
-
-        Raises WeftError as `context` does.
-        """
-        capacity = self.capacity_for(tokens)
+        Raises WeftError if `tokens` is above the maximum length."""
+        capacity = self.compute_capacity(tokens)
         return batch * sum(state.nbytes(capacity) for state in self.states)
 
-    def capacity_for(self, tokens: int) -> int:
-        capacity = super().capacity_for(tokens)
+    def compute_capacity(self, tokens: int) -> int:
+        capacity = super().compute_capacity(tokens)
         fixed = {state.limit for state in self.states if state.limit is not None}
         if fixed and tokens > min(fixed):
-            raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
+            raise WeftError(f"{tokens} tokens are more than the {min(fixed)} that fit the caches of the graph")
         return max(fixed, default=capacity)
 
     def run(self, binding: Any, options: Any = None) -> None:
-        """Run the graph. Raises WeftError with ONNX Runtime's message when it fails."""
-        with convert_errors(self.name):
+        """Run the graph on the inputs and outputs of the IO binding `binding`. Raises WeftError with ONNX Runtime's
+        message if the run fails."""
+        with convert_ort_errors(self.name):
             self.session.ort.run_with_iobinding(binding, options)
 
 
@@ -124,16 +125,16 @@ class OrtContext(BatchContext):
         session = model.session
         try:
             super().__init__(
-                batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.sources is not None
+                batch, capacity, can_rewind=model.can_rewind, padded=model.padded, answers=model.sources is not None
             )
-            self._memory = Memory(session, model.states, batch, capacity)
+            self._memory = StateBuffers(session, model.states, batch, capacity)
             # The mask of a step covers the full capacity: captured graphs need fixed shapes and addresses.
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
             self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
             self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
-        except ort_errors() as error:
+        except list_ort_errors() as error:
             raise WeftError(
-                f"no memory for the caches of {batch} rows of {capacity} tokens ({one_line(error)}): "
+                f"no memory for the caches of {batch} rows of {capacity} tokens ({join_lines(error)}): "
                 "use a smaller batch or fewer tokens"
             ) from error
         # On the CPU f32 logits serve as `_scores` directly, without a copy for every token.
@@ -141,10 +142,10 @@ class OrtContext(BatchContext):
         self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
         self._shares_logits = shared
         self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
-        self._reading: EncodedSources | None = None
-        self._plain = session.run_options()
+        self._encoded_sources: EncodedSources | None = None
+        self._default_options = session.new_run_options()
         self._graph_ids: list[int] = []  # of the captured steps
-        self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory
+        self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each copy of the states
         self._steps_of: dict[int, list[tuple[Any, Any]]] = {}  # number of first rows -> their `_steps`
         if model.sources is None:
             self._bind_steps()
@@ -160,11 +161,11 @@ class OrtContext(BatchContext):
             self.model.session.ort.release_captured_graph(number)
         self._graph_ids = []
 
-    def _clear(self) -> None:
-        self._memory.clear()
+    def _clear_states(self) -> None:
+        self._memory.clear_states()
 
-    def _cut(self, lengths: Ints | int) -> None:
-        super()._cut(lengths)
+    def _truncate_rows(self, lengths: Ints | int) -> None:
+        super()._truncate_rows(lengths)
         if "attention_mask" in self._inputs:
             mask = self._inputs["attention_mask"].host
             mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
@@ -174,27 +175,29 @@ class OrtContext(BatchContext):
         logits = [np.empty((0, self.model.vocab), np.float32) for _ in given]
         for row, part in enumerate(given):
             if part:
-                logits[row] = np.array(self._extend(row, [part], every=True)[0], np.float32)
+                logits[row] = np.array(self._append_tokens(row, [part], every=True)[0], np.float32)
         return logits
 
-    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
         if model.sources is None:
             return prompts
-        self._reading = model.sources.read(prompts, model.crossed)
+        self._encoded_sources = model.sources.encode_sources(prompts, model.cross_inputs)
         self._bind_steps()
         return [[model.sources.start]] * len(prompts)
 
-    def _ready(self, calls: int) -> None:
-        self._memory.side = calls % self._memory.sides  # every row ends on the same side
+    def _prepare_prefill(self, calls: int) -> None:
+        self._memory.copy_index = calls % self._memory.copy_count  # the states of every row end in the same copy
 
-    def _end(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in enumerate(prompts):
             self._inputs["input_ids"].host[row] = prompt[-1]
         if "position_ids" in self._inputs:
             self._inputs["position_ids"].host[:, 0] = self.lengths - 1
 
-    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
+    def _run_tokens(
+        self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
+    ) -> NDArray[Any]:
         ids, _ = pad_rows(parts)
         rows, longest = ids.shape
         width = int(past.max()) + longest
@@ -205,17 +208,17 @@ class OrtContext(BatchContext):
         }
         model = self.model
         binding = model.session.ort.io_binding()
-        self._memory.bind(binding, self._memory.side, first, rows)
-        if self._reading is not None:
-            self._reading.bind(binding, first, rows)
+        self._memory.bind(binding, self._memory.copy_index, first, rows)
+        if self._encoded_sources is not None:
+            self._encoded_sources.bind(binding, first, rows)
         for name, (_, dtype) in model.kinds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(feed[name], dtype))
         shape = (rows, longest if model.every_position else 1, model.vocab)
         logits = self._reserve_scratch(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
         # Not captured: prompts differ in shape.
-        model.run(binding, self._plain)
-        self._memory.swap_sides(first, rows)
+        model.run(binding, self._default_options)
+        self._memory.swap_copies(first, rows)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
@@ -228,11 +231,11 @@ class OrtContext(BatchContext):
         if "position_ids" in inputs:
             inputs["position_ids"].host[rows, 0] = at
         for buffer in inputs.values():
-            buffer.push()
-        self.model.run(*self._steps[self._memory.side])
-        self._memory.swap_sides()
+            buffer.upload()
+        self.model.run(*self._steps[self._memory.copy_index])
+        self._memory.swap_copies()
         if not self._shares_logits:
-            float32(self._logits.pull()[:, 0], self._scores)
+            convert_to_float32(self._logits.download()[:, 0], self._scores)
 
     def _step_first(self, tokens: Ints) -> None:
         count, inputs, at = tokens.size, self._inputs, self.lengths[: tokens.size]
@@ -242,45 +245,48 @@ class OrtContext(BatchContext):
         if "position_ids" in inputs:
             inputs["position_ids"].host[:count, 0] = at
         for buffer in inputs.values():
-            buffer.push()
+            buffer.upload()
         if count not in self._steps_of:
             self._steps_of[count] = self._bind_step(count)
-        self._memory.bring(0, count)
-        self.model.run(*self._steps_of[count][self._memory.side])
-        self._memory.swap_sides(0, count)
+        self._memory.sync_rows(0, count)
+        self.model.run(*self._steps_of[count][self._memory.copy_index])
+        self._memory.swap_copies(0, count)
         if not self._shares_logits:
-            float32(self._logits.pull()[:count, 0], self._scores[:count])
+            convert_to_float32(self._logits.download()[:count, 0], self._scores[:count])
 
-    def _vacate(self, row: int) -> None:
-        self._memory.vacate(row)
+    def _clear_row(self, row: int) -> None:
+        self._memory.clear_row(row)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[row] = 0
 
-    def _move(self, row: int, to: int, used: int) -> None:
-        self._memory.move(row, to, used)
+    def _copy_row(self, row: int, to: int, used: int) -> None:
+        self._memory.copy_row(row, to, used)
         for buffer in self._inputs.values():
             buffer.host[to] = buffer.host[row]
 
-    def _enter(self, first: int, rows: int) -> None:
-        self._memory.bring(first, rows)
+    def _prepare_rows(self, first: int, rows: int) -> None:
+        self._memory.sync_rows(first, rows)
 
-    def _leave(self, first: int, last: Sequence[int]) -> None:
-        self._memory.bring(first, len(last), (self._memory.side + 1) % self._memory.sides)
+    def _record_rows(self, first: int, last: Sequence[int]) -> None:
+        self._memory.sync_rows(first, len(last), (self._memory.copy_index + 1) % self._memory.copy_count)
         rows = np.arange(first, first + len(last))
         self._inputs["input_ids"].host[rows, 0] = last
         if "position_ids" in self._inputs:
             self._inputs["position_ids"].host[rows, 0] = self.lengths[rows] - 1
 
-    def _gather(self, rows: Ints, used: int) -> None:
-        self._memory.gather(rows, used)
+    def _gather_rows(self, rows: Ints, used: int) -> None:
+        self._memory.gather_rows(rows, used)
         for buffer in self._inputs.values():
             buffer.host[:] = buffer.host[rows]
-        if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
-            self._reading = moved
+        if (
+            self._encoded_sources is not None
+            and (moved := self._encoded_sources.gather_rows(rows)) is not self._encoded_sources
+        ):
+            self._encoded_sources = moved
             self._bind_steps()
 
-    def _take(self, other: OrtContext, used: int) -> None:
-        self._memory.take(other._memory, used)
+    def _copy_from(self, other: OrtContext, used: int) -> None:
+        self._memory.copy_from(other._memory, used)
         for name, buffer in self._inputs.items():
             width = other._inputs[name].shape[1]
             buffer.host[:, :width] = other._inputs[name].host
@@ -293,22 +299,23 @@ class OrtContext(BatchContext):
         return self._scratch[:size].reshape(shape)
 
     def _bind_steps(self) -> None:
-        """Bind a step of all rows, once for each side of the memory; release graphs captured before."""
+        """Bind a step of all rows, once per copy of the recurrent states; release CUDA graphs captured before."""
         self.close()
         self._steps, self._steps_of = self._bind_step(None), {}
 
     def _bind_step(self, rows: int | None) -> list[tuple[Any, Any]]:
-        """Bind a step of the first `rows` rows (default: all); return (binding, run options) for each memory side."""
+        """Bind a step of the first `rows` rows (None: all); return (IO binding, run options) for each copy of the
+        recurrent states that a step may read."""
         session, steps = self.model.session, []
-        for side in range(self._memory.sides):
+        for copy in range(self._memory.copy_count):
             binding = session.ort.io_binding()
-            self._memory.bind(binding, side, 0, rows)
+            self._memory.bind(binding, copy, 0, rows)
             for name, buffer in self._inputs.items():
                 buffer.bind_input(binding, name, 0, rows)
-            if self._reading is not None:
-                self._reading.bind(binding, 0, rows)
+            if self._encoded_sources is not None:
+                self._encoded_sources.bind(binding, 0, rows)
             self._logits.bind_output(binding, "logits", 0, rows)
             if session.graphs:
                 self._graph_ids.append(next(self.model.graph_ids))
-            steps.append((binding, session.run_options(self._graph_ids[-1] if session.graphs else -1)))
+            steps.append((binding, session.new_run_options(self._graph_ids[-1] if session.graphs else -1)))
         return steps

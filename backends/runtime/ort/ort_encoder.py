@@ -14,8 +14,8 @@ from ...folder_facts import FolderFacts
 from ..arrays import Floats
 from ..core.sampler import check_count
 from ..tasks import Tasks
-from ..text.tokenizer import Prompt, check_ids, is_ids, prompts_of
-from .session import Session, convert_errors
+from ..text.tokenizer import Prompt, check_ids, is_ids, list_prompts
+from .session import Session, convert_ort_errors
 
 Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
 HIDDEN, SENTENCE = "last_hidden_state", "sentence_embedding"  # names of outputs
@@ -24,10 +24,12 @@ _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 class EncoderModel(Tasks):
-    """A model that computes a vector for every token (`hidden`); a model with a head also has methods for its `task`.
+    """An encoder: it computes a vector per token (`hidden`) or per text (`encode`); with a head, it performs its
+    `task`.
 
-    `pooling`, `normalize` and `embedding` describe how it was trained to compute one vector per text. `compares`:
-    tokens of a call compete, for example for the capacity of experts. `outputs` are the names of its outputs.
+    `pooling`, `normalize` and `embedding` are the settings with which it was trained to compute one vector per text.
+    With `compares`, the tokens of a model call compete, for example for the capacity of experts. `outputs` has the
+    names of the model's outputs.
     """
 
     def __init__(self, facts: FolderFacts, outputs: Collection[str]) -> None:
@@ -39,7 +41,7 @@ class EncoderModel(Tasks):
 
     def generate(self, *_: object, **__: object) -> NoReturn:
         """Raise WeftError: an encoder computes embeddings of texts and predicts no next token."""
-        raise WeftError(f"{self.folder} holds an encoder, which generates nothing: `encode` makes vectors of texts")
+        raise WeftError(f"{self.folder} is an encoder, which cannot generate text: use `encode` for embeddings")
 
     stream = conversation = generate  # so that callers of `load`, which returns either kind, find the right method
 
@@ -55,21 +57,23 @@ class EncoderModel(Tasks):
         prompt: str | None = None,
         truncate_dim: int | None = None,
     ) -> Floats | list[Floats]:
-        """Return float32 embeddings of `texts` or of token ids: [texts, dim], or with pooling "none" a list with one
-        [tokens, dim] per text.
+        """Return float32 embeddings of `texts` (strings or token ids): [texts, dim], or with pooling "none" a list with
+        an array [tokens, dim] per text.
 
-        "mean" averages the vectors of a text's tokens, "weighted" averages them with weights 1, 2, … in order; "max"
-        takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last. `normalize`
-        scales every vector to unit length. None uses the setting of the sentence-transformers folder that the model was
-        compiled from, else "mean" without scaling; the model's output sentence_embedding is pooled already. Texts of
-        similar length run together, `batch` at a time, right-padded; separately if tokens compete.
+        Pooling "mean" averages the vectors of a text's tokens, "weighted" averages them with weights 1, 2, … in order;
+        "max" takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last token.
+        `normalize` scales every vector to unit length. None means the setting of the sentence-transformers folder that
+        the model was compiled from, else "mean" without scaling; with pooling None, the model's own output
+        sentence_embedding is used if it has one. Texts of similar length run together, `batch` at a time, right-padded;
+        if tokens compete for experts, texts of different lengths run separately.
 
-        `prompt`, or the model's prompt called `prompt_name`, or else its default prompt, is put before each text; token
-        ids get no prompt. Vectors of texts keep their first `truncate_dim` features (Kusupati 2022, Matryoshka); None
-        uses the model's setting, else all. They are rescaled to unit length after that only if `normalize` is True.
+        The text `prompt`, else the model's prompt called `prompt_name`, else the model's default prompt is put before
+        each string; token ids get no prompt. Vectors keep their first `truncate_dim` features (Kusupati 2022,
+        Matryoshka); None means the model's setting, else all. After that cut, vectors are scaled to unit length again
+        only if `normalize` is True.
 
-        Raises WeftError on a text longer than the model's maximum (with `truncate`, cut it instead) or without tokens,
-        and on arguments outside their range.
+        Raises WeftError on a text without tokens or longer than the model's maximum (with `truncate` it is cut), and on
+        arguments outside their range.
         """
         pooled = self.pooling if pooling is None else pooling
         if pooled not in get_args(Pooling):
@@ -78,13 +82,15 @@ class EncoderModel(Tasks):
         if truncate_dim is not None:
             check_count("truncate_dim", truncate_dim)
         if pooled == "none" and truncate_dim is not None:
-            raise WeftError('truncate_dim shortens vectors of texts, and with pooling "none" there are none')
+            raise WeftError('truncate_dim needs one vector per text: leave it out with pooling "none"')
         if prompt is not None and prompt_name is not None:
-            raise WeftError("prompt is a text, and prompt_name a prompt of the model: give one of them")
-        inputs = prompts_of(texts)
+            raise WeftError(
+                "prompt (a text) and prompt_name (a prompt of the model) exclude each other: give one of them"
+            )
+        inputs = list_prompts(texts)
         prefix = self.prompt(prompt_name, prompt)
         if (prompt or prompt_name) and prefix and any(map(is_ids, inputs)):
-            raise WeftError("a prompt goes before text: begin token ids with those of the prompt")
+            raise WeftError("token ids get no prompt: leave the prompt out, and begin the ids with those of the prompt")
         skipped = 0 if self.embedding.include_prompt or not prefix else self.tokenizer.prompt_length(prefix)
         rows = self._tokenize(inputs, prefix, truncate)
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
@@ -93,11 +99,11 @@ class EncoderModel(Tasks):
         )
         if pooled_by_graph and normalize is False and self.embedding.unit:
             raise WeftError(
-                f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
+                f"{self.folder}: its graph scales vectors to unit length: set pooling to get vectors without scaling"
             )
         if pooled_by_graph and (pad := self.embedding.pad) is not None:
             rows = [row + [pad] * (self.max_length - len(row)) for row in rows]
-        for indices in self.batches(list(map(len, rows)), batch):
+        for indices in self.split_batches(list(map(len, rows)), batch):
             states = self._run_padded([rows[row] for row in indices], SENTENCE if pooled_by_graph else HIDDEN, skipped)
             for row, state in zip(indices, states, strict=True):
                 vectors[row] = state if pooled_by_graph else _pool(state[: len(rows[row])], pooled, skipped)
@@ -105,13 +111,13 @@ class EncoderModel(Tasks):
             vectors = list(map(_normalize, vectors))
         width = self.embedding.truncate_dim if truncate_dim is None else truncate_dim
         if truncate_dim is not None and vectors and truncate_dim > vectors[0].shape[-1]:
-            raise WeftError(f"truncate_dim is {truncate_dim}, but the vectors have {vectors[0].shape[-1]} numbers")
+            raise WeftError(f"truncate_dim is {truncate_dim}, but the vectors have {vectors[0].shape[-1]} features")
         vectors = vectors if pooled == "none" else [vector[:width] for vector in vectors]
         vectors = list(map(_normalize, vectors)) if normalize else vectors
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """Return the last hidden states of `rows` of token ids, float32 [batch, longest, dim]; 0 for padding.
+        """Return the last hidden states for `rows` of token ids, float32 [batch, longest, dim], with zeros for padding.
 
         Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's maximum.
         """
@@ -119,7 +125,7 @@ class EncoderModel(Tasks):
         for ids in rows:
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")
         lengths, states = list(map(len, rows)), dict[int, Floats]()
-        for indices in self.batches(lengths, max(len(rows), 1)):
+        for indices in self.split_batches(lengths, max(len(rows), 1)):
             states.update(zip(indices, self._run_padded([rows[row] for row in indices], HIDDEN), strict=True))
         longest = max(lengths, default=0)
         if not rows:
@@ -127,11 +133,8 @@ class EncoderModel(Tasks):
         return np.stack([np.pad(states[i][:n], ((0, longest - n), (0, 0))) for i, n in enumerate(lengths)])
 
     def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
-        """Return the prefix for texts: `prompt`, else the model's prompt called `name`, else its default prompt or "".
-
-        Raises:
-            WeftError: if no prompt has that name.
-        """
+        """Return the prefix for texts: `prompt`, else the model's prompt called `name`, else its default prompt, else
+        "". Raises WeftError if no prompt has that name."""
         prompts = self.embedding.prompts
         if name is not None and name not in prompts:
             raise WeftError(f"{self.folder} has no prompt {name!r}; its prompts are {', '.join(prompts)}")
@@ -139,13 +142,14 @@ class EncoderModel(Tasks):
         return prompt if prompt is not None else prompts[name] if name is not None else ""
 
     def _run_padded(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
-        """Return the model's `output` for `rows` of token ids, right-padded; the first `skipped` are not pooled."""
+        """Return the model's `output` for `rows` of token ids, right-padded. The graph does not pool the first
+        `skipped` tokens of each row."""
         (values,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
         return values
 
     def _tokenize(self, inputs: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
-        """Return the token ids of each input: a string is tokenized after `prompt`, token ids are checked. All are cut
-        to the maximum length if `truncate`."""
+        """Return the token ids of each of `inputs`: a string is tokenized with the prefix `prompt`, token ids are
+        checked. With `truncate`, all are cut to the maximum length."""
         limit = self.max_length if truncate else None
         texts = [prompt + text for text in inputs if isinstance(text, str)]
         encoded = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])
@@ -154,18 +158,15 @@ class EncoderModel(Tasks):
             if not isinstance(text, str) and not is_ids(text):
                 raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
             ids = next(encoded) if isinstance(text, str) else [int(i) for i in text][:limit]
-            check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
+            check_ids("a text", ids, self.vocab, self.max_length, "cut it with truncate=True")
             rows.append(ids)
         return rows
 
 
 class OrtEncoder(EncoderModel):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
-    output `last_hidden_state` [batch, seq, dim].
-
-    Raises:
-        WeftError: if the graph has other inputs or lacks this output.
-    """
+    output `last_hidden_state` [batch, seq, dim]. Raises WeftError if the graph has other inputs or lacks this
+    output."""
 
     def __init__(self, session: Session, facts: FolderFacts) -> None:
         outputs = {o.name: o.type for o in session.ort.get_outputs()}
@@ -181,7 +182,7 @@ class OrtEncoder(EncoderModel):
 
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
-        with convert_errors(str(self.folder)):
+        with convert_ort_errors(str(self.folder)):
             outputs = self.session.ort.run([*names], feed)
         return [np.asarray(value, np.float32) for value in outputs]
 
@@ -193,7 +194,8 @@ def _normalize(vectors: Floats) -> Floats:
 
 
 def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:
-    """Pool a text's vectors [tokens, dim] to [dim], without the first `skipped`; return all for pooling "none"."""
+    """Return the vectors `states` [tokens, dim] of a text pooled to [dim], without those of the first `skipped` tokens;
+    for pooling "none" return all vectors."""
     begin = min(skipped, len(states) - 1) if pooling != "none" else 0
     states, count = states[begin:], len(states)
     if pooling in ("mean", "weighted"):

@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 
 from ...target import Backend
 from ..core.sampler import check_count
-from ..huge_pages import huge_pages
+from ..huge_pages import use_huge_pages
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -32,11 +32,9 @@ _DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _log = logging.getLogger("weft.runtime")
 
 
-def onnxruntime() -> Any:
-    """Import onnxruntime and return the module. Raises WeftError that names the package to install if it is missing.
-
-    Every import in weft must go through here.
-    """
+def import_onnxruntime() -> Any:
+    """Import onnxruntime, without its telemetry, and return the module. Every import in weft must go through here.
+    Raises WeftError that names the package to install if it is missing."""
     # Its wheels send usage data and store a device id below ~/.cache, unless this is set before the import.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
@@ -47,48 +45,48 @@ def onnxruntime() -> Any:
         ) from error
 
 
-def ort_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that ONNX Runtime raises (they share no base class), and MemoryError."""
+def list_ort_errors() -> tuple[type[Exception], ...]:
+    """Return the types of all exceptions that ONNX Runtime raises (they share no base class), and MemoryError."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     members = [getattr(state, name) for name in dir(state)]
     return (RuntimeError, MemoryError, *(e for e in members if isinstance(e, type) and issubclass(e, Exception)))
 
 
 @contextlib.contextmanager
-def convert_errors(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
-    """Convert errors of ONNX Runtime inside the block to a WeftError "name: what: original message"."""
+def convert_ort_errors(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
+    """Convert an error of ONNX Runtime inside the block to a WeftError "{name}: {what}: {original message}"."""
     try:
         yield
-    except ort_errors() as error:
-        raise WeftError(f"{name}: {what}: {one_line(error)}{_remedy(one_line(error))}") from error
+    except list_ort_errors() as error:
+        raise WeftError(f"{name}: {what}: {join_lines(error)}{_find_remedy(join_lines(error))}") from error
 
 
-def _remedy(words: str) -> str:
-    """Return a remedy to append to an error message of ONNX Runtime; empty if none is known."""
+def _find_remedy(words: str) -> str:
+    """Return a remedy to append to `words`, an error message of ONNX Runtime; "" if none is known."""
     damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
-    return "; the weights that --prepack stored are damaged: compile it anew" if damaged else ""
+    return "; the weights that --prepack stored are damaged: compile again" if damaged else ""
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an error on one line."""
+def join_lines(error: Exception) -> str:
+    """Return the message of `error` as one line: each run of whitespace becomes a space."""
     return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)
 class Session:
-    """An open model and its device."""
+    """An ONNX model that is open in ONNX Runtime, and its device."""
 
     ort: Any  # onnxruntime.InferenceSession
     device: str  # "cpu" or "cuda"
     graphs: bool = False  # runs may be captured as CUDA graphs
     stream: Any = None  # the PyTorch stream that it runs on, if shared with PyTorch
 
-    def run_options(self, graph: int = -1, waits: bool = True) -> Any:
-        """Return the options of a run that captures or replays CUDA graph number `graph` (-1: none), or None for the
-        defaults. With `waits` False, the run returns before the work on its stream has ended."""
+    def new_run_options(self, graph: int = -1, waits: bool = True) -> Any:
+        """Return the options of a run that captures or replays CUDA graph number `graph` (-1: none); None if these are
+        the defaults. Unless `waits`, the run returns before the work on its stream has ended."""
         if not self.graphs and waits:
             return None
-        options = onnxruntime().RunOptions()
+        options = import_onnxruntime().RunOptions()
         if self.graphs:
             options.add_run_config_entry("gpu_graph_id", str(graph))
         if not waits:
@@ -105,51 +103,48 @@ def open_session(
     graphs: bool = False,
     stream: Any = None,
 ) -> Session:
-    """Return a session of the ONNX file `model` on `device`.
+    """Return a session of the ONNX file `model`, compiled for `target`, on `device`.
 
-    "auto" takes CUDA if ONNX Runtime offers it and the model was not compiled for the CPU; if CUDA is installed but
-    unusable, it logs a warning and takes the CPU. A model compiled for CUDA runs on the CPU only with "cpu". A model of
-    standard operators runs on either.
+    "auto" is CUDA if ONNX Runtime supports it and the model was not compiled for the CPU; if CUDA is installed but
+    unusable, log a warning and use the CPU. A model compiled for CUDA runs on the CPU only if `device` is "cpu".
     `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as in PyTorch, or if unset ONNX
     Runtime's default, one per physical core. `graphs` enables CUDA graphs if the model allows them: then every run must
-    name its graph, -1 for none. On CUDA it runs on the PyTorch `stream`, if given.
-
-    Raises:
-        WeftError: if the device cannot be used (naming the missing part) or the file cannot be opened.
+    name its graph, -1 for none. On CUDA it runs on the PyTorch `stream`, if given. Raises WeftError if the device
+    cannot be used (naming the missing part) or the file cannot be opened.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     if threads is not None:
         check_count("threads", threads)
         if threads > (most := 8 * (os.cpu_count() or 1)):
-            raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
-    ort = onnxruntime()
+            raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down: use fewer")
+    ort = import_onnxruntime()
     name, bound = (target.name, target.device) if target is not None and target.contrib else ("", "")
     if device == "cuda" and bound == "cpu":
         raise WeftError(f"{model}: compiled for {name}, so it cannot run on CUDA; compile it with --target ort-cuda")
     if device == "cpu" or (device == "auto" and bound == "cpu"):
-        return Session(_create(ort, model, [CPU], threads), "cpu")
+        return Session(_create_session(ort, model, [CPU], threads), "cpu")
     trouble = find_cuda_problem(ort)
     if trouble is None:
         return _open_cuda(ort, model, threads, graphs, stream)
     if device == "cuda":
         raise WeftError(f"device cuda cannot be used: {trouble}")
     if bound == "cuda":
-        raise WeftError(f"{model}: compiled for {name}, but {trouble}; device cpu runs it on the CPU all the same")
+        raise WeftError(f"{model}: compiled for {name}, but {trouble}; to run it on the CPU, use device cpu")
     if CUDA in ort.get_available_providers():
         _log.warning("running on the CPU: %s", trouble)
-    return Session(_create(ort, model, [CPU], threads), "cpu")
+    return Session(_create_session(ort, model, [CPU], threads), "cpu")
 
 
-def offers_cuda() -> bool:
+def has_cuda_provider() -> bool:
     """Return whether the installed ONNX Runtime supports CUDA. Raises WeftError when it is not installed."""
-    return CUDA in onnxruntime().get_available_providers()
+    return CUDA in import_onnxruntime().get_available_providers()
 
 
 def find_cuda_problem(ort: Any) -> str | None:
-    """Return a short reason why `ort` cannot use CUDA; None if it can.
+    """Return a short reason why `ort`, the module onnxruntime, cannot use CUDA; None if it can.
 
-    ONNX Runtime itself falls back to the CPU with only a log line, so load its CUDA library here first and query the
+    ONNX Runtime itself would fall back to the CPU with only a log line. So load its CUDA library here, and query the
     driver for a device.
     """
     offered = ort.get_available_providers()
@@ -177,7 +172,7 @@ def find_cuda_problem(ort: Any) -> str | None:
 
 
 def find_gpu_problem() -> str | None:
-    """Return a short reason why the NVIDIA driver has no usable GPU; None if it has one."""
+    """Return a short reason why no GPU can be used through the NVIDIA driver; None if one can."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:
@@ -193,17 +188,20 @@ def find_gpu_problem() -> str | None:
 
 
 def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream: Any) -> Session:
-    """Open `model` on CUDA, with graph capture if `graphs`; if the model forbids capture, log a warning and go without.
+    """Return a session of `model` on CUDA, with CUDA graphs if `graphs`; if the model cannot be captured, log a warning
+    and open it without CUDA graphs.
 
-    Raises WeftError if ONNX Runtime would compute nodes on the CPU. Its own `session.disable_cpu_ep_fallback` also
-    rejects shape arithmetic on the host, which is harmless and even wanted; so check the node placement afterwards.
+    Raises WeftError if ONNX Runtime would compute nodes on the CPU. Its option `session.disable_cpu_ep_fallback` would
+    also reject shape arithmetic on the host, which is harmless and even wanted; so check the node placement afterwards.
     """
     # TF32 would round the operands of f32 products to 10 bits of mantissa.
     options = {"device_id": "0", "use_tf32": "0"}
     if stream is not None:
         options["user_compute_stream"] = str(stream.cuda_stream)
     try:
-        session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
+        session = _create_session(
+            ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads
+        )
     except WeftError as error:
         # ONNX Runtime's message for a model that it cannot capture: a node or a copy is off the GPU.
         if not graphs or "graph capture" not in str(error):
@@ -212,7 +210,7 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
         return _open_cuda(ort, model, threads, graphs=False, stream=stream)
     if CUDA not in session.get_providers():
         raise WeftError(f"{model}: ONNX Runtime opened it on {', '.join(session.get_providers())}, not on {CUDA}")
-    strays = host_ops(session)
+    strays = list_host_ops(session)
     if strays:
         raise WeftError(
             f"{model}: ONNX Runtime would compute {', '.join(strays)} on the CPU although device cuda was chosen; "
@@ -221,26 +219,26 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
     return Session(session, "cuda", graphs, stream)
 
 
-def host_ops(session: Any) -> list[str]:
-    """Return the operator types, sorted and without shape arithmetic, that `session` computes on the CPU."""
+def list_host_ops(session: Any) -> list[str]:
+    """Return the sorted operator types that `session` computes on the CPU, without those of shape arithmetic."""
     on_cpu = (part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU)
     return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
 
 
-def default_threads() -> int:
-    """Return the number of threads in the variable OMP_NUM_THREADS; 0 if unset or invalid."""
+def read_default_threads() -> int:
+    """Return the number of threads in the environment variable OMP_NUM_THREADS; 0 if it is unset or invalid."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) <= 8 * (os.cpu_count() or 1) else 0
 
 
-def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
+def _create_session(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # `host_ops` reads the assignment.
+    # `list_host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.intra_op_num_threads = threads or default_threads()
-    pages = huge_pages() if providers == [CPU] else contextlib.nullcontext()
-    with convert_errors(str(model), "ONNX Runtime cannot open it"), pages:
+    options.intra_op_num_threads = threads or read_default_threads()
+    pages = use_huge_pages() if providers == [CPU] else contextlib.nullcontext()
+    with convert_ort_errors(str(model), "ONNX Runtime cannot open it"), pages:
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.
             return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)

@@ -1,4 +1,4 @@
-"""Tokenizer, chat templates, and sources of encoder-decoders (token ids or sound).
+"""Tokenizers, chat templates, and the inputs of encoders in encoder-decoders (token ids or sound).
 
 Never here: tensors, executors.
 """

@@ -18,11 +18,11 @@ from weft.ir.storage.documents import Record, read_json, read_text
 Message = Mapping[str, Any]
 SECONDS = 2  # time limit of a template
 MEMORY = 512 << 20  # limit of the address space in bytes, the interpreter included
-FURTHER = "additional_chat_templates"  # the folder of named templates
+TEMPLATE_FOLDER = "additional_chat_templates"  # the folder of named templates
 EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the current name, and that of transformers 4
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 WORKER = Path(__file__).with_name("chat_worker.py")
-STARTED = 60  # seconds for the process to start and answer, on the slowest machine
+START_SECONDS = 60  # seconds for the process to start and answer, on the slowest machine
 
 
 class ChatTemplate:
@@ -38,16 +38,20 @@ class ChatTemplate:
         self._path, self._templates = read_templates(folder)
         if not self._templates:
             raise WeftError(
-                f"{folder}: no chat template, in chat_template.jinja or tokenizer_config.json: prompt it plainly"
+                f"{folder}: no chat template in chat_template.jinja or tokenizer_config.json: use prompts, not messages"
             )
         if not {"default", "tool_use"} & self._templates.keys():
-            raise WeftError(f"{self._path}: no chat template is called default, only {', '.join(self._templates)}")
-        tokens = {key: token_text(value) for key, value in special_tokens(folder).items() if key.endswith("_token")}
+            raise WeftError(
+                f"{self._path}: its chat templates are {', '.join(self._templates)}, but one must be called default"
+            )
+        tokens = {
+            key: get_token_text(value) for key, value in read_special_tokens(folder).items() if key.endswith("_token")
+        }
         self._tokens = {key: text for key, text in tokens.items() if text is not None}
 
     @property
     def source(self) -> str:
-        """Return the template that renders conversations with tools: "tool_use", else "default"."""
+        """Return the text of the template that renders conversations with tools: "tool_use", else "default"."""
         return self._templates.get("tool_use") or self._templates["default"]
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
@@ -61,19 +65,19 @@ class ChatTemplate:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
         context = {"tools": None, "documents": None, **self._tokens, **variables}
-        context |= {"messages": list(map(_normalize, messages)), "add_generation_prompt": answer}
+        context |= {"messages": list(map(_normalize_message, messages)), "add_generation_prompt": answer}
         named = "tool_use" if context["tools"] is not None and "tool_use" in self._templates else "default"
         if named not in self._templates:
-            raise WeftError(f"{self._path}: its only chat template is for tools, and none are given")
+            raise WeftError(f"{self._path}: its only chat template is for tools: pass tools, or add a default template")
         try:
             limits = {"seconds": SECONDS, "memory": MEMORY}
             request = json.dumps(
-                {**limits, "template": self._templates[named], "variables": context}, default=_to_plain
+                {**limits, "template": self._templates[named], "variables": context}, default=_convert_for_json
             )
         except (TypeError, ValueError, RecursionError) as error:
-            raise WeftError(f"the messages and variables of a chat must be plain data, as JSON is: {error}") from error
+            raise WeftError(f"the messages and variables of a chat must be JSON data: {error}") from error
         try:
-            ask = _ask_once if self.renderer is None else self.renderer.ask
+            ask = _ask_once if self.renderer is None else self.renderer.send_request
             status, text, words = ask(request.encode())
         except (OSError, subprocess.TimeoutExpired) as error:
             raise WeftError(
@@ -85,20 +89,20 @@ class ChatTemplate:
         return reply["text"]
 
 
-def special_token(folder: Path, name: str) -> str | None:
-    """Return the text of the special token `name` (such as "mask_token") in tokenizer_config.json, else in
-    special_tokens_map.json; None if neither has it."""
+def read_special_token(folder: Path, name: str) -> str | None:
+    """Return the text of the special token `name` (such as "mask_token") from tokenizer_config.json in `folder`, else
+    from special_tokens_map.json; None if neither file has it."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file() and (token := Record.read(folder / file).data.get(name)) is not None:
-            return token_text(token)
+            return get_token_text(token)
     return None
 
 
 class Renderer:
     """A worker process that renders each template in a fork with its own limits, so that Python starts only once.
 
-    A context manager; not thread-safe, except `kill`. `command` is a script with its arguments; another script may
-    answer other requests over the same protocol (see `serve` of chat_worker).
+    It is a context manager, and not thread-safe except for `kill`. `command` is the worker's script with its arguments;
+    a script for other requests must use the protocol of `chat_worker.serve_requests`.
     """
 
     def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
@@ -112,27 +116,24 @@ class Renderer:
         self.close()
 
     def close(self) -> None:
-        """End the process; the next prompt starts a new process."""
+        """End the process; the next request starts a new process."""
         if self._process is not None:
-            self._end()
+            self._kill_process()
             self._process.communicate()
         self._process = None
 
     def kill(self) -> None:
-        """End the process for good, from any thread: the current request and all later ones raise OSError."""
+        """End the process, from any thread; the current request and all later requests raise OSError."""
         self._killed = True
-        self._end()
+        self._kill_process()
 
-    def _end(self) -> None:
+    def _kill_process(self) -> None:
         if (process := self._process) is not None and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
-    def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Send a request; return the exit status of its fork, its output, and empty error output.
-
-        Raises:
-            OSError: if the process cannot be started or ends.
-        """
+    def send_request(self, request: bytes) -> tuple[int, bytes, bytes]:
+        """Send a request; return (exit status of its fork, its output, b""), like `_ask_once`. Raises OSError if the
+        process cannot be started or ends."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = _start_process(self._command, errors=subprocess.DEVNULL)
@@ -142,17 +143,17 @@ class Renderer:
             assert self._process.stdin is not None
             self._process.stdin.write(len(request).to_bytes(8, "little") + request)
             self._process.stdin.flush()
-            reply = json.loads(self._read(int.from_bytes(self._read(8), "little")))
+            reply = json.loads(self._read_bytes(int.from_bytes(self._read_bytes(8), "little")))
         except BaseException:  # the remaining bytes in its pipes belong to this request
             self.close()
             raise
         return reply["status"], reply["reply"].encode(), b""
 
-    def _read(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         assert self._process is not None and self._process.stdout is not None
         out, read = self._process.stdout.fileno(), b""
         while len(read) < size:
-            ready, _, _ = select.select([out], [], [], STARTED)
+            ready, _, _ = select.select([out], [], [], START_SECONDS)
             piece = os.read(out, size - len(read)) if ready else b""
             if not piece:
                 raise OSError("it ended" if ready else "it does not answer")
@@ -161,7 +162,8 @@ class Renderer:
 
 
 def _start_process(script: Sequence[str | Path], errors: int) -> subprocess.Popen[bytes]:
-    """Start a Python process of `script` with its arguments, with pipes for stdin and stdout and stderr to `errors`."""
+    """Start a Python process of `script` (path and arguments) with pipes for stdin and stdout; stderr goes to `errors`,
+    a constant of subprocess. Return the process."""
     # -P keeps the worker's folder off the module path: its file names would shadow imported modules
     command = [sys.executable, "-P", *map(str, script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -171,10 +173,10 @@ def _start_process(script: Sequence[str | Path], errors: int) -> subprocess.Pope
 
 
 def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
-    """Send a request to a new process; return its exit status, output and error output."""
+    """Send a request to a new worker process; return (its exit status, its output, its error output)."""
     with _start_process([WORKER], errors=subprocess.PIPE) as process:
         try:
-            written, words = process.communicate(request, timeout=STARTED)
+            written, words = process.communicate(request, timeout=START_SECONDS)
         except BaseException:
             process.kill()
             raise
@@ -182,7 +184,8 @@ def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, str]:
-    """Return the reply in the output `written` of a worker. Raises WeftError when it timed out or crashed."""
+    """Return the reply of a worker, given its exit status, its output `written` and its error output `words`. Raises
+    WeftError that begins with `name` if the worker timed out or crashed."""
     # The timer ends the worker by SIGALRM, the limit of CPU time by SIGXCPU or SIGKILL.
     if status in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
@@ -195,26 +198,27 @@ def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[s
 
 
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Return (path of the file with the first template, chat templates by name) for the tokenizer in `folder`.
+    """Return (path of the file with the first template, dict from name to template) for the tokenizer in `folder`.
 
-    As in transformers, template files take precedence over tokenizer_config.json; the chat_template.json of a processor
-    is used only if there is no other.
+    As in transformers, template files take precedence over tokenizer_config.json, and that over the chat_template.json
+    of a processor. Without templates, the path is that of tokenizer_config.json and the dict is empty.
     """
-    further, default = folder / FURTHER, folder / "chat_template.jinja"
+    further, default = folder / TEMPLATE_FOLDER, folder / "chat_template.jinja"
     files = {"default": default} if default.is_file() else {}
     files |= {path.stem: path for path in sorted(further.glob("*.jinja"))}
     if files:
         return next(iter(files.values())), {name: read_text(path) for name, path in files.items()}
     config = folder / "tokenizer_config.json"
     for path in (config, folder / "chat_template.json"):
-        templates = _templates_in(Record.read(path)) if path.is_file() else {}
+        templates = _parse_templates(Record.read(path)) if path.is_file() else {}
         if templates:
             return path, templates
     return config, {}
 
 
-def _templates_in(config: Record) -> dict[str, str]:
-    """Return the templates of a config by name; its chat_template is a string ("default"), a list or an object."""
+def _parse_templates(config: Record) -> dict[str, str]:
+    """Return the templates of a config by name; {} without any. The value of chat_template is a string (called
+    "default"), a list of objects with name and template, or an object from names to templates."""
     template = config.data.get("chat_template")
     if isinstance(template, list):
         return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
@@ -224,9 +228,9 @@ def _templates_in(config: Record) -> dict[str, str]:
     return {} if template is None else {"default": config.text("chat_template")}
 
 
-def special_tokens(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json of `folder`, with special_tokens_map.json merged in if it has no
-    added_tokens_decoder, as in transformers."""
+def read_special_tokens(folder: Path) -> dict[str, Any]:
+    """Return the contents of tokenizer_config.json in `folder` ({} if missing). If they have no added_tokens_decoder,
+    the entries of special_tokens_map.json are merged in, as in transformers."""
     config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
     config_entries: dict[str, Any] = read_json(config) if config.is_file() else {}
     if "added_tokens_decoder" in config_entries or not older.is_file():
@@ -238,21 +242,22 @@ def special_tokens(folder: Path) -> dict[str, Any]:
     return {**config_entries, **map_entries} if extra is None else {**config_entries, **map_entries, EXTRA[0]: extra}
 
 
-def token_text(token: Any) -> str | None:
+def get_token_text(token: Any) -> str | None:
     """Return the text of a special token, a string or a mapping with "content"; None for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None
 
 
-def _normalize(message: Message) -> dict[str, Any]:
-    """Return `message` without keys whose value is None; reasoning is stored under every name that templates use."""
+def _normalize_message(message: Message) -> dict[str, Any]:
+    """Return `message` without keys whose value is None; its reasoning, if any, is stored as both "thinking" and
+    "reasoning_content", the names that templates use."""
     entries = {key: value for key, value in message.items() if value is not None}
     reasoning = next((entries[key] for key in _REASONING if key in entries), None)
     return entries if reasoning is None else {"thinking": reasoning, **entries, "reasoning_content": reasoning}
 
 
-def _to_plain(value: Any) -> Any:
-    """Convert mappings to dicts and sequences to lists, as JSON needs. Raises TypeError for any other value."""
+def _convert_for_json(value: Any) -> Any:
+    """Return a mapping as a dict, or a sequence as a list, for JSON. Raises TypeError for any other value."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

@@ -30,8 +30,8 @@ LONGEST = 1 << 24  # characters of a prompt; the longest contexts are a few mill
 
 
 class GenerationTag(Extension):
-    """A jinja2 extension for `{% generation %}`, which marks the assistant's tokens for training; it renders the
-    body."""
+    """A jinja2 extension that renders the body of `{% generation %}`, which marks the assistant's tokens for
+    training."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -40,8 +40,8 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """Return the sandbox in which Hugging Face compiles templates, with its filters, functions and extensions."""
+def new_environment() -> ImmutableSandboxedEnvironment:
+    """Return a jinja2 sandbox with the filters, functions and extensions with which Hugging Face renders templates."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -58,10 +58,10 @@ def environment() -> ImmutableSandboxedEnvironment:
     return sandbox
 
 
-def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
+def render_template(template: str, variables: dict[str, Any]) -> dict[str, str]:
     """Render `template`; return {"text": prompt}, or {"error": a clause that continues "the chat template …"}."""
     try:
-        compiled = environment().from_string(template)
+        compiled = new_environment().from_string(template)
     except MemoryError:
         return {"error": "takes too much memory"}
     except Exception as error:  # not only TemplateError: constants are computed here
@@ -82,8 +82,8 @@ def _summarize(error: Exception) -> str:
     return f"{kind}{error}"[:500]
 
 
-def limit(seconds: float, memory: int) -> None:
-    """Limit this process to `seconds` of wall-clock and CPU time and `memory` bytes; forbid writing files."""
+def limit_process(seconds: float, memory: int) -> None:
+    """Limit this process to `seconds` of wall-clock and of CPU time and to `memory` bytes; forbid writing files."""
     bounds = [(resource.RLIMIT_CPU, math.ceil(seconds)), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
     for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
         with contextlib.suppress(ValueError, OSError):  # macOS does not limit address space
@@ -95,19 +95,19 @@ def limit(seconds: float, memory: int) -> None:
 
 def main() -> None:
     """Read a single request from stdin and write its reply to stdout."""
-    sys.stdout.write(answer(sys.stdin.buffer.read()))
+    sys.stdout.write(answer_request(sys.stdin.buffer.read()))
 
 
-def answer(raw: bytes) -> str:
+def answer_request(raw: bytes) -> str:
     """Render the template of the JSON request `raw` in this process, after setting its limits; return JSON."""
     request = json.loads(raw)
-    limit(request["seconds"], request["memory"])
-    return json.dumps(render(request["template"], request["variables"]))
+    limit_process(request["seconds"], request["memory"])
+    return json.dumps(render_template(request["template"], request["variables"]))
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str]) -> None:
-    """Run `answer` on each request in a fork until `requests` ends; write to `replies` a frame with {"status": exit
-    code of the fork, "reply": its output} each."""
+def serve_requests(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str]) -> None:
+    """Run `answer` on each frame of `requests`, in a fork, until `requests` ends. For each, write a frame to `replies`
+    with the JSON {"status": exit code of the fork, "reply": result of `answer`}."""
     while len(head := requests.read(8)) == 8:
         raw = requests.read(int.from_bytes(head, "little"))
         ours, theirs = os.pipe()
@@ -132,7 +132,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str])
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
         # Warm up caches such as the lexer's patterns, so that the forks inherit them.
-        environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
-        serve(sys.stdin.buffer, sys.stdout.buffer, answer)
+        new_environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
+        serve_requests(sys.stdin.buffer, sys.stdout.buffer, answer_request)
     else:
         main()

@@ -1,4 +1,4 @@
-"""Sources of encoder-decoders: token ids, or sound as arrays of floats."""
+"""The inputs of encoders in encoder-decoders: sources of token ids, or of sound as arrays of floats."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
 
 def check_sound(sound: Sound, prompt: object) -> Floats:
-    """Return the sound `prompt` as float32. Raises WeftError unless it has the shape that the model reads."""
+    """Return the sound `prompt` as float32. Raises WeftError unless it is a float array of the shape `sound`
+    describes."""
     if not is_sound(prompt):
-        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model reads sound: an array of floats, {sound}")
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model takes sound: an array of floats, {sound}")
     length = prompt.shape[-1]
     fits = prompt.shape[:-1] == (() if sound.bins is None else (sound.bins,))
     if not fits or length == 0 or sound.length not in (None, length):
-        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model reads {sound}")
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model takes {sound}")
     return prompt.astype(np.float32)
 
 
 def quote_prompt(prompt: object) -> str:
-    """Return a quotation of `prompt` for an error message: the shape of an array, else the first 60 characters."""
+    """Return a description of `prompt` for an error message: the shape of an array, else the first 60 characters of its
+    repr."""
     return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
 
 
-def length_of(prompt: Sequence[int] | Floats) -> int:
-    """Return the number of tokens of a prompt, or of samples or frames of a sound."""
+def measure_prompt(prompt: Sequence[int] | Floats) -> int:
+    """Return the length of a prompt: its number of tokens, or of samples or frames if it is a sound."""
     return prompt.shape[-1] if isinstance(prompt, np.ndarray) else len(prompt)
 
 
-def encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
-    """Return the encoder inputs for `sources` by name: the right-padded batch, and its mask (False: padding)."""
+def build_encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
+    """Return two encoder inputs by name: the batch of `sources`, right-padded, and its mask [batch, length] (False:
+    padding). Without `sound`, sources are token ids."""
     if sound is None:
         ids, mask = pad_rows(sources)
         return {IDS: ids, MASK: mask}
-    lengths = np.array([length_of(source) for source in sources])
+    lengths = np.array([measure_prompt(source) for source in sources])
     batch = np.zeros((len(sources), *sources[0].shape[:-1], int(lengths.max())), np.float32)
     for row, source in zip(batch, sources, strict=True):
-        row[..., : length_of(source)] = source
+        row[..., : measure_prompt(source)] = source
     return {sound.input: batch, MASK: np.arange(batch.shape[-1]) < lengths[:, None]}

@@ -23,9 +23,9 @@ Prompt = str | Sequence[int] | Floats
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
-def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return `prompts` as a list; a single prompt (a string, a sequence of token ids, or a sound: a float array with
-    one or two axes) is its only element."""
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return `prompts` as a list: [prompts] if it is a single prompt, which is a string, a sequence of token ids, or a
+    sound (a float array with one or two axes)."""
     if isinstance(prompts, str) or is_ids(prompts) or is_sound(prompts):
         return [prompts]
     return cast(list[Prompt], list(prompts))  # several prompts: mypy cannot infer this from `is_ids`
@@ -50,10 +50,10 @@ def is_sound(prompt: object) -> TypeGuard[Floats]:
 
 
 def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: str) -> None:
-    """Check that `ids` are 1 to `longest` token ids below `vocab`. Raises WeftError that calls them `what`, with
-    `remedy` if there are too many."""
+    """Check that `ids` has 1 to `longest` token ids, each from 0 to `vocab` − 1. Raises WeftError if not; the message
+    calls the sequence `what`, and ends in `remedy` if it is too long."""
     if not ids:
-        raise WeftError(f"{what} has no tokens: give it at least one")
+        raise WeftError(f"{what} has no tokens, but it needs at least one")
     if len(ids) > longest:
         raise WeftError(
             f"{what} of {len(ids)} tokens is longer than the maximum of {longest} tokens the model was compiled for; "
@@ -80,7 +80,8 @@ def check_text(what: str, text: str) -> None:
 
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return token ids [rows, longest], padded with zeros on the right, and their mask (False: padding)."""
+    """Return (token ids [rows, longest] padded with zeros on the right, their mask [rows, longest], False for
+    padding)."""
     lengths = np.array([len(row) for row in rows])
     mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
@@ -89,11 +90,8 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def parse_tokenizer(text: str, path: Path) -> Fast:
-    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes.
-
-    Raises:
-        WeftError: if it does not describe a tokenizer.
-    """
+    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes. Raises WeftError if it
+    does not describe a tokenizer."""
     from tokenizers import Tokenizer as Fast
 
     try:
@@ -116,24 +114,21 @@ class Encoding(NamedTuple):
 
 class Tokenizer:
     """The tokenizer of a compiled folder (tokenizer.json), without the padding and truncation that it may configure.
-
-    Raises:
-        WeftError: if the file is missing or broken.
-    """
+    Raises WeftError if the file is missing or broken."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise WeftError(f"{path}: no such file, so the model takes and gives token ids only, not text")
+            raise WeftError(f"{path}: no such file, so the model has no tokenizer: use token ids instead of text")
         self._fast = parse_tokenizer(read_text(path), path)
         self._fast.no_padding()
         self._fast.no_truncation()
 
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
-        """Return the token ids of `text`; with `special`, including special tokens such as BOS.
+        """Return the token ids of `text`, with `special` including special tokens such as BOS.
 
-        Longer text is cut to `limit` tokens, special tokens included. Raises WeftError if it is not valid Unicode or
-        the tokenizer fails on it.
+        They are cut to `limit` tokens (None: no limit), special tokens included. Raises WeftError if the text is not
+        valid Unicode or the tokenizer fails.
         """
         return self.encode_parts(text, limit=limit, special=special).ids
 
@@ -142,35 +137,37 @@ class Tokenizer:
     ) -> Encoding:
         """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets.
 
-        They are cut to `limit` tokens as in `encode`, in a pair the longer text first. Raises WeftError as `encode`.
+        They are cut to `limit` tokens as in `encode`; of a pair, the longer text is cut first. Raises WeftError as
+        `encode` does.
         """
         for part in (text, pair or ""):
             check_text("a text", part)
-        with self._truncating(limit):
+        with self._truncate_encodings(limit):
             # As a batch: only then does the library release Python's global interpreter lock.
             tokens = self._fast.encode_batch([text if pair is None else (text, pair)], add_special_tokens=special)[0]
         return Encoding(list(tokens.ids), list(tokens.type_ids), list(tokens.offsets), list(tokens.sequence_ids))
 
-    def token(self, index: int) -> str:
-        """Return the token with id `index` as written in the vocabulary; the id as a string if it has none."""
+    def get_token(self, index: int) -> str:
+        """Return the token with id `index` as written in the vocabulary; if the vocabulary lacks it, str(index)."""
         return str(self._fast.id_to_token(index) or index)
 
-    def find(self, token: str) -> int | None:
+    def find_id(self, token: str) -> int | None:
         """Return the id of `token`; None if the vocabulary lacks it."""
         index: int | None = self._fast.token_to_id(token)
         return index
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
-        """Return the token ids of each of `texts`, as `encode` does; the texts are split between all cores."""
+        """Return the token ids of each of `texts`, with special tokens, as `encode` does; all cores share the work."""
         for text in texts:
             check_text("a text", text)
-        with self._truncating(limit):
+        with self._truncate_encodings(limit):
             return [list(row.ids) for row in self._fast.encode_batch_fast(list(texts))]
 
     @contextlib.contextmanager
-    def _truncating(self, limit: int | None) -> Iterator[None]:
-        """Truncate encodings inside the block to `limit` tokens."""
-        with _refusing("encode"):
+    def _truncate_encodings(self, limit: int | None) -> Iterator[None]:
+        """Truncate encodings inside the block to `limit` tokens (None: do not truncate); convert errors to
+        WeftError."""
+        with _convert_library_errors("encode"):
             if limit is not None:
                 self._fast.enable_truncation(limit)
             try:
@@ -180,19 +177,20 @@ class Tokenizer:
                     self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
-        """Return the number of tokens of `prompt` when a text follows it: a special token at its end does not count."""
+        """Return the number of tokens of the prefix `prompt`, without a special token that ends it."""
         ids, added = self.encode(prompt), self._fast.get_added_tokens_decoder()
         return len(ids) - (bool(ids) and ids[-1] in added and added[ids[-1]].special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, without special tokens."""
-        with _refusing("decode"):
+        with _convert_library_errors("decode"):
             return str(self._fast.decode(list(ids), skip_special_tokens=True))
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Convert errors and panics of the library inside the block to WeftError; `what` is the verb of the message."""
+def _convert_library_errors(what: str) -> Iterator[None]:
+    """Convert errors and panics of the library tokenizers inside the block to a WeftError "tokenizer.json cannot {what}
+    this: …"."""
     try:
         yield
     except BaseException as error:
@@ -201,7 +199,7 @@ def _refusing(what: str) -> Iterator[None]:
         raise WeftError(f"tokenizer.json cannot {what} this: {error}") from error
 
 
-class GrowingText:
+class StreamingDetokenizer:
     """A streaming detokenizer: joined, the pieces that it returns are the text of all tokens.
 
     A piece never ends inside a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New
@@ -219,13 +217,13 @@ class GrowingText:
         """Add `token`; return the piece of text that is now complete, "" if none is."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        return "" if text.endswith(_BROKEN) else self._emit(text)
+        return "" if text.endswith(_BROKEN) else self._emit_piece(text)
 
     def flush(self) -> str:
-        """Return the text that is still withheld."""
-        return self._emit(self._tokenizer.decode(self._ids)) if self._emitted < len(self._ids) else ""
+        """Return the text that is still withheld, "" if there is none."""
+        return self._emit_piece(self._tokenizer.decode(self._ids)) if self._emitted < len(self._ids) else ""
 
-    def _emit(self, text: str) -> str:
+    def _emit_piece(self, text: str) -> str:
         piece = text[len(self._text) :]
         if piece:
             del self._ids[: self._emitted]
@@ -235,32 +233,32 @@ class GrowingText:
         return piece
 
 
-class StopStrings:
+class StopStringFilter:
     """A filter that cuts streamed text before its first stop string, regardless of token boundaries."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._pending = ""  # the end of the text that may be the beginning of a stop string
-        self.found = False
+        self.stopped = False
 
     def push(self, piece: str) -> str:
-        """Add `piece`; return the text that cannot be part of a stop string. At a stop string, set `found` and return
-        the text before it."""
+        """Add `piece`; return the text that is now known not to be part of a stop string. At the first stop string, set
+        `stopped` and return the text before it."""
         text = self._pending + piece
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.found, self._pending = True, ""
+            self.stopped, self._pending = True, ""
             return text[: min(ends)[1]]
-        pending = max((_overlap(text, stop) for stop in self._stops), default=0)
+        pending = max((_measure_overlap(text, stop) for stop in self._stops), default=0)
         self._pending = text[len(text) - pending :]
         return text[: len(text) - pending]
 
     def flush(self) -> str:
-        """Return the pending text and clear it."""
+        """Return the text that is still withheld, and clear it."""
         pending, self._pending = self._pending, ""
         return pending
 
 
-def _overlap(text: str, stop: str) -> int:
+def _measure_overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

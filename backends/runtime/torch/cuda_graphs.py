@@ -15,43 +15,43 @@ from ...torch.kernels.choose_tokens import WRONG
 from ..arrays import Ints
 from ..core.sampler import check_logits
 from .device_sampling import DeviceSampler
-from .module_caches import is_cross, layers, mutable, tensors
+from .module_caches import is_cross, iter_layers, iter_tensors, list_states
 
 Step = Callable[..., Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
-SMALLEST = 256  # least number of keys that a captured step reads
-PROMPTS = (16, 32, 64, 128, 256)  # tokens of captured prompts: in longer ones, compute time hides the launches
+MIN_KEYS = 256  # least number of keys that a captured step reads
+PROMPT_LENGTHS = (16, 32, 64, 128, 256)  # tokens of captured prompts: in longer ones, compute time hides the launches
 
 
-class Waits(Exception):
-    """Raised when a step synchronizes with the device, which a CUDA graph cannot capture."""
+class SynchronizationError(Exception):
+    """Raised if a step synchronizes with the device, because a CUDA graph cannot capture that."""
 
 
 class TokenBuffer:
-    """Host memory that receives the tokens of a step of `batch` rows."""
+    """Host memory (pinned if `cuda`) that receives the tokens [batch] of a step."""
 
     def __init__(self, batch: int, cuda: bool) -> None:
         self.tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=cuda)
         self.event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # as torch has it
 
-    def expect(self, tokens: Tensor) -> None:
-        """Begin to copy `tokens` to the host, after the work queued on the device."""
+    def start_copy(self, tokens: Tensor) -> None:
+        """Queue a copy of the device tensor `tokens` [batch] to the host."""
         self.tokens.copy_(tokens, non_blocking=True)
         if self.event is not None:
             self.event.record()
 
     def wait(self) -> Ints:
-        """Wait for the tokens and return a copy of them."""
+        """Wait for the queued copy; return the tokens [batch] in a new array."""
         if self.event is not None:
             self.event.synchronize()
         return self.tokens.numpy().copy()
 
 
 class CapturedSteps:
-    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active` [batch, 1].
+    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active`, each [batch, 1].
 
-    A step is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if `any_length`.
-    Graphs are captured again for new cross-attention sources. Steps run without a graph if there is no CUDA, `captured`
-    is False, or the step synchronizes with the device.
+    The function `step` is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if
+    `any_length`. New cross-attention sources need new captures. Steps run without a graph on a CPU, if `captured` is
+    False, or if `step` synchronizes with the device.
     """
 
     def __init__(
@@ -64,31 +64,31 @@ class CapturedSteps:
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
-        self._landing = [TokenBuffer(batch, self._cuda) for _ in range(2)]  # a step may begin before one is read
+        self._token_buffers = [TokenBuffer(batch, self._cuda) for _ in range(2)]  # a step may begin before one is read
         self._pending: list[TokenBuffer] = []  # steps in progress, the first is read next
-        self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
+        self._cross_caches = [layer for layer in iter_layers(cache) if is_cross(layer)]
         self._sources: Any = None  # addresses and shapes of the sources that captured steps read
-        self.forget()
+        self.release_graphs()
 
-    def forget(self) -> None:
+    def release_graphs(self) -> None:
         """Release all captured graphs and their memory pool: a pool whose graphs are gone accepts no new ones."""
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
-    def logits(self, keys: int) -> Tensor:
-        """Run a step that attends to at most `keys` keys; return float32 logits [batch, vocab], which are valid until
-        the next step."""
+    def run_step(self, keys: int) -> Tensor:
+        """Run a step in which each row attends to at most `keys` keys; return float32 logits [batch, vocab], valid
+        until the next step."""
         logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
         return logits
 
-    def prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
-        """Run the prompts `ids` [batch, seq] from position 0 as one captured step.
+    def run_prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
+        """Run the prompts `ids` [batch, seq] from position 0 on as one CUDA graph, padded to one of `PROMPT_LENGTHS`.
 
-        Return the logits [batch, 1, vocab] of the token with index `last` [batch] in each row, valid until the next
-        step. Return None without running if no captured length fits, or for the first prompt of a length: a capture
-        might not pay off.
+        Return the logits [batch, 1, vocab] of the token with index `last[r]` in each row r, valid until the next step.
+        Return None without running anything if no such length fits, graphs are not used, or this is the first prompt
+        of its length: a capture might not pay off.
         """
-        length = next((n for n in PROMPTS if ids.shape[1] <= n <= self._cache.capacity), None)
+        length = next((n for n in PROMPT_LENGTHS if ids.shape[1] <= n <= self._cache.capacity), None)
         if length is None or not (self._cuda and self._captures):
             return None
         if length not in self._prompts:
@@ -107,25 +107,26 @@ class CapturedSteps:
         logits: Tensor = self._replay(("prompt", length), body, [])
         return logits
 
-    def launch(self, draws: DeviceSampler, keys: int) -> None:
-        """Begin a step that also draws the input tokens of the next step for active rows. At most two steps may be in
-        progress."""
+    def launch_step(self, draws: DeviceSampler, keys: int) -> None:
+        """Queue a step that attends to at most `keys` keys and then draws with `draws` the input tokens of the next
+        step for active rows. At most two steps may be queued."""
 
         def body() -> Tensor:
             return draws(self._logits(), (self.ids, self.positions, self.active))
 
-        changed = [self.ids, self.positions, *draws.mutable]
+        changed = [self.ids, self.positions, *draws.changed_tensors]
         tokens = self._run(("drawn", draws), keys, body, changed)
-        landing = next(free for free in self._landing if free not in self._pending)
-        landing.expect(tokens)
+        landing = next(free for free in self._token_buffers if free not in self._pending)
+        landing.start_copy(tokens)
         self._pending.append(landing)
 
-    def drop(self) -> None:
-        """Discard the steps in progress: their tokens are not read."""
+    def drop_pending(self) -> None:
+        """Discard all queued steps: their tokens will not be read."""
         self._pending.clear()
 
     def pop_tokens(self, rows: Ints) -> Ints:
-        """Return the tokens [batch] of the oldest step in progress. Raises WeftError if logits of `rows` are NaN."""
+        """Wait for the oldest queued step and return its tokens [batch]. Raises WeftError if no token could be drawn in
+        one of `rows`, because its largest logit is NaN or infinite."""
         tokens = self._pending.pop(0).wait()
         if (worst := int(tokens[rows].min())) < 0:
             check_logits(np.float32(WRONG[-1 - worst]))
@@ -141,10 +142,10 @@ class CapturedSteps:
         # Powers of two: few captures, and above SMALLEST none reads more than twice the existing keys.
         bound = self._cache.capacity
         if not self._any_length:
-            bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), bound)
-        sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
+            bound = min(max(MIN_KEYS, 1 << (keys - 1).bit_length()), bound)
+        sources = [(t.data_ptr(), t.shape) for layer in self._cross_caches for t in iter_tensors(layer)]
         if sources != self._sources:
-            self.forget()
+            self.release_graphs()
             self._sources = sources
 
         def run_bounded() -> Any:
@@ -154,13 +155,13 @@ class CapturedSteps:
         return self._replay((*kind, bound), run_bounded, changed)
 
     def _replay(self, key: tuple[Hashable, ...], body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
-        """Return the output of `body`, run as the CUDA graph `key`, which is captured on first use; `changed` are the
-        tensors to restore after the capture. Run `body` itself if it cannot be captured."""
+        """Run `body` as the CUDA graph `key`, captured on first use, and return its output; `changed` are tensors that
+        `body` changes, to be restored after the capture. If it cannot be captured, warn once and call it directly."""
         if key not in self._captured:
             try:
-                self._captured[key] = capture(body, [*changed, *mutable(self._cache)], self._pool)
-            except Waits as reason:
-                warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
+                self._captured[key] = capture_graph(body, [*changed, *list_states(self._cache)], self._pool)
+            except SynchronizationError as reason:
+                warnings.warn(f"steps are launched kernel by kernel, without a CUDA graph: {reason}", stacklevel=2)
                 self._captured[key] = None
         if (captured := self._captured[key]) is None:
             return body()
@@ -169,14 +170,18 @@ class CapturedSteps:
         return output
 
 
-def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture `body` as a CUDA graph in `pool`; return the graph and the output of `body`.
+def capture_graph(
+    body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture `body` as a CUDA graph in the memory pool `pool`; return (the graph, the output of `body`).
 
     The output is valid until another graph of the pool runs. `body` runs twice to warm up; then the tensors `changed`
     are restored.
 
     Raises:
         Waits: if `body` synchronizes with the device.
+
+
     """
     before = [t.clone() for t in changed]
 
@@ -193,7 +198,7 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
         with torch.cuda.stream(side):
             run()
             # The first run compiles kernels, which may synchronize; the second one must not.
-            with _forbid_waits():
+            with _forbid_synchronization():
                 run()
     finally:
         torch.cuda.current_stream().wait_stream(side)
@@ -204,14 +209,14 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
 
 
 @contextmanager
-def _forbid_waits() -> Iterator[None]:
-    """Raise `Waits` for an operation inside the block that synchronizes with the device."""
+def _forbid_synchronization() -> Iterator[None]:
+    """Raise `SynchronizationError` for an operation inside the block that synchronizes with the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     except RuntimeError as error:
         if "synchroniz" in str(error):
-            raise Waits(str(error)) from error
+            raise SynchronizationError(str(error)) from error
         raise
     finally:
         torch.cuda.set_sync_debug_mode("default")

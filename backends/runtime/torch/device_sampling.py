@@ -14,15 +14,15 @@ from ..core.sampler import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Return whether a `DeviceSampler` can replace `samplers`: not if they penalize repetition or bias logits."""
-    return not any(s.sampling.adjusts for s in samplers)
+    """Return whether a `DeviceSampler` can replace `samplers`: none may have a penalty or a logit bias."""
+    return not any(s.sampling.has_adjustments for s in samplers)
 
 
 class DeviceSampler:
-    """A device sampler for `batch` rows with the same sampling options, with tensors at fixed addresses.
+    """A sampler on the device for `batch` rows with equal sampling options; its tensors have fixed addresses.
 
-    Each row draws the first token whose cumulative probability exceeds u, a random number of the row's host sampler.
-    It uses up no random number if only one token can follow. `most` is the number of random numbers stored per row.
+    Each row draws the first token whose cumulative probability exceeds u, the next random number of the row's host
+    sampler. If only one token can follow, no random number is used up. `most` random numbers are stored per row.
     """
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
@@ -32,20 +32,20 @@ class DeviceSampler:
         self._tickets = Tickets(TICKETS)
 
     def refill(self, samplers: Sequence[Sampler]) -> None:
-        """Replace the random numbers of each row by the next ones of its sampler in `samplers`."""
+        """Replace the random numbers of each row by the next ones of its host sampler in `samplers` (one per row)."""
         if self.sampling.temperature > 0:
             most = self._uniforms.shape[1]
-            self._uniforms.copy_(torch.from_numpy(np.stack([s.uniforms(most) for s in samplers])))
+            self._uniforms.copy_(torch.from_numpy(np.stack([s.draw_uniforms(most) for s in samplers])))
         self._spent.zero_()
 
     @property
-    def mutable(self) -> list[Tensor]:
-        """Return the tensors that a draw changes."""
+    def changed_tensors(self) -> list[Tensor]:
+        """Return the tensors that a draw changes: the numbers of random numbers used up."""
         return [self._spent]
 
-    def __call__(self, logits: Tensor, begun: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Draw the next tokens [batch] from `logits` [batch, vocab]. `begun` are the input tensors of the next step
-        (ids, positions, active), see `choose_tokens`."""
+    def __call__(self, logits: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Draw the next tokens from `logits` [batch, vocab] and return them [batch]. For active rows, also write them
+        to `inputs`, the tensors (ids, positions, active) that the next step reads."""
         s = self.sampling
         return choose_tokens(
             logits,
@@ -55,6 +55,6 @@ class DeviceSampler:
             top_k=s.top_k,
             top_p=s.top_p,
             min_p=s.min_p,
-            begun=begun,
+            begun=inputs,
             tickets=self._tickets(logits),
         )

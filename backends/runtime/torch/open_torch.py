@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from ...folder_facts import FolderFacts
 from ..arrays import Floats
 from ..core.sampler import check_count
-from ..huge_pages import huge_pages
+from ..huge_pages import use_huge_pages
 from ..ort.ort_encoder import HIDDEN, EncoderModel
 from ..ort.session import DEVICES
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 NAMES = ("model", "decode", "kernels")  # modules of a folder that import each other
 
 
-def decoder(facts: FolderFacts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
-    """Return the decoder of a folder of the target torch; its decode.py runs the decode steps if it supports the model.
+def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
+    """Return the decoder of a folder of the target torch. The folder's decode.py runs the decode steps if there is one
+    and it supports the model, else model.py.
 
-    With `experts` the device holds at most that many experts of each mixture, and model.py runs the decode steps.
-    Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
+    With `experts`, at most that many experts of each mixture are on the device, and model.py runs the decode steps.
+    Raises WeftError when PyTorch, the device or a file cannot be used, or `experts` is set for a model without experts.
     """
     import_torch()
     from .torch_decoder import TorchDecoder
 
     if experts is not None and facts.kind == "encoder":
-        raise WeftError(f"{facts.folder} is an encoder: its experts are all on the device")
-    model, step = _open(facts, device, threads, all_on_device=experts is None)
+        raise WeftError(f"{facts.folder} is an encoder, whose experts cannot be offloaded: leave out their limit")
+    model, step = _open_model(facts, device, threads, all_on_device=experts is None)
     offloaded = None
     if experts is not None:
-        from .expert_offloading import offload
+        from .expert_offloading import offload_experts
 
-        offloaded = offload(model, experts, _resolve_device(device), str(facts.folder))
+        offloaded = offload_experts(model, experts, _resolve_device(device), str(facts.folder))
 
     return TorchDecoder(
         model,
@@ -60,14 +61,15 @@ def decoder(facts: FolderFacts, device: str, threads: int | None, experts: int |
     )
 
 
-def encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchEncoder:
-    """Return the encoder of a folder. Raises as `decoder` does."""
-    model, _ = _open(facts, device, threads)
+def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchEncoder:
+    """Return the encoder of a folder of the target torch. Raises WeftError as `open_decoder` does."""
+    model, _ = _open_model(facts, device, threads)
     return TorchEncoder(model, facts)
 
 
 class TorchEncoder(EncoderModel):
-    """An encoder that runs a generated module with an output `last_hidden_state`."""
+    """An encoder that runs a generated module with an output `last_hidden_state`. Raises WeftError without that
+    output."""
 
     def __init__(self, model: Any, facts: FolderFacts) -> None:
         super().__init__(facts, facts.outputs)
@@ -79,20 +81,20 @@ class TorchEncoder(EncoderModel):
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         import torch
 
-        from .torch_decoder import failures
+        from .torch_decoder import convert_torch_errors
 
         device = next(self.model.parameters()).device
         inputs = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
-        with failures(str(self.folder)), torch.inference_mode():
+        with convert_torch_errors(str(self.folder)), torch.inference_mode():
             outputs = self.model(**inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [outputs[self._order.index(name)].float().cpu().numpy() for name in names]
 
 
-def _open(facts: FolderFacts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
+def _open_model(facts: FolderFacts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
     """Load the model of a folder; return (model, function that runs a decode step).
 
-    If not `all_on_device`, load the model on the CPU and return None instead of the function.
+    Unless `all_on_device`, load the model on the CPU, and return None instead of the function.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
@@ -103,7 +105,7 @@ def _open(facts: FolderFacts, device: str, threads: int | None, all_on_device: b
     from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
 
     place = _resolve_device(device) if all_on_device else "cpu"
-    with importing(facts.folder), huge_pages() if place == "cpu" else nullcontext():
+    with import_from(facts.folder), use_huge_pages() if place == "cpu" else nullcontext():
         try:
             check_device(_resolve_device(device))
             model = load_model(facts.folder, place)
@@ -127,8 +129,9 @@ def import_torch() -> Any:
 
 
 @contextmanager
-def importing(folder: Path) -> Iterator[None]:
-    """Import the modules `NAMES` from `folder` inside the block; restore sys.path and sys.modules after the block."""
+def import_from(folder: Path) -> Iterator[None]:
+    """Make imports of the modules `NAMES` inside the block find those in `folder`; restore sys.path and sys.modules
+    after the block."""
     path, before = str(folder.resolve()), _pop_modules()
     sys.path.insert(0, path)
     try:

@@ -21,27 +21,27 @@ from ..arrays import Ints
 from ..ort import open_ort as folder
 from ..ort.buffers import Buffer
 from ..ort.ort_decoder import OrtContext, OrtDecoder
-from ..ort.session import convert_errors
+from ..ort.session import convert_ort_errors
 from .cuda_graphs import CapturedSteps
-from .sampling_context import DrawingContext
+from .sampling_context import SamplingContext
 
 
-def stream() -> Any:
+def new_stream() -> Any:
     """Return a CUDA stream of PyTorch for ONNX Runtime to share; None if PyTorch has no CUDA."""
     return torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]  # as torch has it
 
 
-def decoder(facts: FolderFacts, device: str, threads: int | None) -> OrtDecoder:
-    """Return the decoder of a folder of ONNX models, which samples tokens on the device if that is CUDA. Raises as
-    `ort.open_ort.decoder` does."""
-    model = folder.decoder(facts, device, threads, stream())
+def open_decoder(facts: FolderFacts, device: str, threads: int | None) -> OrtDecoder:
+    """Return the decoder of a folder of ONNX models; on CUDA it samples tokens on the device. Raises WeftError as
+    `ort.open_ort.open_decoder` does."""
+    model = folder.open_decoder(facts, device, threads, new_stream())
     if model.session.stream is not None:
-        model.contexts = DrawingOrtContext
+        model.context_class = SamplingOrtContext
     return model
 
 
-class _Memory:
-    """GPU memory of a buffer as an object that PyTorch accepts (CUDA array interface, version 3)."""
+class _ArrayInterface:
+    """The GPU memory of a buffer as an object that PyTorch can view as a tensor (CUDA array interface, version 3)."""
 
     def __init__(self, buffer: Buffer) -> None:
         kind = buffer.host.dtype.str
@@ -49,33 +49,33 @@ class _Memory:
         self.__cuda_array_interface__ = {"shape": buffer.shape, "typestr": kind, "data": at, "version": 3}
 
 
-def view(buffer: Buffer) -> Tensor:
-    """Return a tensor that shares the memory of `buffer`; uint16, numpy's type for bf16, becomes bfloat16."""
+def view_buffer(buffer: Buffer) -> Tensor:
+    """Return a tensor that shares the memory of `buffer`; uint16, which numpy uses for bf16, becomes bfloat16."""
     on_cpu = buffer.device == "cpu"
-    tensor = torch.from_numpy(buffer.host) if on_cpu else torch.as_tensor(_Memory(buffer), device=buffer.device)
+    tensor = torch.from_numpy(buffer.host) if on_cpu else torch.as_tensor(_ArrayInterface(buffer), device=buffer.device)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
-class DrawingOrtContext(DrawingContext, OrtContext):
-    """An `OrtContext` whose steps may sample on the device."""
+class SamplingOrtContext(SamplingContext, OrtContext):
+    """An `OrtContext` whose steps can sample tokens on the device."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
-        self._async_steps: list[tuple[Any, Any]] = []  # for each side a binding and run options that do not wait
+        self._async_steps: list[tuple[Any, Any]] = []  # per copy of the states, a binding and options that do not wait
         super().__init__(model, batch, capacity)
-        with self.running():
-            self._views = {name: view(buffer) for name, buffer in self._inputs.items()}
-            self._device_logits = view(self._logits)
+        with self.convert_errors():
+            self._views = {name: view_buffer(buffer) for name, buffer in self._inputs.items()}
+            self._device_logits = view_buffer(self._logits)
             device = self._device_logits.device
             self._slots = torch.arange(capacity, device=device)
             self.steps = CapturedSteps(self._run, Cache([], capacity), batch, device, captured=False)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def convert_errors(self) -> Iterator[None]:
         stream = self.model.session.stream
-        with convert_errors(self.model.name), nullcontext() if stream is None else torch.cuda.stream(stream):
+        with convert_ort_errors(self.model.name), nullcontext() if stream is None else torch.cuda.stream(stream):
             yield
 
-    def settle(self) -> None:
+    def discard_step(self) -> None:
         if self._loaded is not None:
             if (stream := self.model.session.stream) is not None:
                 stream.synchronize()
@@ -87,68 +87,71 @@ class DrawingOrtContext(DrawingContext, OrtContext):
             }
             for name, buffer in self._inputs.items():
                 buffer.host[:] = inputs[name]
-        super().settle()
+        super().discard_step()
 
     def load_step(self, rows: Ints, tokens: Ints) -> None:
-        self.settle()
+        self.discard_step()
         ids, positions = self._inputs["input_ids"].host.astype(np.int64), np.maximum(self.lengths - 1, 0)[:, None]
         ids[rows, 0], positions[rows, 0] = tokens, self.lengths[rows]
         self.steps.ids.copy_(torch.from_numpy(ids))
         self.steps.positions.copy_(torch.from_numpy(positions))
 
     def _run(self, ids: Tensor, positions: Tensor, _: Any) -> Tensor:
-        """Launch a step of all rows; return its logits [batch, 1, vocab] without waiting for them."""
+        """Queue a step of all rows with `ids` and `positions` [batch, 1]; return the tensor that will contain its
+        logits, [batch, 1, vocab]."""
         inputs = {"input_ids": ids, "position_ids": positions}
         for name, target in self._views.items():
             target.copy_(self._slots <= positions if name == "attention_mask" else inputs[name])
-        self.model.run(*self._async_steps[self._memory.side])
-        self._memory.swap_sides()
+        self.model.run(*self._async_steps[self._memory.copy_index])
+        self._memory.swap_copies()
         return self._device_logits
 
     def _bind_steps(self) -> None:
         super()._bind_steps()
         session, numbers = self.model.session, self._graph_ids or [-1] * len(self._steps)
-        options = [session.run_options(number, waits=False) for number in numbers]
+        options = [session.new_run_options(number, waits=False) for number in numbers]
         self._async_steps = [
             (binding, run_options) for (binding, _), run_options in zip(self._steps, options, strict=True)
         ]
 
-    # -- methods that change rows without device sampling call `settle` first
+    # -- methods that change rows without device sampling call `discard_step` first
 
-    def _cut(self, lengths: Ints | int) -> None:
-        self.settle()
-        super()._cut(lengths)
+    def _truncate_rows(self, lengths: Ints | int) -> None:
+        self.discard_step()
+        super()._truncate_rows(lengths)
 
-    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        self.settle()
-        return super()._begin(prompts)
+    def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        self.discard_step()
+        return super()._begin_rows(prompts)
 
-    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
-        self.settle()
-        return super()._call(first, parts, past, total, every)
+    def _run_tokens(
+        self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
+    ) -> NDArray[Any]:
+        self.discard_step()
+        return super()._run_tokens(first, parts, past, total, every)
 
     def _step(self, rows: Ints, tokens: Ints) -> None:
-        self.settle()
+        self.discard_step()
         super()._step(rows, tokens)
 
     def _step_first(self, tokens: Ints) -> None:
-        self.settle()
+        self.discard_step()
         super()._step_first(tokens)
 
-    def _vacate(self, row: int) -> None:
-        self.settle()
-        super()._vacate(row)
+    def _clear_row(self, row: int) -> None:
+        self.discard_step()
+        super()._clear_row(row)
 
-    def _move(self, row: int, to: int, used: int) -> None:
-        self.settle()
-        super()._move(row, to, used)
+    def _copy_row(self, row: int, to: int, used: int) -> None:
+        self.discard_step()
+        super()._copy_row(row, to, used)
 
-    def _gather(self, rows: Ints, used: int) -> None:
-        self.settle()
-        super()._gather(rows, used)
+    def _gather_rows(self, rows: Ints, used: int) -> None:
+        self.discard_step()
+        super()._gather_rows(rows, used)
 
-    def _take(self, other: OrtContext, used: int) -> None:
-        self.settle()
-        if isinstance(other, DrawingOrtContext):
-            other.settle()
-        super()._take(other, used)
+    def _copy_from(self, other: OrtContext, used: int) -> None:
+        self.discard_step()
+        if isinstance(other, SamplingOrtContext):
+            other.discard_step()
+        super()._copy_from(other, used)

@@ -102,7 +102,7 @@ class _Body(Writer):
 
 
 class _StepWriter(ClassWriter):
-    top = "DecodeStep"
+    top = "Step"
     body = _Body
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:

@@ -194,7 +194,9 @@ class Service:
         try:
             if not isinstance(model, EncoderModel) or model.task is None:
                 raise WeftError("it has no head for labels")
-            model.check_ranks() if request.ranks else model.needs("text-classification", "next-sentence-prediction")
+            model.require_ranking() if request.ranks else model.require_task(
+                "text-classification", "next-sentence-prediction"
+            )
         except WeftError as error:
             reason = str(error).replace(f"{model.folder} ", "it ")
             raise invalid(f"This model cannot score such inputs: {reason}.", "model", "unsupported_model") from error
@@ -202,7 +204,9 @@ class Service:
         self.worker.check_room(len(texts))
 
         def encode_all() -> list[Encoding]:
-            return [model.encoded(model.rendered(*text) if request.ranks else text, truncates) for text in texts]
+            return [
+                model.encode_input(model.render_pair(*text) if request.ranks else text, truncates) for text in texts
+            ]
 
         rows = await self._translate_errors(self.prompts.run("large", encode_all), "input")
         channel = Channel()

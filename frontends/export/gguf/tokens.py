@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.text.chat import read_templates, special_tokens, token_text
+from weft.backends.runtime.text.chat import get_token_text, read_special_tokens, read_templates
 from weft.ir.errors import WeftError
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import read_json
@@ -60,13 +60,13 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
     except Exception as e:  # tokenizers raises nothing more specific
         raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
     tokenizer = read_json(folder / "tokenizer.json")
-    templates, config = read_templates(folder)[1], special_tokens(folder)
+    templates, config = read_templates(folder)[1], read_special_tokens(folder)
     tokens, types = _read_tokens(tokenizer, model, rows)
     keys: dict[str, Any] = {"tokens": tokens, **_list_model_keys(tokenizer, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
-    unknown = tokenizer["model"].get("unk_token") or token_text(config.get("unk_token"))
+    unknown = tokenizer["model"].get("unk_token") or get_token_text(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
     # llama.cpp also ends answers at these. Only the name distinguishes ends of messages (eom) from ends of turns (eot).
     more_ends = sorted(eos[1:], key=lambda i: i < len(tokens) and "eom" in tokens[i])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
@@ -85,12 +85,12 @@ class Decoding:
     def __init__(self, graph: Graph, target: str, batch: int, capacity: int, passes: str = "kv-cache") -> None:
         place = TARGETS[target]
         self.graph = run_passes(graph, passes)
-        legalize(self.graph, lambda node: refusals(node, place))
-        built = build(self.graph, place, max_length=64)
+        legalize(self.graph, lambda node: list_refusals(node, place))
+        built = build_model(self.graph, place, max_length=64)
         self.ops = [n.op_type for n in built.model.graph]
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        self.session = ort.InferenceSession(in_memory(built), options, providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(serialize_model(built), options, providers=["CPUExecutionProvider"])
         rng = np.random.default_rng(3)
         self.caches = {}
         for given in self.session.get_inputs():

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import LOWERINGS, refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import LOWERINGS, list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, Param, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
@@ -139,7 +139,7 @@ def test_the_cuda_kernel_takes_a_bias_or_sinks() -> None:
         node = next(n for n in graph.nodes if n.op is ops.attention)
         found = next(lowering for lowering in LOWERINGS["attention"] if lowering.name == "GroupQueryAttention")
         assert found.when(node, place) == wanted
-        assert refusals(node, place) is None  # the standard operator takes both
+        assert list_refusals(node, place) is None  # the standard operator takes both
 
 
 @pytest.mark.parametrize("target", CPU)
@@ -191,13 +191,13 @@ def test_rotations_join_the_kernel(target: str, name: str) -> None:
     model = Decoder(29, 24, 2, Block(ROTARY[name], GatedMLP(20)), context=32)
     graph, place = run_passes(model.graph(), "kv-cache"), TARGETS[target]
     lowered = graph.clone()
-    legalize(lowered, lambda node: refusals(node, place))
-    built = build(lowered, place, max_length=32)
+    legalize(lowered, lambda node: list_refusals(node, place))
+    built = build_model(lowered, place, max_length=32)
     rotary = [n.attributes["do_rotary"].value for n in built.model.graph if n.op_type == "GroupQueryAttention"]
     assert rotary == ([1, 1] if target == "ort-cpu" else [])
     kinds = [n.op_type for n in built.model.graph]
     assert kinds.count("RotaryEmbedding") == (0 if target == "ort-cpu" else 4)
-    session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(serialize_model(built), providers=["CPUExecutionProvider"])
     rng, length = np.random.default_rng(0), 7
     feeds = {
         "input_ids": rng.integers(0, 29, (2, length)),

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 
 import weft
-from weft.backends.onnx.cuda import NO_BF16, list_uncapturable, widen
-from weft.backends.onnx.export import BuiltModel, build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.cuda import NO_BF16, list_uncapturable, widen_bf16
+from weft.backends.onnx.export import BuiltModel, build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.frontends.dsl import (
     MLP,
@@ -42,8 +42,8 @@ CUDA = TARGETS["ort-cuda"]
 
 
 def lowered(graph: Graph, max_length: int = 64) -> BuiltModel:
-    legalize(graph, lambda node: refusals(node, CUDA))
-    return build(graph, CUDA, max_length)
+    legalize(graph, lambda node: list_refusals(node, CUDA))
+    return build_model(graph, CUDA, max_length)
 
 
 def compiled(model: Decoder | Encoder, dtype: str) -> BuiltModel:
@@ -91,7 +91,9 @@ MODELS: dict[str, Decoder | Encoder] = {
 def test_models_can_be_captured(name: str, dtype: str) -> None:
     built = compiled(MODELS[name], dtype)
     assert cuda_problems(built.model) == [] and list_uncapturable(built.model) == []
-    assert cuda_problems(onnx.load_from_string(in_memory(built))) == []  # as read back: no types between the nodes
+    assert (
+        cuda_problems(onnx.load_from_string(serialize_model(built))) == []
+    )  # as read back: no types between the nodes
 
 
 def test_all_operators_of_a_llama_are_fused() -> None:
@@ -116,7 +118,7 @@ def test_bf16_without_a_kernel_is_computed_in_f32(rng: np.random.Generator) -> N
     assert built.trace == ["Log: Log has no bf16 kernel: in f32"]
     assert [node.op_type for node in built.model.graph] == ["Cast", "Cast", "Log", "Cast", "Cast"]
     assert cuda_problems(built.model) == []
-    model = in_memory(built)
+    model = serialize_model(built)
     onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
     x = rng.uniform(0.1, 9, 8).astype(np.float32)
     got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
@@ -185,7 +187,7 @@ def test_a_static_shape_is_a_constant() -> None:
 def test_widening_keeps_the_names_of_outputs() -> None:
     model = onnx_ir.from_proto(parsed("g (bfloat16[b,s] x) => (bfloat16[b,s] y) { y = Floor(x) }"))
     assert cuda_problems(model) == ["Floor y: there is no CUDA kernel for bf16"]
-    assert len(widen(model)) == 1
+    assert len(widen_bf16(model)) == 1
     assert [v.name for v in model.graph.outputs] == ["y"] and cuda_problems(model) == []
     onnx.checker.check_model(onnx_ir.to_proto(model), full_check=True)
 

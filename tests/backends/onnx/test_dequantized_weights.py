@@ -34,7 +34,7 @@ def written(graph: Graph, folder: Path) -> Path:
     """The model of `graph` for the target onnx, in a folder."""
     backend, legal = TARGETS.lookup("onnx"), graph.clone()
     legalize(legal, backend.refusals)
-    export.write({export.MODEL: export.build(legal, backend, 16)}, folder)
+    export.write_models({export.MODEL: export.build_model(legal, backend, 16)}, folder)
     return folder / export.MODEL
 
 

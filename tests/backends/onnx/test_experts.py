@@ -14,8 +14,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.backends.onnx.export import BuiltModel, build, in_memory, write
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import BuiltModel, build_model, serialize_model, write_models
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
 from weft.ir.ops.routing import emit_hierarchical_routing
@@ -71,8 +71,8 @@ class Layer:
     def build(self, target: str) -> BuiltModel:
         place = TARGETS[target]
         graph = self.graph.clone()
-        legalize(graph, lambda node: refusals(node, place))
-        return build(graph, place, max_length=16)
+        legalize(graph, lambda node: list_refusals(node, place))
+        return build_model(graph, place, max_length=16)
 
 
 def kinds(built: BuiltModel) -> Counter[str]:
@@ -80,7 +80,7 @@ def kinds(built: BuiltModel) -> Counter[str]:
 
 
 def run(built: BuiltModel, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(serialize_model(built), providers=["CPUExecutionProvider"])
     used = {i.name for i in session.get_inputs()}
     got: np.ndarray = session.run(["y"], {k: v.astype(np.float32) for k, v in feeds.items() if k in used})[0]
     return got
@@ -93,7 +93,7 @@ def check(layer: Layer, target: str, feeds: dict[str, np.ndarray]) -> Counter[st
     scale = np.abs(want).max()
     np.testing.assert_allclose(got, want, rtol=0, atol=128 * dtypes.f32.eps * scale)
     if target == "onnx":
-        proto = onnx.load_from_string(in_memory(built))
+        proto = onnx.load_from_string(serialize_model(built))
         onnx.checker.check_model(proto, full_check=True)
         assert {node.domain for node in proto.graph.node} <= {""}
     return kinds(built)
@@ -285,9 +285,9 @@ def test_stacked_weights_are_streamed(target: str, tmp_path: Path) -> None:
         for part, out, width in (("gate", hidden, dim), ("up", hidden, dim), ("down", dim, hidden))
     )
     graph.add_output("y", ops.moe(x, combine, up, down, gate, active=2))
-    built = build(run_passes(graph, ""), TARGETS[target], max_length=16)
+    built = build_model(run_passes(graph, ""), TARGETS[target], max_length=16)
     tracemalloc.start()
-    write({"model.onnx": built}, tmp_path)
+    write_models({"model.onnx": built}, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     whole = 4 * experts * hidden * dim

@@ -18,7 +18,7 @@ import pytest
 import weft
 from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.onnx import export
-from weft.backends.onnx.lowering import LOWERINGS, refusals, select
+from weft.backends.onnx.lowering import LOWERINGS, list_refusals, select_lowerings
 from weft.backends.target import TARGETS
 from weft.ir import OPS, Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
@@ -90,7 +90,7 @@ def test_positions_turned_in_other_heads_are_not_absorbed() -> None:
     for node in [n for n in graph.nodes if n.op is ops.rope and n.scope == rope.scope]:
         node.set_input(2, wide)
     rope.attrs["heads"] = 2
-    chosen = select(graph, TARGETS["ort-cpu"]).chosen
+    chosen = select_lowerings(graph, TARGETS["ort-cpu"]).chosen
     assert [n.scope for n in chosen if n.op is ops.rope] == ["layers.1.attn"] * 2
 
 
@@ -112,9 +112,9 @@ def test_an_op_that_nothing_lowers_is_named_with_each_refusal() -> None:
     saved = LOWERINGS["add"]
     LOWERINGS.remove("add")
     try:
-        assert refusals(node, place) == ["no lowering is registered"]
+        assert list_refusals(node, place) == ["no lowering is registered"]
         with pytest.raises(WeftError, match="ort-cpu cannot run add in the model: no lowering is registered"):
-            select(graph, place)
+            select_lowerings(graph, place)
     finally:
         LOWERINGS.add("add", saved)
 
@@ -125,7 +125,7 @@ def test_symbolic_sizes_are_computed_where_reshape_cannot_copy_them() -> None:
     x = graph.add_input("x", TensorType(dtypes.f32, (batch, seq, 4)))
     graph.add_output("joined", ops.reshape(x, shape=(2 * batch, seq, 2)))
     graph.add_output("wide", ops.expand(ops.reshape(x, shape=(1, batch * seq * 4)), shape=(seq + 1, 4 * batch * seq)))
-    model = export.in_memory(export.build(graph, TARGETS["onnx"], 8))
+    model = export.serialize_model(export.build_model(graph, TARGETS["onnx"], 8))
     feed = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
     joined, wide = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": feed})
     np.testing.assert_array_equal(joined, feed.reshape(4, 3, 2))
@@ -139,7 +139,7 @@ def test_inputs_and_parameters_may_be_outputs() -> None:
     graph.add_output("again", x)
     graph.add_output("fixed", graph.add_param("p", TensorType(dtypes.f32, (2,)), Full(1.5, (2,))))
     graph.add_output("doubled", ops.add(x, x, name="doubled"))
-    model = export.in_memory(export.build(graph, TARGETS["onnx"], 8))
+    model = export.serialize_model(export.build_model(graph, TARGETS["onnx"], 8))
     got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": np.ones(3, np.float32)})
     assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5], [2, 2, 2]]
 
@@ -148,8 +148,8 @@ def test_inputs_and_parameters_may_be_outputs() -> None:
 def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
     graph = ZOO[name]()
     old = replace(TARGETS["onnx"], name="older", opset=21, ir_version=10)
-    legalize(graph, partial(refusals, target=old), Trace())
-    model = onnx.load_from_string(export.in_memory(export.build(graph, old, 16)))
+    legalize(graph, partial(list_refusals, target=old), Trace())
+    model = onnx.load_from_string(export.serialize_model(export.build_model(graph, old, 16)))
     onnx.checker.check_model(model, full_check=True)
     assert [o.version for o in model.opset_import] == [21]
     feeds = EquivalenceCheck().make_inputs(graph)
@@ -166,7 +166,7 @@ def test_an_operator_that_the_opset_lacks_is_an_error() -> None:
     x = graph.add_input("x", TensorType(dtypes.f32, (2, 3)))
     graph.add_output("y", ops.gelu(x, approximate="none"))
     with pytest.raises(WeftError, match="target oldest has opset 19, which has no operator Gelu"):
-        export.build(graph, replace(TARGETS["onnx"], name="oldest", opset=19), 8)
+        export.build_model(graph, replace(TARGETS["onnx"], name="oldest", opset=19), 8)
 
 
 def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None
     weight = graph.add_param("w", TensorType(dtypes.f32, (700, 2048)), recipe)
     graph.add_output("y", ops.linear(x, weight))
     steps: list[int] = []
-    export.write({export.MODEL: export.build(graph, TARGETS["ort-cpu"], 8)}, tmp_path, steps.append)
+    export.write_models({export.MODEL: export.build_model(graph, TARGETS["ort-cpu"], 8)}, tmp_path, steps.append)
     assert len(steps) == 3
     assert sum(steps) == (tmp_path / "model.onnx.data").stat().st_size == 700 * 2048 * 4
     stored = np.fromfile(tmp_path / "model.onnx.data", np.float32).reshape(700, 2048)
@@ -200,12 +200,12 @@ def test_quantized_weights_are_what_their_recipes_make(
     recipe = Quantize(Normal((2001, 999), 0.02, "w"), 4, 32)  # rows end within a group
     weight = graph.add_param("w", TensorType(dtypes.f32, (2001, 999)), recipe)
     graph.add_output("y", ops.linear(x, weight))
-    built = export.build(graph, TARGETS.lookup(target), 8)
+    built = export.build_model(graph, TARGETS.lookup(target), 8)
     steps: list[int] = []
-    export.write({export.MODEL: built}, tmp_path, steps.append)
-    assert len(steps) == writes and sum(steps) == export.weight_bytes([built])
+    export.write_models({export.MODEL: built}, tmp_path, steps.append)
+    assert len(steps) == writes and sum(steps) == export.count_weight_bytes([built])
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
-    for name, tensor in export.stored_tensors([built]).items():
+    for name, tensor in export.list_stored_tensors([built]).items():
         whole = tensor.recipe.evaluate(graph.reader)
         np.testing.assert_array_equal(stored[name].astype(whole.dtype), whole, name)
 
@@ -278,7 +278,7 @@ def test_packed_weights_stand_in_the_file_and_are_used(tmp_path: Path) -> None:
         file.seek(offset)
         file.write(bytes(length))
     if tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32):  # it compares what its kernels pack
-        with pytest.raises(WeftError, match="that --prepack stored are damaged: compile it anew"):
+        with pytest.raises(WeftError, match="that --prepack stored are damaged: compile again"):
             weft.load(tmp_path / "packed")
     else:
         assert np.abs(weft.load(tmp_path / "packed").logits(ids) - want).max() > 1e-3

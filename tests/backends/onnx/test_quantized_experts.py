@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.backends.onnx.export import build
-from weft.backends.onnx.lowering import refusals, select
+from weft.backends.onnx.export import build_model
+from weft.backends.onnx.lowering import list_refusals, select_lowerings
 from weft.backends.onnx.lowerings import kept
 from weft.backends.target import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
@@ -63,7 +63,7 @@ class Layer:
 
 
 def kinds(graph: Graph, target: str = "ort-cpu") -> set[str]:
-    return {lowering.name for lowering in select(graph, TARGETS[target]).chosen.values()}
+    return {lowering.name for lowering in select_lowerings(graph, TARGETS[target]).chosen.values()}
 
 
 def check(layer: Layer, graph: Graph, name: str = "QMoE") -> None:
@@ -90,7 +90,7 @@ def test_wide_groups_in_f32() -> None:
 def test_codes_of_8_bits_round_always_so_that_f32_takes_the_numbers() -> None:
     layer = Layer(8, False)
     check(layer, graph := layer.plain(), "MoE")
-    assert any("rounds activations" in line for line in select(graph, TARGETS["ort-cpu"]).trace)
+    assert any("rounds activations" in line for line in select_lowerings(graph, TARGETS["ort-cpu"]).trace)
     assert not kept.list_kept_weights(graph, TARGETS["ort-cpu"])
 
 
@@ -121,7 +121,7 @@ def test_rounded_activations(bits: int, zeros: bool) -> None:
     exact, found = interpret(graph, layer.feeds)["y"], on_onnxruntime(graph, layer.feeds)
     assert (np.abs(found - exact) <= bound(layer, graph) + 1e-6).all()
     assert relative(found, exact) < 0.03
-    assert kept.rounds_activations(graph, TARGETS["ort-cpu"])
+    assert kept.has_rounded_activations(graph, TARGETS["ort-cpu"])
 
 
 def _deepseek(layer: Layer) -> Value:
@@ -185,8 +185,8 @@ def test_what_the_kernel_lacks_is_told_and_computed_from_the_numbers(name: str) 
     graph = Layer(*layer.scheme[:1], layer.scheme[2], layer.scheme[1], layer.dim, layer.hidden).plain(**attrs)
     exact = interpret(graph, layer.feeds)["y"]
     legal = graph.clone()
-    legalize(legal, lambda node: refusals(node, TARGETS["ort-cpu"]))
-    selection = select(legal, TARGETS["ort-cpu"])
+    legalize(legal, lambda node: list_refusals(node, TARGETS["ort-cpu"]))
+    selection = select_lowerings(legal, TARGETS["ort-cpu"])
     assert "QMoE" not in {lowering.name for lowering in selection.chosen.values()}
     assert any("QMoE" in line and reason in line for line in selection.trace), selection.trace
     assert relative(on_onnxruntime(graph, layer.feeds), exact) < 2e-5
@@ -195,7 +195,7 @@ def test_what_the_kernel_lacks_is_told_and_computed_from_the_numbers(name: str) 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_no_copy_in_floats_is_stored(bits: int) -> None:
     graph = Layer(bits).plain()
-    built = build(graph, TARGETS["ort-cpu"], 16)
+    built = build_model(graph, TARGETS["ort-cpu"], 16)
     elements = 3 * EXPERTS * HIDDEN * DIM
     size = sum(w.dtype.bytes_for(int(np.prod(w.shape))) for w in built.weights if w.value.name != "router")
     # Codes, and 2 bytes of a scale and a zero point for 32 of them.
@@ -217,8 +217,8 @@ def test_f16() -> None:
 def test_cuda_takes_what_its_kernel_is_known_to_take() -> None:
     symmetric, others = Layer(4, False), [(Layer(4, True), "zero points"), (Layer(4, False, 16), "groups of 16")]
     graph = run_passes(symmetric.plain(), "cast{dtype=f16}")
-    (node,) = (n for n in build(graph, TARGETS["ort-cuda"], 16).model.graph if n.op_type == "QMoE")
+    (node,) = (n for n in build_model(graph, TARGETS["ort-cuda"], 16).model.graph if n.op_type == "QMoE")
     assert node.attributes["weights_prepacked"].value == 0 and "accuracy_level" not in node.attributes
     for layer, reason in others:
-        trace = select(run_passes(layer.plain(), "cast{dtype=f16}"), TARGETS["ort-cuda"]).trace
+        trace = select_lowerings(run_passes(layer.plain(), "cast{dtype=f16}"), TARGETS["ort-cuda"]).trace
         assert any(reason in line for line in trace)

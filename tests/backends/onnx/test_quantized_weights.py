@@ -48,7 +48,7 @@ def on_onnxruntime(graph: Graph, feeds: dict[str, Array], target: str = "ort-cpu
     legal = graph.clone()
     legalize(legal, backend.refusals)
     session = ort.InferenceSession(
-        export.in_memory(export.build(legal, backend, 16)), providers=["CPUExecutionProvider"]
+        export.serialize_model(export.build_model(legal, backend, 16)), providers=["CPUExecutionProvider"]
     )
     found: Array = session.run(None, feeds)[0]
     return found
@@ -95,7 +95,7 @@ def test_lookups(bits: int, zeros: bool, group: int, tied: bool) -> None:
     feeds = {"ids": rng.integers(0, 50, (2, 7))}
     exact = interpret(graph, feeds)["y"]
     assert relative(on_onnxruntime(graph, feeds), exact) < 2e-5
-    built = export.build(graph.clone(), TARGETS.lookup("ort-cpu"), 16)
+    built = export.build_model(graph.clone(), TARGETS.lookup("ort-cpu"), 16)
     codes = [w for w in built.weights if w.dtype == dtypes.u8 and len(w.shape) == 3]
     # A tied table is stored once, unless a product in f32 takes codes of 8 bits apart.
     assert len(codes) == (2 if tied and bits == 8 else 1 if bits != 3 or tied else 0)

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx.backend.test.case.test_case import TestCase
 
-from weft.backends.onnx.export import BuiltModel, build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import BuiltModel, build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.frontends.dsl import scan
 from weft.ir import Graph, Op, TensorType, Value, interpret, ops
@@ -54,12 +54,12 @@ def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", *
     for i, value in enumerate(op.emit(*values, **attrs)):
         graph.add_output(f"y{i}", value)
     place = TARGETS[target]
-    legalize(graph, lambda node: refusals(node, place))
-    return build(graph, place, max_length=2048)
+    legalize(graph, lambda node: list_refusals(node, place))
+    return build_model(graph, place, max_length=2048)
 
 
 def session(built: BuiltModel) -> ort.InferenceSession:
-    return ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(serialize_model(built), providers=["CPUExecutionProvider"])
 
 
 def fed(run: ort.InferenceSession, operands: dict[str, Any]) -> list[Array]:
@@ -253,7 +253,7 @@ def test_what_is_computed_grows_with_the_length_only(target: str) -> None:
     ]
     for op, make, attrs in runs:
         built = lowered(op, make(0.1, 8), target, **attrs)
-        proto = onnx.load_from_string(in_memory(built))
+        proto = onnx.load_from_string(serialize_model(built))
         assert sum(1 for _ in nodes(proto.graph)) < 90
         shown = {v.name for v in proto.graph.output}
         made_by = [name for node in proto.graph.node for name in node.output if name not in shown]
@@ -349,6 +349,6 @@ def test_names_of_outputs_are_theirs_alone() -> None:
     y = scan(lambda h, x: (ops.add(h, x, name="y"), ops.tanh(h)), x, state=(4,))
     graph.add_output("y", ops.exp(y, name="z"))
     given = np.random.default_rng(0).standard_normal((2, 3, 4))
-    session = ort.InferenceSession(in_memory(build(graph, TARGETS.lookup("onnx"), 8)))
+    session = ort.InferenceSession(serialize_model(build_model(graph, TARGETS.lookup("onnx"), 8)))
     (found,) = session.run(["y"], {"x": given.astype(np.float32)})
     np.testing.assert_allclose(found, interpret(graph, {"x": given})["y"], rtol=1e-5)

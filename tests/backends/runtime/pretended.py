@@ -19,7 +19,7 @@ class Device:
     def pretend(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be the onnxruntime of the runtime."""
         for module in ("buffers", "session"):
-            monkeypatch.setattr(f"weft.backends.runtime.ort.{module}.onnxruntime", lambda: self)
+            monkeypatch.setattr(f"weft.backends.runtime.ort.{module}.import_onnxruntime", lambda: self)
 
     def ortvalue_from_numpy(self, values: NDArray[Any], device: str, number: int) -> Any:
         assert (device, number) == ("cuda", 0)

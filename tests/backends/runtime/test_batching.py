@@ -19,7 +19,7 @@ from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.sampler import Sampling
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
+from weft.backends.runtime.ort.session import Session, import_onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import LinearAttention, Mamba, Mamba2
 from weft.ir.errors import WeftError
@@ -84,7 +84,7 @@ def test_answers_are_those_of_their_prompts_alone(
     stack: dict[str, Path], target: str, compact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows join while others decode, move, and read prompts in chunks between steps; caches grow on the way."""
-    monkeypatch.setattr("weft.backends.runtime.batching.running.READ", {"cpu": 12})
+    monkeypatch.setattr("weft.backends.runtime.batching.running.PROMPT_CHUNK", {"cpu": 12})
     monkeypatch.setattr("weft.backends.runtime.core.decoder.STEP", {"cpu": 8})
     model = weft.load(stack[target], trust=True)
     assert isinstance(model, Generator)
@@ -164,15 +164,15 @@ class Evens:
         self.count = 0
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return self.count == 5
 
-    def masked(self, logits: Any) -> Any:
+    def mask_logits(self, logits: Any) -> Any:
         changed = logits.copy()
         changed[1::2] = -np.inf
         return changed
 
-    def accept(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         self.count += 1
         if token == 99:
             raise WeftError("no such token")
@@ -202,7 +202,7 @@ def test_log_probabilities_are_those_of_the_logits(model: Generator) -> None:
 
 def test_an_answer_that_cannot_be_drawn_ends_alone(model: Generator) -> None:
     class Nothing(Evens):
-        def masked(self, logits: Any) -> Any:
+        def mask_logits(self, logits: Any) -> Any:
             return np.full_like(logits, -np.inf if self.count == 2 else 0)
 
     given = [model.answer([3, 3], max_tokens=20, constraint=Nothing()), *answers(model)[:3]]
@@ -263,10 +263,10 @@ def test_on_a_pretended_device(stack: dict[str, Path], monkeypatch: pytest.Monke
     real = weft.load(stack["ort-cpu"])
     assert isinstance(real, Generator)
     expected, facts = alone(real), read_facts(stack["ort-cpu"])
-    device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
+    device = Device(import_onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
     device.pretend(monkeypatch)
     monkeypatch.setitem(STEP, "cuda", 8)
-    monkeypatch.setattr("weft.backends.runtime.batching.running.READ", {"cuda": 12})
+    monkeypatch.setattr("weft.backends.runtime.batching.running.PROMPT_CHUNK", {"cuda": 12})
     decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=320, rolling=facts.rolling)
     decoder.chunk = 16
     model, batch = Generator(decoder), new_batch(decoder, 4)

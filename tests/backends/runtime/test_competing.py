@@ -65,7 +65,7 @@ def test_sources(choice: str, tmp_path: Path) -> None:
     turned = np.arange(len(TEXTS))[::-1].copy()
     with decoder.context(len(TEXTS), 30) as context:
         first = context.prefill(TEXTS).copy()
-        context.gather(turned)
+        context.gather_rows(turned)
         second = context.step([3] * len(TEXTS))[turned].copy()
     for i, text in enumerate(TEXTS):
         with decoder.context(1, 30) as context:
@@ -85,7 +85,7 @@ def test_blocks_counted_from_the_end_of_a_text(dense: int, target: str, tmp_path
     together = model.hidden(texts)
     for text, states in zip(texts, together, strict=True):
         np.testing.assert_allclose(states[: len(text)], model.hidden([text])[0], **CLOSE)
-    assert sorted(map(len, model.batches(list(map(len, texts)), 32))) == ([1, 1, 4] if dense else [1] * 6)
+    assert sorted(map(len, model.split_batches(list(map(len, texts)), 32))) == ([1, 1, 4] if dense else [1] * 6)
 
 
 def test_rows_of_hidden_states_are_checked(tmp_path: Path) -> None:

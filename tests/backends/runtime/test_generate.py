@@ -312,7 +312,7 @@ def test_the_cuda_path_on_a_pretended_device(
 ) -> None:
     path = save(tmp_path, tiny.build(standard=cache == 16, cache=cache, output=output)) / "model.onnx"
     real = open_session(path, threads=1, device="cpu").ort
-    device = Device(sessions.onnxruntime(), real)
+    device = Device(sessions.import_onnxruntime(), real)
     device.pretend(monkeypatch)
     decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=LONGEST)
     model, plain = Generator(decoder), Generator(OrtDecoder(Session(real, "cpu"), vocab=VOCAB, max_length=LONGEST))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from weft.backends.runtime import huge_pages as module
-from weft.backends.runtime.huge_pages import _without, huge_pages
-from weft.backends.runtime.ort.bound_states import BoundState, Memory
+from weft.backends.runtime.huge_pages import _subtract_ranges, use_huge_pages
+from weft.backends.runtime.ort.bound_states import BoundState, StateBuffers
 from weft.backends.runtime.ort.session import Session
 from weft.ir.schema.states import Growth
 
@@ -48,14 +48,14 @@ def test_memory_taken_inside_is_moved_and_keeps_its_contents(monkeypatch: pytest
     other, outside = taken(32 * MIB)
     asking, asked = taken(32 * MIB)
     before = in_huge_pages()
-    if page := module._size():
-        module._collapse([(-(-asked.ctypes.data // page) * page, asked.ctypes.data + 16 * MIB)], page)
+    if page := module._read_page_size():
+        module._collapse_ranges([(-(-asked.ctypes.data // page) * page, asked.ctypes.data + 16 * MIB)], page)
     gives_them = in_huge_pages() > before  # to a program that asks
 
     moved: list[module.Ranges] = []
-    collapse = module._collapse
-    monkeypatch.setattr(module, "_collapse", lambda found, page: (moved.append(found), collapse(found, page)))
-    with huge_pages():
+    collapse = module._collapse_ranges
+    monkeypatch.setattr(module, "_collapse_ranges", lambda found, page: (moved.append(found), collapse(found, page)))
+    with use_huge_pages():
         memory, numbers = taken(64 * MIB)
         before = in_huge_pages()
     finish()
@@ -70,21 +70,21 @@ def test_memory_taken_inside_is_moved_and_keeps_its_contents(monkeypatch: pytest
 
 def test_memory_given_back_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: list[module.Ranges] = []
-    monkeypatch.setattr(module, "_collapse", lambda found, page: ranges.append(found))
-    monkeypatch.setattr(module, "_size", lambda: 2 * MIB)
-    with huge_pages():
+    monkeypatch.setattr(module, "_collapse_ranges", lambda found, page: ranges.append(found))
+    monkeypatch.setattr(module, "_read_page_size", lambda: 2 * MIB)
+    with use_huge_pages():
         memory, numbers = taken(64 * MIB)
     finish()
     monkeypatch.undo()
     del numbers
     memory.close()
     assert ranges
-    module._collapse(ranges[0], 2 * MIB)
+    module._collapse_ranges(ranges[0], 2 * MIB)
 
 
 def test_little_memory_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_collapse", lambda *_: pytest.fail("moved"))
-    with huge_pages():
+    monkeypatch.setattr(module, "_collapse_ranges", lambda *_: pytest.fail("moved"))
+    with use_huge_pages():
         memory, numbers = taken(4 * MIB)
     finish()
     del numbers
@@ -109,9 +109,9 @@ def test_what_the_system_says_is_obeyed(
     if enabled is not None and size is not None:
         (tmp_path / "enabled").write_text(enabled)
         (tmp_path / "hpage_pmd_size").write_text(size)
-    assert module._size() == expected
+    assert module._read_page_size() == expected
     monkeypatch.setattr(module.sys, "platform", "win32")
-    assert module._size() == 0
+    assert module._read_page_size() == 0
 
 
 def test_what_is_new_is_the_difference_of_the_mappings() -> None:
@@ -124,7 +124,7 @@ def test_what_is_new_is_the_difference_of_the_mappings() -> None:
     for _ in range(2000):
         ranges, others = mappings(), mappings()
         expected = {x for a, b in ranges for x in range(a, b)} - {x for a, b in others for x in range(a, b)}
-        found = _without(ranges, others)
+        found = _subtract_ranges(ranges, others)
         assert [x for a, b in found for x in range(a, b)] == sorted(expected)
         assert all(a < b for a, b in found)
 
@@ -133,7 +133,7 @@ def test_caches_of_a_context_are_parts_of_one_block() -> None:
     shapes = [((2, None, 3), 1, Growth.TEXT), ((2, None, 5), 10, Growth.TEXT), ((7,), 1, Growth.CONSTANT)]
     kinds = {1: np.float32, 10: np.float16}
     states = [BoundState(f"p{i}", f"n{i}", (kind, kinds[kind]), shape, g) for i, (shape, kind, g) in enumerate(shapes)]
-    memory = Memory(Session(None, "cpu"), states, batch=3, capacity=11)
+    memory = StateBuffers(Session(None, "cpu"), states, batch=3, capacity=11)
     buffers = [b for sides in memory._buffers for b in dict.fromkeys(sides)]
     assert [b.shape for b in buffers] == [(3, 2, 11, 3), (3, 2, 11, 5), (3, 7), (3, 7)]
     assert memory.nbytes == sum(b.host.nbytes for b in buffers) == sum(3 * state.nbytes(11) for state in states)

@@ -18,10 +18,10 @@ import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort import session as sessions
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.state_io import growth_of
+from weft.backends.runtime.state_io import get_growth
 from weft.backends.target import TARGETS
 from weft.backends.torch.lib import caches
-from weft.backends.torch.lib.recurrent_states import State
+from weft.backends.torch.lib.recurrent_states import RecurrentState
 from weft.ir.errors import WeftError
 from weft.ir.schema.states import Growth
 
@@ -33,7 +33,7 @@ from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save
     [
         ({"attention_mask": None}, "the graph has no attention_mask"),
         ({"logits": None}, "the graph has no logits"),
-        ({"extra_states": [1]}, "asks for the input extra_states"),
+        ({"extra_states": [1]}, "has the input extra_states"),
         ({"present.0.value": None}, "does not return present.0.value"),
         ({"past_key_values.0.key": (1, ["b", "h", "c", 8])}, "must be fixed numbers"),
         (
@@ -66,7 +66,7 @@ def test_caches_of_a_size_fixed_in_the_graph(tmp_path: Path) -> None:
     names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
     model = opened(save(tmp_path, decoder(**dict.fromkeys(names, cache)), eos_token_ids=[]))
     assert len(model.generate([1, 2], max_tokens=3)[0].tokens) == 3
-    with pytest.raises(WeftError, match="6 tokens are longer than the 4 that the graph's caches hold"):
+    with pytest.raises(WeftError, match="6 tokens are more than the 4 that fit the caches of the graph"):
         model.generate([1, 2], max_tokens=5)
 
 
@@ -89,7 +89,7 @@ def test_a_full_cache_is_refused(tmp_path: Path) -> None:
             context.step([1])
         with pytest.raises(WeftError, match="7 tokens do not fit the cache of 6"):
             context.extend([1])
-    with pytest.raises(WeftError, match="7 tokens are longer than the maximum of 6"), model.decoder.context(1, 7):
+    with pytest.raises(WeftError, match="7 tokens are more than the maximum of 6"), model.decoder.context(1, 7):
         pass
     with pytest.raises(WeftError, match="no memory for the caches"), model.decoder.context(2**40, 6):
         pass
@@ -203,8 +203,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeOrt]:
 
             return SimpleNamespace(cuInit=lambda _: status, cuDeviceGetCount=counted, cuGetErrorString=described)
 
-        ort = FakeOrt(sessions.onnxruntime(), **wished)
-        monkeypatch.setattr(sessions, "onnxruntime", lambda: ort)
+        ort = FakeOrt(sessions.import_onnxruntime(), **wished)
+        monkeypatch.setattr(sessions, "import_onnxruntime", lambda: ort)
         monkeypatch.setattr(ctypes, "CDLL", load_library)
         return ort
 
@@ -269,13 +269,13 @@ def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
 
 def test_nodes_on_the_cpu_are_seen(tmp_path: Path) -> None:
     model = opened(save(tmp_path, encoder((np.eye(8, dtype=np.float32),) * 2), kind="encoder"))
-    assert sessions.host_ops(model.session.ort) == ["ReduceSum"]
+    assert sessions.list_host_ops(model.session.ort) == ["ReduceSum"]
 
 
 def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(WeftError, match=r"ONNX Runtime cannot be imported .*weft\[cpu\]"):
-        sessions.onnxruntime()
+        sessions.import_onnxruntime()
 
 
 def test_states_are_those_that_the_manifest_records(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_states_are_those_that_the_manifest_records(tmp_path: Path) -> None:
         return [{"input": a, "output": b, "growth": growth} for a, b in zip(names[:2], names[2:], strict=True)]
 
     def rewinds(**manifest: Any) -> bool:
-        return opened(save(tmp_path, model, **manifest)).decoder.rewinds
+        return opened(save(tmp_path, model, **manifest)).decoder.can_rewind
 
     assert rewinds() and rewinds(carried=record("text"))
     assert not rewinds(cache=[{"rolling": True}]) and not rewinds(carried=record("window"))
@@ -297,18 +297,18 @@ def test_states_are_those_that_the_manifest_records(tmp_path: Path) -> None:
     extra = {"input": "past_states.0.ssm", "output": "present_states.0.ssm", "growth": "constant"}
     with pytest.raises(WeftError, match=r"does not take past_states\.0\.ssm, which its manifest records"):
         rewinds(carried=[*record("text"), extra])
-    with pytest.raises(WeftError, match=rf"asks for the input {names[1]}, which the runtime does not know"):
+    with pytest.raises(WeftError, match=rf"has the input {names[1]}, which the runtime cannot provide"):
         rewinds(carried=record("text")[:1])
 
 
 def test_cache_classes_of_older_modules_are_known_by_name() -> None:
     for name in ("KVCache", "KeyCache", "RollingKVCache", "RollingKeyCache", "CrossCache"):
-        assert growth_of(type(name, (), {})()) is growth_of(object.__new__(getattr(caches, name)))
-    assert growth_of(type("State", (), {})()) is growth_of(State()) is Growth.CONSTANT
+        assert get_growth(type(name, (), {})()) is get_growth(object.__new__(getattr(caches, name)))
+    assert get_growth(type("State", (), {})()) is get_growth(RecurrentState()) is Growth.CONSTANT
 
 
 @pytest.mark.parametrize(("said", "threads"), [("3", 3), ("2,4", 2), ("", 0), ("many", 0), ("-1", 0), ("99999", 0)])
 def test_threads_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers as PyTorch reads them; 0 leaves them to ONNX Runtime."""
     monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert sessions.default_threads() == threads
+    assert sessions.read_default_threads() == threads

@@ -60,7 +60,7 @@ def test_the_same_scores_as_transformers(options: dict[str, Any], vocab: int, rn
         logits[rng.integers(vocab)] = -np.inf
         before = logits.copy()
         prompt = rng.integers(vocab, size=20).tolist()
-        ids, scores = Sampler(Sampling(**options), prompt).candidates(logits)
+        ids, scores = Sampler(Sampling(**options), prompt).filter_candidates(logits)
         found = np.full(vocab, -np.inf, np.float32)
         found[ids] = scores
         np.testing.assert_allclose(found, reference(options, prompt, logits), rtol=4 * 2**-24)
@@ -69,7 +69,7 @@ def test_the_same_scores_as_transformers(options: dict[str, Any], vocab: int, rn
 
 def test_ties_at_the_border_of_top_k_are_all_kept() -> None:
     logits = np.array([1, 2, 2, 2, 0], np.float32)
-    ids, _ = Sampler(Sampling(temperature=1, top_k=2), []).candidates(logits)
+    ids, _ = Sampler(Sampling(temperature=1, top_k=2), []).filter_candidates(logits)
     assert ids.tolist() == [1, 2, 3]
 
 
@@ -112,7 +112,7 @@ def test_the_limit_of_low_temperatures_is_greedy(
 def test_the_limit_of_high_temperatures_is_uniform(temperature: float, rng: np.random.Generator) -> None:
     logits = rng.standard_normal(50).astype(np.float32)
     logits[:3] = -np.inf
-    ids, scores = Sampler(Sampling(temperature=temperature), []).candidates(logits)
+    ids, scores = Sampler(Sampling(temperature=temperature), []).filter_candidates(logits)
     assert ids.size == 50 and np.ptp(scores[3:]) < 1e-20 and np.isneginf(scores[:3]).all()
     p = filtered(torch.from_numpy(logits)[None], temperature).softmax(-1)[0]
     np.testing.assert_allclose(p, [0.0] * 3 + [1 / 47] * 47, rtol=1e-6)
@@ -128,7 +128,7 @@ def test_extreme_penalties_leave_numbers(penalty: float) -> None:
 @pytest.mark.parametrize("top_p", [1e-300, 1e-45, 1e-20, 1e-9])
 def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
     for logits in (np.zeros(7, np.float32), np.arange(7, dtype=np.float32)):
-        ids, _ = Sampler(Sampling(temperature=1, top_p=top_p), []).candidates(logits)
+        ids, _ = Sampler(Sampling(temperature=1, top_p=top_p), []).filter_candidates(logits)
         assert ids.size >= 1 and logits[ids].max() == logits.max()
         p = filtered(torch.from_numpy(logits)[None], top_p=top_p).softmax(-1)
         assert p.isfinite().all() and p.argmax() == p[0].nonzero()[-1]

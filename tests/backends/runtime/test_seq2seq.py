@@ -15,7 +15,7 @@ from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5F
 import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.ort.session import Session, onnxruntime
+from weft.backends.runtime.ort.session import Session, import_onnxruntime
 from weft.ir.errors import WeftError
 
 from ..onnx.theirs import randomized, searched
@@ -73,8 +73,10 @@ def test_the_encoder_runs_once_a_batch(pair: tuple[Any, Any], monkeypatch: pytes
     _, ours = pair
     runs: list[int] = []
     encoder = type(ours.decoder.sources)
-    read = encoder.read
-    monkeypatch.setattr(encoder, "read", lambda self, *given: runs.append(len(given[0])) or read(self, *given))
+    read = encoder.encode_sources
+    monkeypatch.setattr(
+        encoder, "encode_sources", lambda self, *given: runs.append(len(given[0])) or read(self, *given)
+    )
     ours.generate(SOURCES, max_tokens=6, beams=4)
     ours.generate(SOURCES, max_tokens=6)
     assert runs == [3, 3]
@@ -92,7 +94,7 @@ def test_on_a_pretended_device(pair: tuple[Any, Any], monkeypatch: pytest.Monkey
     _, ours = pair
     wanted = [ours.generate(SOURCES, max_tokens=8, beams=beams) for beams in (1, 3)]
     known = ours.decoder
-    decoding, encoding = (Device(onnxruntime(), half.session.ort) for half in (known, known.sources))
+    decoding, encoding = (Device(import_onnxruntime(), half.session.ort) for half in (known, known.sources))
     decoding.pretend(monkeypatch)
     sources = replace(known.sources, session=Session(encoding, "cuda"))
     session = Session(decoding, "cuda", graphs=True)
@@ -135,7 +137,7 @@ def changed(folder: Path, **facts: Any) -> None:
         ({"forced_bos_token_id": "x"}, "forced_bos_token_id is 'x'"),
         ({"forced_bos_token_id": 10**6}, "forced_bos_token_id is 1000000, but the model has"),
         ({"begin_tokens": [{"any_of": [10**6]}]}, "begin_tokens is .*, but the model has"),
-        ({"kind": "decoder"}, "the graph asks for the input encoder_attention_mask"),
+        ({"kind": "decoder"}, "the graph has the input encoder_attention_mask"),
     ],
 )
 def test_bad_manifests(pair: tuple[Any, Any], tmp_path: Path, facts: dict[str, Any], words: str) -> None:
@@ -157,7 +159,7 @@ def test_an_encoder_that_is_none(pair: tuple[Any, Any], tmp_path: Path) -> None:
     poor = onnx.load(pair[1].folder / "encoder.onnx", load_external_data=False)
     del poor.graph.output[1:]
     onnx.save(poor, tmp_path / "encoder.onnx")
-    with pytest.raises(WeftError, match="the graph asks for the input cross"):
+    with pytest.raises(WeftError, match="the graph has the input cross"):
         weft.load(tmp_path)
     (tmp_path / "encoder.onnx").unlink()
     with pytest.raises(WeftError, match=r"encoder.onnx: no such file"):

@@ -73,7 +73,7 @@ def test_drafts_right_and_wrong(
     answers = [[*prompt, *result.tokens] for prompt, result in zip(prompts, plain, strict=True)]
     for seed in range(3):
         guesses = Guesses(answers, seed)
-        monkeypatch.setattr(Speculation, "drafts", lambda self, _, guesses=guesses: Drafts(guesses, 6))
+        monkeypatch.setattr(Speculation, "new_drafts", lambda self, _, guesses=guesses: Drafts(guesses, 6))
         found = model.generate(prompts, max_tokens=25, prompt_lookup_num_tokens=6, **options)
         assert tokens(found) == tokens(plain)
         times = found[0].timings
@@ -138,7 +138,7 @@ def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path
     rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", target, every(target)), device="cpu", trust=True)
     with pytest.raises(WeftError, match="states and rolling caches cannot drop tokens"):
         rolling.generate(PROMPTS, prompt_lookup_num_tokens=2)
-    with pytest.raises(WeftError, match="the assistant must be a decoder that can drop tokens"):
+    with pytest.raises(WeftError, match="the assistant cannot drop tokens again"):
         model.generate(PROMPTS, assistant=rolling)
     other = weft.load(built([WIDE], tmp_path / "other", target, vocab=VOCAB + 1), device="cpu", trust=True)
     with pytest.raises(WeftError, match=f"the assistant has {VOCAB + 1} tokens, but the model has {VOCAB}"):
@@ -146,9 +146,12 @@ def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path
     for options, words in (
         ({"prompt_lookup_num_tokens": -1}, "prompt_lookup_num_tokens is -1, but it must be a whole number"),
         ({"assistant": model, "num_assistant_tokens": 0}, "num_assistant_tokens is 0, but it must be a whole number"),
-        ({"assistant": model, "prompt_lookup_num_tokens": 3}, "by prompt look-up or by an assistant"),
-        ({"beams": 2, "prompt_lookup_num_tokens": 3}, "a beam search drafts no tokens"),
-        ({"num_assistant_tokens": 3}, "num_assistant_tokens is 3, but there is no assistant: give one"),
+        (
+            {"assistant": model, "prompt_lookup_num_tokens": 3},
+            "from prompt look-up or from an assistant, not from both",
+        ),
+        ({"beams": 2, "prompt_lookup_num_tokens": 3}, "a beam search cannot draft tokens"),
+        ({"num_assistant_tokens": 3}, "num_assistant_tokens is 3, but there is no assistant: set one"),
     ):
         with pytest.raises(WeftError, match=words):
             model.generate(PROMPTS, **options)
@@ -176,7 +179,7 @@ def test_drafts_grow_and_shrink() -> None:
     assert len(drafts.propose([], 100)) == 8
     assert len(drafts.propose([], 3)) == 3
     for accepted, count in ((2, 3), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
-        drafts.adapt(len(drafts.propose([], 100)), accepted)
+        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
         assert len(drafts.propose([], 100)) == count
 
 
@@ -187,7 +190,7 @@ def test_drafts_rest_where_nothing_was_right() -> None:
 
     drafts, rests = Drafts(Counting(), 8), []
     for accepted in (0, 0, 0, 0, 0, 0, 1, 0):
-        drafts.adapt(len(drafts.propose([], 100)), accepted)
+        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
         rests.append(0)
         while not drafts.propose([], 100):
             rests[-1] += 1

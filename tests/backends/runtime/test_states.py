@@ -17,7 +17,7 @@ from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
+from weft.backends.runtime.ort.session import Session, import_onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2
 from weft.ir import interpret
@@ -139,7 +139,7 @@ def test_padding_stays_out_of_states(kind: str, model: Generator, monkeypatch: p
     with decoder.context(len(PROMPTS), 40) as context:
         context.prefill(PROMPTS)
     assert len(runs) == (4 if kind in CAREFUL else 1)  # the third and fourth are of one length
-    assert decoder.rewinds == (kind not in CAREFUL)
+    assert decoder.can_rewind == (kind not in CAREFUL)
 
 
 def test_beams_follow_their_states(model: Generator) -> None:
@@ -202,7 +202,7 @@ def test_on_a_pretended_device(
     kind: str, folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = read_facts(folder)
-    device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
+    device = Device(import_onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
     beams = opened(folder).generate(PROMPTS, max_tokens=10, beams=3)
     device.pretend(monkeypatch)
     monkeypatch.setitem(STEP, "cuda", 64)

@@ -104,9 +104,9 @@ def test_what_does_not_fit_the_head_is_refused(tmp_path: Path) -> None:
         compiled(tmp_path / "base").classify("a cat")
     save(tmp_path / "three", "BertForSequenceClassification", num_labels=3)
     model = compiled(tmp_path / "three")
-    with pytest.raises(weft.WeftError, match="scores 3 labels"):
+    with pytest.raises(weft.WeftError, match="has 3 labels, but ranking needs a model with one"):
         model.rank("a", ["b"])
-    with pytest.raises(weft.WeftError, match="text-classification: it cannot do fill-mask"):
+    with pytest.raises(weft.WeftError, match="text-classification, so it cannot do fill-mask"):
         model.fill("a [MASK]")
     with pytest.raises(weft.WeftError, match="longer than the maximum"):
         model.classify("a " * 40)

@@ -38,13 +38,13 @@ def test_no_connection_and_no_file_outside_the_output(tmp_path: Path, root: Path
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_the_users_own_setting_is_kept(before: str | None) -> None:
-    from weft.backends.runtime.ort.session import onnxruntime
+    from weft.backends.runtime.ort.session import import_onnxruntime
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ORT_DISABLE_TELEMETRY")
         if before is not None:
             patch.setenv("ORT_DISABLE_TELEMETRY", before)
-        onnxruntime()
+        import_onnxruntime()
         assert os.environ["ORT_DISABLE_TELEMETRY"] == (before or "1")
 
 

@@ -17,7 +17,7 @@ from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.results import ExpertCounts
 from weft.backends.runtime.text import chat
 from weft.backends.runtime.text.chat import ChatTemplate
-from weft.backends.runtime.text.tokenizer import GrowingText, StopStrings
+from weft.backends.runtime.text.tokenizer import StopStringFilter, StreamingDetokenizer
 from weft.backends.runtime.text.tokenizer import Tokenizer as Ours
 from weft.ir.errors import WeftError
 
@@ -55,7 +55,7 @@ class Scripted:
         self.said.append(tokens.tolist())
         return self._logits()
 
-    def drawing(self, samplers: Sequence[Any]) -> None:
+    def new_sampling_step(self, samplers: Sequence[Any]) -> None:
         """The host draws."""
 
     def extend(self, tokens: Sequence[int]) -> Any:
@@ -157,7 +157,7 @@ def test_growing_text_is_the_text_of_all_tokens(tmp_path: Path, make: Any, rng: 
         line: list[int] = []
         for _ in range(8):
             line += said[rng.integers(3)] if rng.random() < 0.3 else [words[rng.integers(5)]]
-        growing = GrowingText(tokenizer)
+        growing = StreamingDetokenizer(tokenizer)
         pieces = [growing.push(token) for token in line]
         assert "".join(pieces) + growing.flush() == tokenizer.decode(line)
         assert len(growing._ids) < 40
@@ -187,13 +187,13 @@ def test_stop_strings(folder: Path, text: str, stop: Any, wanted: str, finish: s
 @pytest.mark.parametrize(("text", "stop", "wanted", "finish"), STOPS)
 def test_stop_strings_wherever_tokens_begin(text: str, stop: Any, wanted: str, finish: str) -> None:
     for cuts in range(2 ** (len(text) - 1)):
-        stops, said, start = StopStrings([stop] if isinstance(stop, str) else stop), "", 0
+        stops, said, start = StopStringFilter([stop] if isinstance(stop, str) else stop), "", 0
         for end in range(1, len(text) + 1):
-            if not stops.found and (end == len(text) or cuts >> (end - 1) & 1):
+            if not stops.stopped and (end == len(text) or cuts >> (end - 1) & 1):
                 said += stops.push(text[start:end])
                 assert wanted.startswith(said)
                 start = end
-        assert said + stops.flush() == wanted and stops.found == (finish == "stop_string")
+        assert said + stops.flush() == wanted and stops.stopped == (finish == "stop_string")
 
 
 def test_a_batch_of_texts(folder: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.runtime.torch.open_torch import import_from
 from weft.backends.torch.lower.identifiers import parameter_names
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
@@ -86,7 +86,7 @@ def call(module: nn.Module, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Import what stands in `folder`, in this process, while weft cannot be imported."""
-    with importing(folder), pytest.MonkeyPatch.context() as patch:
+    with import_from(folder), pytest.MonkeyPatch.context() as patch:
         for name in [name for name in sys.modules if name.partition(".")[0] == "weft"]:
             patch.setitem(sys.modules, name, None)
         yield

@@ -76,7 +76,7 @@ def test_it_is_not_what_numbers_give() -> None:
 @pytest.mark.parametrize(("bits", "bytes"), [(8, 1), (4, 0.5)])
 def test_caches_take_so_many_bytes(bits: int, bytes: float) -> None:
     module: Any = build_module(coded("grouped", bits)).eval()
-    assert caches.nbytes(module.new_cache(3, 20)) == 2 * 2 * 3 * 20 * 2 * 4 * bytes
+    assert caches.count_bytes(module.new_cache(3, 20)) == 2 * 2 * 3 * 20 * 2 * 4 * bytes
 
 
 def test_scales_stay_f32() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.runtime.torch.open_torch import import_from
 from weft.backends.torch.package.shipped import load
 
 DECODE = """
@@ -43,7 +43,7 @@ class OnAGPU(Model):
 def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "decode.py").write_text(DECODE)
-    with importing(tmp_path):
+    with import_from(tmp_path):
         yield tmp_path
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.runtime.ort.session import Session, convert_errors, default_threads, onnxruntime
+from weft.backends.runtime.ort.session import Session, convert_ort_errors, import_onnxruntime, read_default_threads
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 
@@ -91,7 +91,7 @@ class Internals:
         outputs = list(names)
         if not outputs:
             return {}
-        with convert_errors(str(self.folder)):
+        with convert_ort_errors(str(self.folder)):
             session = self._extend_session(outputs)
             binding = session.io_binding()
             # The binding stores addresses only: `owners` keeps the memory alive until the run is over.
@@ -116,7 +116,7 @@ class Internals:
             WeftError: with ONNX Runtime's message if it fails.
         """
         session = self.session.ort
-        with convert_errors(str(self.folder)):
+        with convert_ort_errors(str(self.folder)):
             binding = session.io_binding()
             for name in self.inputs:
                 binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
@@ -136,9 +136,9 @@ class Internals:
         for i, name in enumerate(names):
             extended.graph.node.append(helper.make_node("Cast", [name], [_watched_name(i)], to=TensorProto.FLOAT))
             extended.graph.output.append(helper.make_tensor_value_info(_watched_name(i), TensorProto.FLOAT, None))
-        ort = onnxruntime()
+        ort = import_onnxruntime()
         options = ort.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, default_threads()
+        options.log_severity_level, options.intra_op_num_threads = 3, read_default_threads()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
         providers = self.session.ort.get_providers()
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
@@ -158,7 +158,7 @@ class Internals:
         number = kind.elem_type
         # numpy has no bfloat16; zeros have the same bits in both.
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
-        memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
+        memory = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
         binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
         if cache:
             binding.bind_output(f"{cache}.{rest}", self.session.device, 0, number, shape, memory.data_ptr())

@@ -34,11 +34,11 @@ class Guide:
         return Guide(self._matcher.deep_copy())
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the text is in the language and nothing may follow."""
         return self._matcher.is_stopped()
 
-    def masked(self, logits: Floats) -> Floats:
+    def mask_logits(self, logits: Floats) -> Floats:
         """Return `logits` [vocab] with −∞ for tokens that may not follow.
 
         Raises Unfollowable if the grammar is wrong, or llguidance gives up, as on grammars that take too much work.
@@ -50,7 +50,7 @@ class Guide:
         masked: Floats = np.where(allowed, logits, np.float32(-np.inf))
         return masked
 
-    def accept(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         """Advance by `token`; raise Unfollowable if the language does not allow it."""
         if not self._matcher.consume_token(token):
             raise Unfollowable(_shorten(self._matcher.get_error()))
@@ -79,7 +79,7 @@ class Constraints:
         """Return the guide of a grammar; raise WeftError if it is wrong, or allows no first token."""
         guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
         trial = guide.fresh()
-        trial.accept(int(trial.masked(np.zeros(self._vocab, np.float32)).argmax()))
+        trial.accept_token(int(trial.mask_logits(np.zeros(self._vocab, np.float32)).argmax()))
         return guide
 
 

@@ -112,7 +112,7 @@ class Job:
         result = answer.result
         if not self.streams and result.finish is None and answer.error is None:
             return None
-        text, logprobs = answer.take(), result.logprobs[self.sent :]
+        text, logprobs = answer.pop_text(), result.logprobs[self.sent :]
         ended = result.finish is not None or answer.error is not None
         if not text and not ended:
             return None  # log-probabilities are sent with their text

@@ -158,7 +158,7 @@ class Prompts:
 
     def _ask(self, seconds: float, step: str, request: dict[str, Any]) -> Any:
         """Return a process's reply to a request; raise TooSlow after `seconds`, WeftError without a valid reply."""
-        status, reply, _ = self._texts.ask(json.dumps({"seconds": seconds, **request}).encode())
+        status, reply, _ = self._texts.send_request(json.dumps({"seconds": seconds, **request}).encode())
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow
         if not reply:
@@ -175,13 +175,13 @@ class _PerThread(Renderer):
         super().__init__(*command)
         self._local, self._renderers = threading.local(), list[Renderer]()
 
-    def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
+    def send_request(self, request: bytes) -> tuple[int, bytes, bytes]:
         if not hasattr(self._local, "renderer"):
             self._local.renderer = Renderer(self._command)
             self._renderers.append(self._local.renderer)
         if self._killed:
             self._local.renderer.kill()
-        reply: tuple[int, bytes, bytes] = self._local.renderer.ask(request)
+        reply: tuple[int, bytes, bytes] = self._local.renderer.send_request(request)
         return reply
 
     def kill(self) -> None:

@@ -15,7 +15,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.text.chat_worker import limit, serve
+from weft.backends.runtime.text.chat_worker import limit_process, serve_requests
 from weft.backends.runtime.text.tokenizer import Tokenizer
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
@@ -34,7 +34,7 @@ def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
 
     def answer(raw: bytes) -> str:
         request: dict[str, Any] = parse_json(raw, "a request", values=len(raw))
-        limit(request["seconds"], MEMORY)
+        limit_process(request["seconds"], MEMORY)
         resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
         os.nice(10)  # running answers have priority
         try:
@@ -46,7 +46,7 @@ def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
         except WeftError as error:
             return json.dumps({"error": str(error)})
 
-    serve(sys.stdin.buffer, sys.stdout.buffer, answer)
+    serve_requests(sys.stdin.buffer, sys.stdout.buffer, answer)
 
 
 if __name__ == "__main__":

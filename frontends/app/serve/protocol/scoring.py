@@ -68,7 +68,7 @@ class RerankRequest(ScoringRequest):
 
     def _rank_documents(self, model: Any, logits: Any) -> list[tuple[int, float, str]]:
         """Return the index, score and text of each document, the highest score first."""
-        scores = model.relevance(logits)
+        scores = model.compute_relevance(logits)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n or None]
         return [(i, scores[i], self.documents[i]) for i in order]
 
@@ -113,7 +113,9 @@ class ScoreRequest(ScoringRequest):
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return a list of scores in the order of the pairs."""
-        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(model.relevance(logits))]
+        data = [
+            {"index": i, "object": "score", "score": score} for i, score in enumerate(model.compute_relevance(logits))
+        ]
         return {**usage, "id": f"score-{usage['id']}", "object": "list", "data": data}
 
 
@@ -130,7 +132,7 @@ class ClassifyRequest(ScoringRequest):
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return the most likely label of each input, and the probabilities of all labels in the model's order."""
         labels, data = model.task.labels, []
-        for i, row in enumerate(model.probabilities(logits)):
+        for i, row in enumerate(model.compute_probabilities(logits)):
             label = labels[int(row.argmax())]
             data.append({"index": i, "label": label, "probs": row.tolist(), "num_classes": len(labels)})
         return {**usage, "id": f"classify-{usage['id']}", "object": "list", "data": data}
@@ -158,7 +160,7 @@ class PredictRequest(ScoringRequest):
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of labels and scores, highest score first; for a batch an array of such arrays."""
-        labels, scores = model.task.labels, logits if self.raw_scores else model.probabilities(logits)
+        labels, scores = model.task.labels, logits if self.raw_scores else model.compute_probabilities(logits)
         rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
         ordered = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
         return ordered if _is_batch(self.inputs) else ordered[0]

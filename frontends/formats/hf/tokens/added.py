@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.runtime.text.chat import EXTRA, special_tokens, token_text
+from weft.backends.runtime.text.chat import EXTRA, get_token_text, read_special_tokens
 from weft.backends.runtime.text.tokenizer import parse_tokenizer
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, quote_value, read_json
@@ -36,7 +36,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     WeftError if a file is invalid.
     """
     path = folder / VOCABULARY
-    stored, config = Record.read(path), Record(folder / CONFIG, special_tokens(folder))
+    stored, config = Record.read(path), Record(folder / CONFIG, read_special_tokens(folder))
     if config.flag("split_special_tokens", False):
         raise WeftError(
             f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens unsplit"
@@ -60,7 +60,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
 
 def named_token(folder: Path, name: str) -> int | None:
     """Return the id of the special token called `name` (such as eos_token) in the tokenizer of `folder`, or None."""
-    text = token_text(special_tokens(folder).get(name))
+    text = get_token_text(read_special_tokens(folder).get(name))
     if text is None or not (folder / VOCABULARY).is_file():
         return None
     stored = Record.read(folder / VOCABULARY)
@@ -118,7 +118,7 @@ def _find_named(config: Record) -> tuple[Described, Described]:
         named += extra.values()
 
     def describe_tokens(tokens: list[Any]) -> Described:
-        texts = {text: token for token in tokens if (text := token_text(token)) is not None}
+        texts = {text: token for token in tokens if (text := get_token_text(token)) is not None}
         return {
             text: _build_token(Record(config.source, {"special": True, **token})) if isinstance(token, dict) else None
             for text, token in texts.items()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.text.chat import FURTHER, read_templates
+from weft.backends.runtime.text.chat import TEMPLATE_FOLDER, read_templates
 from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json
@@ -31,7 +31,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
         WeftError: if one is a link to outside the folder: copying it would publish the target.
     """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    files += sorted((folder / FURTHER).glob("*.jinja"))
+    files += sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))
     for file in files:
         check_inside(folder, file)
     return files
@@ -81,8 +81,8 @@ def _write_templates(folder: Path, config: dict[str, Any]) -> None:
     path, templates = read_templates(folder)
     if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
         for name, text in templates.items():
-            file = folder / TEMPLATE if name == "default" else folder / FURTHER / f"{name}.jinja"
-            if file.parent.resolve() not in (folder.resolve(), (folder / FURTHER).resolve()):
+            file = folder / TEMPLATE if name == "default" else folder / TEMPLATE_FOLDER / f"{name}.jinja"
+            if file.parent.resolve() not in (folder.resolve(), (folder / TEMPLATE_FOLDER).resolve()):
                 raise WeftError(f"{path}: a chat template cannot be called {name!r}")
             file.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8", newline="")

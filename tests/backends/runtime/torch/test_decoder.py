@@ -16,7 +16,7 @@ import torch
 import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.torch import cuda_graphs as torch_steps
-from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.runtime.torch.open_torch import import_from
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.frontends import load_source
 from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
@@ -134,9 +134,9 @@ def test_an_interrupted_run_is_forgotten(graph: Graph, model: Generator, monkeyp
         call(*given, **named)
         raise KeyboardInterrupt
 
-    call = TorchDecoder.call
+    call = TorchDecoder.run_model
     with monkeypatch.context() as patch:
-        patch.setattr(TorchDecoder, "call", interrupted)
+        patch.setattr(TorchDecoder, "run_model", interrupted)
         with pytest.raises(KeyboardInterrupt):
             talk.generate([*PROMPTS[4], 1, 2, 3, 4], max_tokens=3)
     (result,) = talk.generate([*PROMPTS[4], 1, 2, 3, 4, 5], max_tokens=6)
@@ -156,7 +156,7 @@ def test_caches_are_as_large_as_the_manifest_says(kind: str, model: Generator, f
     results = model.generate(PROMPTS, max_tokens=14)
     assert results[0].timings.cache_bytes == len(PROMPTS) * numbers * 4
     decoder: Any = model.decoder
-    assert decoder.rewinds == (kind not in CAREFUL)
+    assert decoder.can_rewind == (kind not in CAREFUL)
     assert decoder.padded == (kind != "hybrid")
 
 
@@ -164,7 +164,7 @@ def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Gr
     """Without Triton its kernels compute with PyTorch."""
     assert json.loads((folder / "weft.json").read_text())["kernels"]
     stepping = opened(folder)
-    with importing(folder):
+    with import_from(folder):
         decoder: Any = stepping.decoder
         decoder.step = importlib.import_module("decode").Step(decoder.model)
     assert_greedy(graph, stepping.generate(PROMPTS, max_tokens=14, chunk=4), 14)
@@ -192,12 +192,12 @@ def test_steps_are_captured_once_or_for_each_bound(
 ) -> None:
     """Steps of kernels read on the device how long texts are; those of the module are cut to bounds."""
     captured: list[Any] = []
-    monkeypatch.setattr(torch_steps, "SMALLEST", 8)
-    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    monkeypatch.setattr(torch_steps, "MIN_KEYS", 8)
+    monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
     model = opened(folder, draws=draws)
     decoder: Any = model.decoder
     if not kernels:
-        decoder.step = decoder._plain_step
+        decoder.step = decoder._run_step
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
         context.steps._cuda = True
@@ -214,7 +214,7 @@ def test_the_next_step_begins_before_the_last_is_read(
 ) -> None:
     """Unless a row has ended, or what is kept are states."""
     happened: list[str] = []
-    for name in ("launch", "pop_tokens"):
+    for name in ("launch_step", "pop_tokens"):
         whole = getattr(torch_steps.CapturedSteps, name)
         monkeypatch.setattr(
             torch_steps.CapturedSteps,
@@ -226,22 +226,24 @@ def test_the_next_step_begins_before_the_last_is_read(
     assert_greedy(graph, results, 6)
     steps = 1 + happened.count("pop_tokens")  # the prompt draws the first
     assert steps == 6
-    ahead = ["launch", *["launch", "pop_tokens"] * 5] if model.decoder.rewinds else ["launch", "pop_tokens"] * 5
-    assert happened == ahead
+    drawn = ["launch_step", "pop_tokens"] * 5
+    assert happened == (["launch_step", *drawn] if model.decoder.can_rewind else drawn)
 
 
 def test_steps_that_wait_for_the_device_are_launched(
     folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def waits(*_: Any) -> None:
-        raise torch_steps.Waits("called a synchronizing operation")
+        raise torch_steps.SynchronizationError("called a synchronizing operation")
 
-    monkeypatch.setattr(torch_steps, "capture", waits)
+    monkeypatch.setattr(torch_steps, "capture_graph", waits)
     model = opened(folder, draws=True)
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
         context.steps._cuda = True
-    with pytest.warns(UserWarning, match="steps are launched kernel by kernel: called a synchronizing") as said:
+    with pytest.warns(
+        UserWarning, match="steps are launched kernel by kernel, without a CUDA graph: called a synchronizing"
+    ) as said:
         results = model.generate(PROMPTS, max_tokens=20)
     assert_greedy(graph, results, 20)
     assert len(said) == 1  # tried once for all steps that see few keys
@@ -260,7 +262,7 @@ class Held(list[Any]):
 
 def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[Any] = []
-    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
     source = torch.ones(1, 1, 12)
     layer = CrossCache(source[..., :4])
     steps = torch_steps.CapturedSteps(
@@ -269,7 +271,7 @@ def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypat
     steps._cuda = True
     for length, times in ((4, 1), (4, 1), (12, 2)):
         layer.kept = (source[..., :length],)
-        assert steps.logits(3).item() == length
+        assert steps.run_step(3).item() == length
         assert len(captured) == times
 
 

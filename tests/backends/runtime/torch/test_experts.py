@@ -18,7 +18,7 @@ import weft
 from weft import GatedMLP, MoE, Router
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.core.results import ExpertCounts
-from weft.backends.runtime.torch.expert_offloading import Pages, Slots, offload
+from weft.backends.runtime.torch.expert_offloading import CopiedExperts, PagedExperts, offload_experts
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.frontends.dsl import Decoder
 
@@ -61,7 +61,7 @@ def answers(model: Generator, prompts: Sequence[list[int]]) -> list[list[int]]:
 def test_the_logits_are_bit_for_bit_those_of_all_experts(folder: Path, most: int) -> None:
     """Prompts are read in several chunks, which ask more experts than there is room for."""
     whole, some = opened(folder), opened(folder, most)
-    whole.decoder.step = whole.decoder._plain_step  # type: ignore[attr-defined]  # decode.py rounds otherwise
+    whole.decoder.step = whole.decoder._run_step  # type: ignore[attr-defined]  # decode.py rounds otherwise
     np.testing.assert_array_equal(some.logits(TEXT, chunk=4), whole.logits(TEXT, chunk=4))
     for prompts in (PROMPTS[:1], PROMPTS):
         assert answers(some, prompts) == answers(whole, prompts)
@@ -94,8 +94,8 @@ def test_slots_are_not_read_before_copies_have_ended(folder: Path, most: int) ->
     decoder: Any = model.decoder
     assert isinstance(decoder, TorchDecoder)
     stream = Late()
-    decoder.offloaded = offload(decoder.model, most, "cpu", "model", stream)
-    decoder.step = decoder._plain_step
+    decoder.offloaded = offload_experts(decoder.model, most, "cpu", "model", stream)
+    decoder.step = decoder._run_step
     (whole,) = {p.shape[0] for m in decoder.model.modules() for p in m.parameters(recurse=False) if p.ndim == 3}
     assert whole == most  # the module holds no more
     np.testing.assert_allclose(model.logits(TEXT, chunk=4), want.logits(TEXT, chunk=4), atol=2e-6)
@@ -104,17 +104,17 @@ def test_slots_are_not_read_before_copies_have_ended(folder: Path, most: int) ->
     assert decoder.experts.bytes == stream.bytes > 0
 
 
-class Recorded(Pages):
+class Recorded(PagedExperts):
     """Pages that are only written down."""
 
     def __init__(self, experts: int, most: int) -> None:
         super().__init__([torch.zeros(experts, 2, 3), torch.zeros(experts, 2)], most)
         self.events: list[tuple[str, int]] = []
 
-    def fetch(self, expert: int, slot: int) -> None:
+    def fetch_expert(self, expert: int, slot: int) -> None:
         self.events.append(("fetch", expert))
 
-    def evict(self, expert: int) -> None:
+    def evict_expert(self, expert: int) -> None:
         self.events.append(("evict", expert))
 
 
@@ -135,19 +135,19 @@ def test_the_expert_used_longest_ago_goes() -> None:
                     assert store.events.count(("evict", oldest)) < store.events.count(("fetch", oldest)) + 1
                 there.add(expert)
                 uses.append(expert)
-        counts += store.bring(asked)
-        assert {*store.held} == there
-        assert sorted(store.held.values()) == [*range(len(there))]
+        counts += store.load_experts(asked)
+        assert {*store.slot_of} == there
+        assert sorted(store.slot_of.values()) == [*range(len(there))]
     assert counts.asked - counts.found == sum(what == "fetch" for what, _ in store.events)
     assert counts.bytes == (counts.asked - counts.found) * (6 + 2) * 4
 
 
 def test_guesses_that_are_right_are_counted() -> None:
     store = Recorded(6, 3)
-    assert store.bring([1, 2], guess=True) == ExpertCounts(bytes=64)
-    assert store.bring([2, 4]) == ExpertCounts(asked=2, found=1, guessed=1, bytes=32)
-    assert store.bring([2]) == ExpertCounts(asked=1, found=1)
-    assert store.bring([5, 0]) == ExpertCounts(asked=2, bytes=64)  # 1 goes, which nobody asked
+    assert store.load_experts([1, 2], guess=True) == ExpertCounts(bytes=64)
+    assert store.load_experts([2, 4]) == ExpertCounts(asked=2, found=1, guessed=1, bytes=32)
+    assert store.load_experts([2]) == ExpertCounts(asked=1, found=1)
+    assert store.load_experts([5, 0]) == ExpertCounts(asked=2, bytes=64)  # 1 goes, which nobody asked
 
 
 def test_the_next_mixture_is_guessed(folder: Path) -> None:
@@ -192,7 +192,7 @@ def test_memory_stays_bounded(tmp_path: Path, warm: dict[str, str]) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     dense, mixed = feeds(GatedMLP(HIDDEN)), feeds(FEEDS["Mixtral"])
     folder = compiled(dense, tmp_path / "dense")
-    with pytest.raises(weft.WeftError, match="dense: it has no mixture of experts, so no experts can stay off the dev"):
+    with pytest.raises(weft.WeftError, match="dense: it has no mixture of experts to offload"):
         opened(folder, 2)
     with pytest.raises(weft.WeftError, match="experts_on_device is 0, but it must be a whole number of at least 1"):
         opened(folder, 0)
@@ -201,13 +201,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "onnx", 2)
     mapped = opened(compiled(mixed, tmp_path / "mixed")).decoder
     assert isinstance(mapped, TorchDecoder)
-    with pytest.raises(weft.WeftError, match="its experts are not mapped from files, so they cannot stay there"):
-        offload(mapped.model.double(), 2, "cpu", "model")
+    with pytest.raises(
+        weft.WeftError, match="its experts are not mapped from files, so their memory cannot be released"
+    ):
+        offload_experts(mapped.model.double(), 2, "cpu", "model")
 
 
 def test_stores_hold_no_more_than_there_are() -> None:
     stacks = [torch.zeros(3, 4, 2)]
-    store = Slots(stacks, 7, torch.device("cpu"), Late())
+    store = CopiedExperts(stacks, 7, torch.device("cpu"), Late())
     assert store.most == 3 and store.slots[0].shape == (3, 4, 2)
     asked: Collection[int] = [0, 1, 2]
-    assert store.bring(asked).bytes == stacks[0].nbytes
+    assert store.load_experts(asked).bytes == stacks[0].nbytes

@@ -16,9 +16,9 @@ from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.buffers import Buffer
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
-from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
+from weft.backends.runtime.ort.session import Session, import_onnxruntime, open_session
 from weft.backends.runtime.torch import ort_cuda_decoder as onnx
-from weft.backends.runtime.torch.ort_cuda_decoder import DrawingOrtContext
+from weft.backends.runtime.torch.ort_cuda_decoder import SamplingOrtContext
 
 from ..pretended import Device
 from ..test_states import PROMPTS, VOCAB, opened, stack, tokens
@@ -37,7 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def drawing(folder: Path) -> Generator:
     model = opened(folder)
     assert isinstance(model.decoder, OrtDecoder)
-    model.decoder.contexts = DrawingOrtContext
+    model.decoder.context_class = SamplingOrtContext
     return model
 
 
@@ -72,11 +72,11 @@ def test_the_host_goes_on_where_the_device_stopped(folder: Path) -> None:
 def test_logits_that_are_no_numbers_are_named(folder: Path, wrong: float) -> None:
     model: Any = drawing(folder)
 
-    class Context(DrawingOrtContext):
+    class Context(SamplingOrtContext):
         def _run(self, *given: Any) -> torch.Tensor:
             return super()._run(*given) + wrong
 
-    model.decoder.contexts = Context
+    model.decoder.context_class = Context
     with pytest.raises(weft.WeftError, match=f"computed {wrong} as its largest logit"):
         model.generate(PROMPTS, max_tokens=3)
 
@@ -92,12 +92,12 @@ def test_only_tokens_cross_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch
     that waits for nothing."""
     wanted = tokens(opened(folder).generate(PROMPTS, max_tokens=9))
     facts = read_facts(folder)
-    device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
+    device = Device(import_onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
     device.pretend(monkeypatch)
     monkeypatch.setitem(STEP, "cuda", 64)
-    monkeypatch.setattr(onnx, "view", on_the_device)
+    monkeypatch.setattr(onnx, "view_buffer", on_the_device)
     crossed: list[str] = []
-    for name in ("push", "pull"):
+    for name in ("upload", "download"):
         real = getattr(Buffer, name)
 
         def counted(buffer: Buffer, real: Any = real, name: str = name) -> Any:
@@ -119,7 +119,7 @@ def test_only_tokens_cross_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch
     decoder = OrtDecoder(
         Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling, carried=facts.states
     )
-    decoder.contexts = DrawingOrtContext
+    decoder.context_class = SamplingOrtContext
     model = Generator(decoder)
     assert tokens(model.generate(PROMPTS, max_tokens=9)) == wanted
     runs = [*zip(device.graph_ids, waiting, strict=True)]
@@ -132,6 +132,6 @@ def test_only_tokens_cross_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_bf16_logits_are_read_as_such(tmp_path: Path) -> None:
     buffer = Buffer(Session(None, "cpu"), (2, 1, 4), (16, np.uint16))
     buffer.host[:] = torch.tensor([[[1.5, -2.0, 0.0, 3.0]]] * 2, dtype=torch.bfloat16).view(torch.uint16).numpy()
-    seen = onnx.view(buffer)
+    seen = onnx.view_buffer(buffer)
     assert seen.dtype == torch.bfloat16 and seen[1, 0].tolist() == [1.5, -2.0, 0.0, 3.0]
     assert seen.data_ptr() == buffer.address

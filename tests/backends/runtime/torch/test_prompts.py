@@ -68,8 +68,8 @@ def test_speculated_tokens_are_checked_at_once(folder: Path, pieces: list[tuple[
 def test_prompts_that_recur_are_captured(folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """By lengths that are powers of two, and from the second on; what stands behind a prompt is never seen."""
     captured: list[Any] = []
-    monkeypatch.setattr(torch_steps, "PROMPTS", (4, 8))
-    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    monkeypatch.setattr(torch_steps, "PROMPT_LENGTHS", (4, 8))
+    monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
     model: Generator = opened(folder)
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:

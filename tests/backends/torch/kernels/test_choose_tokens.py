@@ -47,7 +47,7 @@ def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str,
     logits[2, vocab // 2 :] = -torch.inf
     logits[2, 0] = 0.5
     samplers = [Sampler(Sampling(**way, seed=5), [], row) for row in range(3)]
-    numbers = np.stack([s.uniforms(DRAWS) for s in samplers])
+    numbers = np.stack([s.draw_uniforms(DRAWS) for s in samplers])
     want = []
     for row, values in enumerate(logits.cpu().numpy()):
         sampler = Sampler(Sampling(**way, seed=5), [], row)
@@ -106,7 +106,7 @@ def test_of_equals_the_first_reach_top_p(device: torch.device, top_p: float, kep
         assert tokens(compute, torch.zeros(1, 1000, device=device), numbers, temperature=1.0, top_p=top_p) == [
             [kept - 1]
         ]
-    ids, _ = Sampler(Sampling(temperature=1.0, top_p=top_p), []).candidates(np.zeros(1000, np.float32))
+    ids, _ = Sampler(Sampling(temperature=1.0, top_p=top_p), []).filter_candidates(np.zeros(1000, np.float32))
     assert ids.tolist() == [*range(kept)]
 
 

@@ -159,7 +159,7 @@ def test_products_with_sums(
     given = rng.standard_normal(shape).astype(dtypes.parse(dtype).numpy)
     backend = TARGETS.lookup(target)
     legalize(graph, backend.refusals)
-    model = export.in_memory(export.build(graph, backend, 16))
+    model = export.serialize_model(export.build_model(graph, backend, 16))
     found = onnxruntime.InferenceSession(model, onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]).run(
         None, {"x": given}
     )[0]

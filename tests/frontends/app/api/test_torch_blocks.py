@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.torch.open_torch import importing
+from weft.backends.runtime.torch.open_torch import import_from
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.kernels.shared import gemv, launch
 from weft.backends.torch.kernels.shared import quantized_gemv as codes
@@ -110,7 +110,7 @@ def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
     want = interpret(graph, feeds(graph, ids[None]))["logits"][0]
     assert_close(torch.from_numpy(loaded.logits(ids.tolist())), want, tolerance(graph, torch.float32))
     assert "passed" in done("verify", out, "--trust", "--tokens", 2).stdout
-    with importing(out):
+    with import_from(out):
         model = importlib.import_module("load").load_model(out, dtype="bf16")
     assert {t.dtype for t in model.buffers()} <= {torch.int32, torch.float16, torch.float32}
     (half,) = call(model, {"input_ids": torch.from_numpy(ids)[None]})

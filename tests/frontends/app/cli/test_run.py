@@ -81,7 +81,7 @@ def test_run_drafts_what_was_said_before(compiled: Path, tmp_path: Path) -> None
     assert looked.stdout == assisted.stdout == plain.stdout
     assert "drafted tokens right" in assisted.stderr
     both = refused("run", tmp_path / "out", "--ids", "4", "--prompt-lookup", "4", "--assistant", tmp_path / "out")
-    assert "by prompt look-up or by an assistant: give one of them" in both
+    assert "drafts come from prompt look-up or from an assistant, not from both: leave out one of them" in both
     assert "it cannot verify drafted tokens: compile it with" in refused(
         "run", compiled, "--ids", "4", "--prompt-lookup", "4"
     )

@@ -175,5 +175,5 @@ def test_grammars_of_all_formats_force_what_they_parse(folder: Path) -> None:
     for form in FORMATS:
         guide = constraints.guide(form.grammar(TOOLS, ToolChoice("required", None, False), None))
         for token in constraints.tokenizer.tokenize_str(texts[form.name]):
-            guide.accept(token)
-        assert guide.complete
+            guide.accept_token(token)
+        assert guide.is_complete

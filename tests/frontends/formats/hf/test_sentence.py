@@ -210,9 +210,9 @@ def test_what_the_folder_says_is_recorded(bert: Path, tmp_path: Path) -> None:
     cut = model.encode([[5, 6, 7]], truncate_dim=9, normalize=True)
     assert np.abs(cut - unit(model.encode([[5, 6, 7]], truncate_dim=9))).max() < 1e-6
     for options, message in (
-        ({"truncate_dim": 33}, "truncate_dim is 33, but the vectors have 32 numbers"),
+        ({"truncate_dim": 33}, "truncate_dim is 33, but the vectors have 32 features"),
         ({"prompt_name": "nix"}, "no prompt 'nix'; its prompts are query, document, passage"),
-        ({"prompt_name": "query"}, "a prompt goes before text"),
+        ({"prompt_name": "query"}, "token ids get no prompt"),
     ):
         with pytest.raises(WeftError, match=message):
             model.encode([[5, 6, 7]], **options)

@@ -191,7 +191,7 @@ def test_the_template_of_a_processor_counts_where_there_is_no_other(plain: Path,
 
 def test_templates_without_a_default_are_refused(plain: Path, tmp_path: Path) -> None:
     source = edited(plain, tmp_path / "source", {"config": {"chat_template": [{"name": "rag", "template": "x"}]}})
-    with pytest.raises(WeftError, match="no chat template is called default, only rag"):
+    with pytest.raises(WeftError, match="its chat templates are rag, but one must be called default"):
         ChatTemplate(source)
     named = [{"name": "../../out", "template": "x"}]
     source = edited(plain, tmp_path / "other", {"config": {"chat_template": named}})

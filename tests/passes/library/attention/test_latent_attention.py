@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 
 from weft import MLA, Block, Decoder, GatedMLP, RoPE
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import emit_expanded
@@ -241,8 +241,8 @@ def test_runtimes(target: str) -> None:
     wanted, place = interpret(before, inputs)["logits"], TARGETS[target]
     for pipeline in ("mla-expand", "mla-expand, mla-absorb", "mla-expand, fold-constants, cse, mla-absorb"):
         graph = run_passes(before, pipeline, verify=True)
-        legalize(graph, lambda node: refusals(node, place))
-        model = in_memory(build(graph, place, max_length=16))
+        legalize(graph, lambda node: list_refusals(node, place))
+        model = serialize_model(build_model(graph, place, max_length=16))
         session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(session.run(["logits"], inputs)[0], wanted, rtol=0, atol=3e-6)
 

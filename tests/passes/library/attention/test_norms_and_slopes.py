@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.recipes import Full, Literal
@@ -194,8 +194,10 @@ def test_runtimes_need_no_bias(target: str) -> None:
     inputs = EquivalenceCheck().make_inputs(graph, seq=40)
     wanted = interpret(EquivalenceCheck().randomize_weights(biased()), inputs)["y"]
     place, staged = TARGETS[target], EquivalenceCheck().randomize_weights(graph)
-    legalize(staged, lambda node: refusals(node, place))
-    session = ort.InferenceSession(in_memory(build(staged, place, max_length=64)), providers=["CPUExecutionProvider"])
+    legalize(staged, lambda node: list_refusals(node, place))
+    session = ort.InferenceSession(
+        serialize_model(build_model(staged, place, max_length=64)), providers=["CPUExecutionProvider"]
+    )
     found = session.run(None, {name: x.astype(np.float32) for name, x in inputs.items()})[0]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import weft
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.frontends.formats.hf.folder import load_folder
 from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
@@ -157,10 +157,10 @@ def test_fused_norms_are_norms_in_onnx(kind: str, target: str) -> None:
     norms = {"rms": ("RMSNormalization", "SimplifiedLayerNormalization"), "layer": ("LayerNormalization",)}[kind]
     for fold in ("true", "false"):
         after = applied(f"fuse-norm-linear{{fold={fold}}}", graph)
-        legalize(after, lambda node: refusals(node, place))
-        built = build(after, place, max_length=16)
+        legalize(after, lambda node: list_refusals(node, place))
+        built = build_model(after, place, max_length=16)
         assert sum(n.op_type in norms for n in built.model.graph) == 3
-        session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(serialize_model(built), providers=["CPUExecutionProvider"])
         (got,) = session.run(None, feeds)
         assert error(got, want) < 1e-5
 

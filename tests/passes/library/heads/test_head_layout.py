@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 
 from weft import Attention, Block, Decoder, GatedMLP, LayerNorm, RMSNorm, RoPE
-from weft.backends.onnx.export import build, in_memory
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.export import build_model, serialize_model
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
@@ -78,10 +78,10 @@ def test_in_any_order_and_compiled() -> None:
         assert worst(before, after) <= EXACT
     after = run_passes(after, "default, -last-token-logits", verify=True)
     place = TARGETS["ort-cpu"]
-    legalize(after, lambda node: refusals(node, place))
-    built = build(after, place, max_length=32)
+    legalize(after, lambda node: list_refusals(node, place))
+    built = build_model(after, place, max_length=32)
     assert [n.attributes["do_rotary"].value for n in built.model.graph if n.op_type == "GroupQueryAttention"] == [0, 0]
-    session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(serialize_model(built), providers=["CPUExecutionProvider"])
     ids = np.random.default_rng(0).integers(0, 29, (2, 6))
     at, mask = np.tile(np.arange(6), (2, 1)), np.ones((2, 6), np.int64)
     past = {i.name: np.zeros((2, 4, 9, 16), np.float32) for i in session.get_inputs() if "past" in i.name}
