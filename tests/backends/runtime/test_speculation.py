@@ -148,7 +148,7 @@ def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path
         ({"assistant": model, "num_assistant_tokens": 0}, "num_assistant_tokens is 0, but it must be a whole number"),
         (
             {"assistant": model, "prompt_lookup_num_tokens": 3},
-            "from prompt look-up or from an assistant, not from both",
+            "from prompt look-up or from an assistant, not from",
         ),
         ({"beams": 2, "prompt_lookup_num_tokens": 3}, "a beam search cannot draft tokens"),
         ({"num_assistant_tokens": 3}, "num_assistant_tokens is 3, but there is no assistant: set one"),
